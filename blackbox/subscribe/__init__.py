@@ -1,6 +1,6 @@
-"""From the socket to the callback: slice thread, arbitration, slow subscriber, match, dispatch, worker, delivery.
+"""From the socket to the callback: slice thread, arbitration, slow-subscriber policy, match, worker, delivery.
 
-In: blocks, on the SUB socket of each slice. Out: calls of the user's callbacks, counters. The slice thread owns the
+In: blocks on the SUB socket of each slice. Out: calls of the user's callbacks, counters. The slice thread owns the
 sockets and never takes the GIL while it receives. Python callbacks run in the slice's workers, compiled ones in the
-slice thread unless they asked for a worker; `workers=0` runs all of them there.
+slice thread unless they asked for a worker; with `workers=0` all of them run there.
 """

@@ -1,4 +1,4 @@
-"""Judge what comes to a slice, live and from archives: deliver it, hold it, or let it go.
+"""Judge blocks of a slice, live and from archives: deliver, hold or drop them.
 
 Compiled; runs in the slice thread. The decisions are in `order`, `order_repair`, `order_epochs` and `epochs`.
 """
@@ -77,13 +77,13 @@ class Note(IntEnum):
     PASSED = 1
     """Archives have delivered an epoch up to a sequence."""
     ALL = 2
-    """The same, and they have no more at present."""
+    """The same, and archives have no more at present."""
     GONE = 3
     """Archives lack the next messages, up to a sequence of an epoch."""
     TOLD = 4
-    """End of an ended epoch, as archives know it."""
+    """End of an ended epoch, from archives."""
     END = 5
-    """The same of a key: epoch, end and count."""
+    """End of a key at that position: epoch, end and count."""
     GIVE_UP = 6
     """Archives lack messages or do not answer: switch to live messages with a gap."""
 
@@ -105,7 +105,7 @@ def in_force(at: SliceAt, line: int) -> int:
 
 @inner
 def drop_all_doubted(at: SliceAt) -> None:
-    """Drop all that is not believed yet."""
+    """Drop all blocks of unconfirmed epochs and implausible sequences."""
     for line in range(2):
         drop_doubted(at, line)
         drop_refuted(at, line)
@@ -113,7 +113,7 @@ def drop_all_doubted(at: SliceAt) -> None:
 
 @njit(nogil=True, cache=True)
 def drop_doubted(at: SliceAt, line: int) -> None:
-    """Drop the block that a line brought of an epoch that turned out not to be true, if there is one."""
+    """Drop the block of a rejected epoch that a line has sent, if any."""
     state = epoch_state_at(at.order.epochs)
     if state.doubted_key[line] != 0:
         state.doubted_key[line] = 0
@@ -124,7 +124,7 @@ def drop_doubted(at: SliceAt, line: int) -> None:
 
 @inner
 def believe(at: SliceAt, line: int, sequence: int, tick: int) -> None:
-    """See what a line's number says of one that was too far ahead."""
+    """Confirm or reject a line's earlier implausible sequence with its present one."""
     state = order_state_at(at.order.state)
     if state.doubted[line] != 0 and not believed(at.order, line, sequence, tick):
         drop_refuted(at, line)
@@ -132,7 +132,7 @@ def believe(at: SliceAt, line: int, sequence: int, tick: int) -> None:
 
 @inner
 def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, now: int, tick: int) -> int:
-    """Judge the block at hand, of the live epoch; deliver what may go: 0 or FAILED."""
+    """Judge the current block, of the live epoch, and deliver what is in order. Return 0 or FAILED."""
     line, counters = line_of(at, header), slice_counters_at(at.counters)
     span = span_of(header, msg_data(at.scratch + BODY_AT))
     believe(at, line, header.sequence, tick)
@@ -170,7 +170,7 @@ def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Heade
 
 @inner
 def _deliver_doubted(at: SliceAt, table: TableAt, trie: Trie, line: int) -> int:
-    """Deliver the block of the epoch that has begun which a line brought before it was believed: 0 or FAILED."""
+    """Deliver a line's block of the new epoch that was kept until the epoch was confirmed. Return 0 or FAILED."""
     state = epoch_state_at(at.order.epochs)
     place = DOUBTED_AT + line
     key, came = state.doubted_key[line] - 1, state.doubted_ns[line]
@@ -187,7 +187,7 @@ def _deliver_doubted(at: SliceAt, table: TableAt, trie: Trie, line: int) -> int:
 
 @inner
 def _line_of_first_doubted(at: SliceAt) -> int:
-    """Return the line whose doubted block goes before that of the other."""
+    """Return the line whose kept block comes first."""
     state = epoch_state_at(at.order.epochs)
     if state.doubted_key[0] == 0 or state.doubted_key[1] == 0:
         return 0
@@ -198,7 +198,7 @@ def _line_of_first_doubted(at: SliceAt) -> int:
 
 @njit(nogil=True, cache=True)
 def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
-    """Leave the epoch before, then deliver the doubted blocks of this one: 0 or FAILED."""
+    """Leave the previous epoch, then deliver the kept blocks of this one. Return 0 or FAILED."""
     put_aside(at, numpy.int64(AT_BEGIN))
     epochs, result = epoch_state_at(at.order.epochs), numpy.int64(0)
     for line in range(2):
@@ -221,20 +221,20 @@ def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
 
 @njit(nogil=True, cache=True)
 def enter_epoch(at: SliceAt, epoch: int, line: int, proven: int, tick: int) -> int:
-    """Note that a block of an epoch came on a line; return what `judge_epoch` says."""
+    """Note a block of an epoch on a line; return the verdict of `judge_epoch`."""
     return judge_epoch(epoch_state_at(at.order.epochs), slice_counters_at(at.counters), epoch, line, proven, tick)
 
 
 @inner
 def _enter(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, tick: int) -> int:
-    """Judge the epoch of the block at hand: SAME or NEW; FAILED; or STALE or DOUBTED, and it is done with."""
+    """Judge the epoch of the current block: SAME, NEW or FAILED; or STALE or DOUBTED, which ends its handling."""
     line = line_of(at, header)
     entered = enter_epoch(at, header.epoch, line, NO, tick)
     state = slice_state_at(at.state)
     if entered == SAME:
         return SAME
     if entered == NEW:
-        state.confirmed_lines = 0  # its next heartbeat goes to Python, which asks it to confirm
+        state.confirmed_lines = 0  # Python then asks for a confirmation at the next heartbeat
         result = begin_epoch(at, table, trie)
         return NEW if result == 0 else result
     drop_doubted(at, line)
@@ -252,7 +252,7 @@ def _enter(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, ti
 
 @inner
 def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
-    """Judge the checked block at hand; deliver what may go: 0 or FAILED."""
+    """Judge the current block, already checked, and deliver what is in order. Return 0 or FAILED."""
     counters = slice_counters_at(at.counters)
     header = read_header(at.scratch + HEAD_AT)
     epoch, line = header.epoch, line_of(at, header)
@@ -271,14 +271,14 @@ def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
     untrue_end = state.finished_lines & (1 << line)
     if untrue_end != 0:
         state.finished_lines &= ~untrue_end
-        state.confirmed_lines &= ~untrue_end  # the end has withdrawn our acceptance: the next heartbeat asks again
+        state.confirmed_lines &= ~untrue_end  # the end has withdrawn our acceptance; ask again at the next heartbeat
     note_clocks(clock_state_at(at.clock), counters, epoch, line, header.ts_out, now)
     return _order_live(at, table, trie, key, header, now, tick)
 
 
 @njit(nogil=True, cache=True)
 def take_ends(at: SliceAt, filters: Trie, line: int, is_in_force: int, tick: int) -> bool:
-    """Note the ends in the present control block of the live epoch. Return False if they are implausible."""
+    """Store the ends in the present control block of the live epoch. Return False if they are implausible."""
     head, body = at.scratch + HEAD_AT, msg_data(at.scratch + BODY_AT)
     believe(at, line, read_header(head).sequence, tick)
     is_answer = msg_size(at.scratch + KEY_AT) != len(HEARTBEAT_KEY)
@@ -288,7 +288,7 @@ def take_ends(at: SliceAt, filters: Trie, line: int, is_in_force: int, tick: int
 
 @njit(nogil=True, cache=True)
 def look_at_end(at: SliceAt, table: TableAt, trie: Trie, tick: int) -> int:
-    """Find missing messages before the newest heartbeat, of a line with confirmed filters: 0 or FAILED."""
+    """Find missing messages before the newest heartbeat of a line with confirmed filters. Return 0 or FAILED."""
     result = go_on(at, table, trie, NO)
     if result == 0:
         settle(at.order, tick)
@@ -301,7 +301,7 @@ def look_at_end(at: SliceAt, table: TableAt, trie: Trie, tick: int) -> int:
 
 @inner
 def _key_recorded(at: SliceAt, filters: Trie) -> int:
-    """Return the number of the present block's key; FULL if there is no room or no callback wants it."""
+    """Return the number of the current block's key; FULL if there is no room or no callback wants it."""
     key, size = msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT)
     if longest_prefix(filters, key, size) == 0:
         return numpy.int64(FULL)
@@ -311,7 +311,7 @@ def _key_recorded(at: SliceAt, filters: Trie) -> int:
 
 @inner
 def _deliver_image(at: SliceAt, table: TableAt, trie: Trie, header: Header, now: int) -> int:
-    """Deliver the block at hand, which is of the image: before all that its numbers are judged with. 0 or FAILED."""
+    """Deliver the current block, of an image, which precedes all sequences of the order. Return 0 or FAILED."""
     slice_counters_at(at.counters).repaired += header.count
     state = slice_state_at(at.state)
     state.excused_ns = now - header.ts_out
@@ -322,7 +322,7 @@ def _deliver_image(at: SliceAt, table: TableAt, trie: Trie, header: Header, now:
 
 @inner
 def _enter_archived(at: SliceAt, table: TableAt, epoch: int, sequence: int) -> int:
-    """Let archives go on to an epoch, and report what is gone before: 0 or FAILED."""
+    """Enter an epoch of archives, and report the losses before it. Return 0 or FAILED."""
     result = 0
     while result == 0 and enter_archived(at.order, epoch, sequence):
         result = tell_losses(at, table, now_ns())
@@ -331,7 +331,7 @@ def _enter_archived(at: SliceAt, table: TableAt, epoch: int, sequence: int) -> i
 
 @inner
 def order_recorded(at: SliceAt, table: TableAt, trie: Trie, filters: Trie, now: int) -> int:
-    """Deliver what is missing of the block at hand, which an archive has brought: 0 or FAILED."""
+    """Deliver the missing messages of the current block from an archive. Return 0 or FAILED."""
     header, state = read_header(at.scratch + HEAD_AT), order_state_at(at.order.state)
     if header.flags & FLAG_IMAGE:
         state.images -= 1
@@ -350,7 +350,7 @@ def order_recorded(at: SliceAt, table: TableAt, trie: Trie, filters: Trie, now: 
 
 @inner
 def take_note(at: SliceAt, table: TableAt, trie: Trie, filters: Trie) -> int:
-    """Take the note at hand, which comes between what archives have brought: 0 or FAILED."""
+    """Process the current note, sent between blocks of archives. Return 0 or FAILED."""
     note, state = int64s_at(msg_data(at.scratch + BODY_AT), 4), order_state_at(at.order.state)
     what, epoch, number = note[0], note[1], note[2]
     if what == _BEGIN:

@@ -1,7 +1,7 @@
-"""Callbacks that take turns: each message of a block reaches all that want it before the next message reaches any.
+"""Callbacks that take turns: each message of a block reaches all its callbacks before the next message reaches any.
 
-A callback alone gets its messages of a block at once. Of several, none may see a message that another has not yet had a
-chance to see: so each gets a run of messages, then the next one gets a run, in the order of the block.
+A single callback gets its messages of a block at once. With several, none may see a message before the others have seen
+the previous one. So each gets a run of messages in turn, in the order of the block.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from blackbox.subscribe.worker_state import (
 )
 
 OnError = Callable[[Callback, BaseException, Batch, int], bool]
-"""As `Callback.give` tells it."""
+"""Error handler, see `Callback.give`."""
 
 _STRIDE: Final = 256
-"""Messages between two looks at whether the end has come."""
+"""Messages between two checks for the end."""
 
 
 @inner
 def _sift_down(heap: NDArray[numpy.int64], size: int) -> None:
-    """Put the first of the heap where it belongs."""
+    """Sift the first element of the heap down."""
     moved = heap[0]
     place = 0
     while 2 * place + 1 < size:
@@ -62,10 +62,10 @@ def list_turns(
     to_part: NDArray[numpy.int64],
     to_count: NDArray[numpy.int64],
 ) -> int:
-    """List who gets how many messages next, until all are given; return how many turns that are.
+    """List the runs of messages in order; return the number of turns.
 
-    `chosen` are batches of one block at the address `entries`, in the order of their callbacks; a turn names its place
-    in there. There is room for a turn a message.
+    `chosen`: batches of one block at address `entries`, in the order of their callbacks; `to_part` gets indices into
+    it, with room for one turn per message.
     """
     heap = numpy.empty(len(chosen), numpy.int64)
     following = numpy.zeros(len(chosen), numpy.int64)
@@ -94,7 +94,7 @@ def list_turns(
 
 @inner
 def _row(entries: int, number: int, block_rows: int, place: int) -> Any:
-    """Return the row of a batch's message."""
+    """Return the row of a message of a batch."""
     entry = batch_entry_at(entries + ENTRY_BYTES * number)
     if entry.rows == ALL_ROWS:
         return block_rows - entry.count + place
@@ -111,24 +111,24 @@ def call_entry(kept: int, number: int, start: int, count: int) -> None:
 
 
 class Part(NamedTuple):
-    """What one callback gets of a block."""
+    """One callback's messages of a block."""
 
     entry: int
-    """The number of its batch in the burst."""
+    """Index of its batch in the burst."""
     callback: Callback
     batch: Batch
 
 
 class Taker:
-    """Gives one callback its messages, some at a time, in order. `taken`: how many it took without an error.
+    """Gives one callback its messages, some at a time, in order.
 
-    `unwanted`: how many came after it was removed.
+    `taken`: messages handled without an error. `unwanted`: messages after its removal.
     """
 
     def __init__(
         self, part: Part, received: ReceivedBlock, on_error: OnError, call: Callable[[int, int, int], None]
     ) -> None:
-        """`call(entry, start, count)` runs a compiled callback, and counts what it took."""
+        """`call(entry, start, count)` runs a compiled callback and counts its messages."""
         self._part, self._received, self._on_error, self._call = part, received, on_error, call
         self._left: Iterator[object] = iter(range(len(part.batch)))
         self._at = 0
@@ -140,7 +140,7 @@ class Taker:
             self.calls = map(part.callback.function, repeat(part.batch), self._left, repeat(1))
 
     def take(self, count: int) -> bool:
-        """Give it the next messages; False: stop here."""
+        """Give it the next messages; return False to stop."""
         kind = self._part.callback.kind
         if kind == "message":
             return self._take_messages(count)
@@ -163,11 +163,11 @@ class Taker:
         rows = numpy.arange(start, self._at, dtype=numpy.int32) if batch.rows is None else batch.rows[start : self._at]
         is_last = self._at == len(batch)
         piece = Batch(batch.block, rows, self._received, batch.end_of_batch and is_last)
-        self.taken += self._part.callback.give(piece, self._on_error, lambda: False)  # who gives turns asks, too
+        self.taken += self._part.callback.give(piece, self._on_error, lambda: False)  # the caller checks for the end
         return True
 
     def failed(self, error: BaseException) -> bool:
-        """Take note that the last message raised; False: stop here."""
+        """Report that the last message raised; return False to stop."""
         self.taken -= 1
         batch = self._part.batch
         return self._on_error(self._part.callback, error, batch, len(batch) - length_hint(self._left) - 1)
@@ -189,14 +189,14 @@ class Taker:
 def give_in_turn(
     takers: Sequence[Taker], turns: Sequence[int], counts: Sequence[int], is_over: Callable[[], bool]
 ) -> None:
-    """Give messages in turn: `counts[i]` to `takers[turns[i]]`, until it is over."""
+    """Give `counts[i]` messages to `takers[turns[i]]` in turn, until the end."""
     for turn, count in zip(turns, counts, strict=True):
         if is_over() or not takers[turn].take(count):
             return
 
 
 def give_message_by_message(takers: Sequence[Taker], turns: NDArray[numpy.int64], is_over: Callable[[], bool]) -> None:
-    """As `give_in_turn`, one message to `takers[turns[i]]`: the loop runs in C; after an error it goes on behind it."""
+    """Give one message to each of `takers[turns[i]]`, in a C loop that continues after an error."""
     each = iter(turns.tolist())
     calls: list[Any] = [taker.calls for taker in takers]
     run = map(next, map(calls.__getitem__, each))
@@ -212,13 +212,13 @@ def give_message_by_message(takers: Sequence[Taker], turns: NDArray[numpy.int64]
 
 
 def warm_up_python_callbacks() -> None:
-    """Compile what is run for callbacks in Python, before there is something to deliver."""
+    """Compile the code behind Python callbacks before the first delivery."""
     nothing = numpy.empty(0, numpy.int64)
     warm_up(list_turns, 0, nothing, 0, nothing, nothing)
     warm_up_batches()
 
 
 def warm_up_turns() -> None:
-    """Do as `warm_up_python_callbacks`, and compile what calls compiled callbacks in turn with others."""
+    """Do the same, and compile the calls of compiled callbacks that take turns."""
     warm_up_python_callbacks()
     warm_up(call_entry, 0, 0, 0, 0)

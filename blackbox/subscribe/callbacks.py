@@ -1,4 +1,4 @@
-"""Callbacks: what a user registered, and how a worker gives it a batch."""
+"""Registered callbacks, and how a worker calls them with a batch."""
 
 from __future__ import annotations
 
@@ -23,37 +23,36 @@ if TYPE_CHECKING:
     from blackbox.feed.schema import Schema
 
 Kind = Literal["message", "batch", "compiled", "book"]
-"""A book is called with a batch, the first of its messages that it is to take, and how many."""
+"""A book is called with a batch, the first of the messages to apply, and their number."""
 
 IN_SLICE: Final = -1
-"""In place of a worker's number: the thread of the slice itself, the last place of a table."""
+"""Worker number of the slice thread itself, the last entry of a table."""
 _ALL = -1
 _STRIDE = 256
-"""Messages between two looks at whether the end has come."""
+"""Messages between two checks for the end."""
 
 
 def callback_error(who: str, error: BaseException, where: str = "") -> CallbackError:
-    """Return the error that tells what a function of the user raised, also where its text cannot be made."""
+    """Return the error for an exception of a user's function, even if the exception has no readable text."""
     try:
         text = str(error)
-    except Exception as failed:  # noqa: BLE001 - it is the user's own class
-        text = f"(its text could not be made: {type(failed).__name__})"
+    except Exception as failed:  # noqa: BLE001 - the class is the user's
+        text = f"(its text is not readable: {type(failed).__name__})"
     failure = CallbackError(f"{who} raised {type(error).__name__}: {text}{where and f' ({where})'}")
     failure.__cause__ = error
     return failure
 
 
 class MisfitError(Exception):
-    """A message is no record of its schema: a callback that gets fields is not called with it."""
+    """A message does not match its schema: a callback that takes fields is not called with it."""
 
 
 class Callback:
-    """One registered callback. It lives on worker `worker`, or IN_SLICE, of each slice that its topics can fall into.
+    """A registered callback. It runs on worker `worker`, or IN_SLICE, of each slice with matching topics.
 
-    `active` turns False once and for all when it is removed: no batch begins after that. One that is `independent` does
-    not care what others have seen: it takes no turns with them. Those of one `group` of one `owner` are on one worker.
-    Batches are cut at multiples of `interval_ns`. It gets messages of some `message_types` alone (see `Batch.of_type`),
-    or of any.
+    `active` becomes False on removal, after which no batch begins. An `independent` callback takes no turns with
+    others. Callbacks of one `group` of one `owner` share a worker. Batches are split at multiples of `interval_ns`.
+    With `message_types` it gets only those (see `Batch.of_type`).
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Callback:
     ) -> None:
         self.kind = kind
         self.prefixes: tuple[bytes, ...] = (prefix,)
-        """Topics of its messages start with one of these. None of them starts with another."""
+        """Prefixes of its topics. None is a prefix of another."""
         self.function = function
         self.worker = worker
         self.independent = independent
@@ -81,40 +80,40 @@ class Callback:
         self.is_misfit_logged = False
 
     def choose(self, symbols: SymbolChoice) -> None:
-        """Take only messages of some symbols, among those of the prefix."""
+        """Take only messages of some symbols below the prefix."""
         self.symbols, self.prefixes = symbols, (symbols.prefix,)
 
     @property
     def prefix(self) -> bytes:
-        """Longest common start of the topics of its messages."""
+        """Longest common prefix of its topics."""
         return common_prefix(self.prefixes)
 
     @property
     def starts(self) -> Sequence[tuple[bytes, bool]]:
-        """How the topics of its messages start, each with whether that is the whole topic."""
+        """Starts of its topics, each with True if it is the whole topic."""
         return [(each, False) for each in self.prefixes] if self.symbols is None else self.symbols.starts
 
     @property
     def takes_messages(self) -> bool:
-        """Whether its function gets messages, all and as they are."""
+        """True if its function takes all messages unfiltered and unchanged."""
         return self.kind == "message" and self.message_types is None and type(self) is Callback
 
     @property
     def name(self) -> str:
-        """How the function is called, for messages to people."""
+        """Name of the function, for log and errors."""
         return name_of(self.function)
 
     def reset(self, slice_id: int | None = None) -> None:
-        """Forget what it keeps itself of one slice, or of all, since time goes back, or a publisher begins anew."""
+        """Reset its state of one slice, or of all, since time goes back or a new epoch begins."""
 
     def restart(self, slice_id: int) -> None:
-        """Learn, after `reset`, that a slice's publisher was started again: what was lost before it is not known."""
+        """Note, after `reset`, that a slice's publisher was restarted: losses before it are unknown."""
 
     def lose(self, gap: Gap) -> None:
-        """Take note that messages were lost that may have been for it."""
+        """Note that messages were lost that may have been for it."""
 
     def check(self, schemas: Sequence[Schema | None]) -> None:
-        """Raise ConfigError unless these schemas have what it asks for by name."""
+        """Raise ConfigError unless the schemas have the message types and fields that it names."""
         if self.message_types is None:
             return
         known = [schema for schema in schemas if schema is not None]
@@ -128,9 +127,9 @@ class Callback:
                 )
 
     def calls(self, batch: Batch) -> tuple[Iterator[object], Iterator[object]]:
-        """Return the calls for a batch's messages, one made each time that it is asked, and what counts them down.
+        """Return an iterator that calls the function for one message per step, and one that counts the calls down.
 
-        Of the latter, `length_hint` tells how many are left: a call uses up one item, whether it raises or not.
+        `length_hint` of the latter is the number of messages left: a call uses one item, even if it raises.
         """
         places = iter(range(len(batch)))
         return map(self.function, batch.messages(places)), places
@@ -138,10 +137,10 @@ class Callback:
     def give(
         self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]
     ) -> int:
-        """Call the user's function; returns how many messages it took.
+        """Call the user's function; return the number of messages it handled.
 
-        `on_error` is told of an exception and of the message's place in the batch, -1: all of it; and decides: True to
-        go on with what follows, False to stop here. `is_over` is asked now and then between messages: True to stop.
+        `on_error` gets an exception and the message's index in the batch, -1 for the whole batch; it returns True to
+        continue after it, False to stop. `is_over` is called between some messages; True stops.
         """
         if self.kind != "message":
             return self._give_batch(batch, on_error, is_over)
@@ -149,7 +148,7 @@ class Callback:
         failed = 0
         while length_hint(left) and not is_over():
             try:
-                deque(islice(calls, _STRIDE), maxlen=0)  # the loop runs in C; after an error it goes on behind it
+                deque(islice(calls, _STRIDE), maxlen=0)  # the loop runs in C and continues after an error
             except BaseException as error:  # noqa: BLE001
                 failed += 1
                 if not on_error(self, error, batch, len(batch) - length_hint(left) - 1):
@@ -166,7 +165,7 @@ class Callback:
                 break
             try:
                 self.function(piece) if self.kind == "batch" else self.function(piece, 0, len(piece))
-            except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+            except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, even SystemExit
                 if not on_error(self, error, piece, _ALL):
                     break
             else:
@@ -175,10 +174,10 @@ class Callback:
 
 
 class CompiledCallback(Callback):
-    """A compiled callback, with one copy of its state for each slice.
+    """A compiled callback, with a copy of its state for each slice.
 
-    `states` maps slice id to the array that the callback of that slice writes, without the GIL and without a lock: read
-    it as it is for monitoring, or after `stop()` for exact results. Also visible in the parent of `processes=True`.
+    `states` maps a slice id to the array that the callback of that slice writes, without GIL or lock: read it at any
+    time for monitoring, or after `stop()` for exact results. Also visible in the parent of `processes=True`.
     """
 
     def __init__(
@@ -198,11 +197,11 @@ class CompiledCallback(Callback):
 
     @property
     def address(self) -> int:
-        """Of the C function that workers and slice threads call."""
+        """Address of the C function that workers and slice threads call."""
         return int(self._entry.address)
 
     def state_for(self, slice_id: int) -> NDArray[Any]:
-        """The state of one slice, made on first use."""
+        """Return the state of one slice, created on first use."""
         if slice_id not in self.states:
             state = shared_array(self._initial.shape, self._initial.dtype)
             state[...] = self._initial
@@ -210,14 +209,14 @@ class CompiledCallback(Callback):
         return self.states[slice_id]
 
     def lost_of(self, slice_id: int) -> NDArray[numpy.int64]:
-        """int64[1]: how many messages of one slice were lost since its last batch; made on first use."""
+        """int64[1]: messages of one slice lost since its last batch; created on first use."""
         return self._lost.setdefault(slice_id, numpy.zeros(1, numpy.int64))
 
     def reset(self, slice_id: int | None = None) -> None:
-        """Give the state of one slice, or of all, what it began with."""
+        """Reset the state of one slice, or of all."""
         for state in self.states.values() if slice_id is None else (self.state_for(slice_id),):
             state[...] = self._initial
 
     def total(self) -> Any:
-        """The sum of the states of all slices: the result, where states are sums."""
+        """Return the sum of the states of all slices."""
         return numpy.sum(list(self.states.values()) or [self._initial], axis=0)

@@ -39,20 +39,20 @@ _CLOSE_S: Final = 10.0
 _MOST_WAITS: Final = 10
 """A slice that begins in the past asks silent archives for this many times `wait_ns`."""
 _PROBE_S: Final = 1.0
-"""Time between two attempts to reach a silent archive. Unit: s."""
+"""Seconds between two attempts to reach a silent archive."""
 _NOTICE_S: Final = 10.0
 _MOST_WAKES: Final = 1_024
 _NOTE: Final = struct.Struct("<qqqq")
 
 
 class Passed(NamedTuple):
-    """All wanted messages before a position were yielded, or are lost."""
+    """All wanted messages before a position were yielded or are lost."""
 
     position: Position
     is_all: bool = False
-    """True: archives have no more at present."""
+    """True if archives have no more at present."""
     has_waited: bool = False
-    """True: nothing more came within the time to wait for it."""
+    """True if nothing more came within the wait."""
 
 
 class Gone(NamedTuple):
@@ -62,7 +62,7 @@ class Gone(NamedTuple):
 
 
 class Told(NamedTuple):
-    """End of an ended epoch, as an archive knows it."""
+    """End of an ended epoch, from an archive."""
 
     epoch: int
     following: int
@@ -79,7 +79,7 @@ class Since(NamedTuple):
     start_ns: int = 0
     """Time of receipt from which messages are wanted, by the recorder's clock, ns since 1970."""
     image: deque[Block] | None = None
-    """Newest message of each topic, or books, at the position. It is delivered first and removed here."""
+    """Newest message of each topic, or books, at the position. Delivered first, and removed from here."""
     is_unsure: bool = False
     """True if its books may lack orders."""
 
@@ -204,7 +204,7 @@ class CatchUp:
             os.read(self._pipe.reader, _MOST_WAKES)
 
     def _begin(self, out: zmq.Socket[bytes], since: Since) -> None:
-        """Send the image, if there is one, then earlier messages."""
+        """Send the image, if any, then earlier messages."""
         # Slow callbacks would block the slice thread before it receives the confirmation.
         until = awake_s() + _MOST_WAITS * self._wait_s
         while not self._is_confirmed() and awake_s() < until and not self._over.wait(_REPEAT_S):
@@ -217,9 +217,9 @@ class CatchUp:
         self._catch_up(out, since, _MOST_WAITS * self._wait_s)
 
     def _catch_up(self, out: zmq.Socket[bytes], since: Since | None, patience_s: float) -> None:
-        """Send messages for the present request until the slice is live or has another request.
+        """Send messages for the current request until the slice is live or has a new request.
 
-        If no archive answers, a slice that was live continues with a gap. One that begins in the past fails.
+        If no archive answers, a live slice continues with a gap, and one that begins in the past fails.
         """
         request, start = self._request()
         if since is not None and since.position is None:
@@ -243,7 +243,7 @@ class CatchUp:
                 self._over.wait(_REPEAT_S)
 
     def _request(self) -> tuple[int, Position | int]:
-        """Return the number and the start of the present request."""
+        """Return the number and the start of the current request."""
         while True:
             request = self._state.request
             position = Position(self._state.epoch, self._state.first)
@@ -251,7 +251,7 @@ class CatchUp:
                 return request, position
 
     def _is_over(self, request: int) -> bool:
-        """Return True if a request is not wanted any more."""
+        """Return True if a request is obsolete."""
         state = self._state
         return self._over.is_set() or state.phase == Phase.LIVE or state.request != request
 

@@ -1,4 +1,4 @@
-"""A consistent cut: between two messages no callback of any slice runs, and each slice says how far it is."""
+"""A consistent checkpoint: all callbacks pause between two messages, and each slice reports its position."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from blackbox.block.position import Position
 from blackbox.errors import SubscriberError
 
 _TICK_S: Final = 0.0005
-"""How soon it is seen that a worker has delivered what it was sent."""
+"""Seconds between two checks that a worker has delivered everything."""
 _LOOK_S: Final = 0.05
-"""How soon that all is over, where nobody says so."""
+"""Seconds between two checks for the end without a notification."""
 
 
 class Checkpoint:
-    """Slice threads come to it, each once its workers have delivered all that they were sent, and stay until release.
+    """Slice threads arrive once their workers have delivered everything, and stay until `release`.
 
     Any thread may wait for them.
     """
@@ -29,9 +29,9 @@ class Checkpoint:
         self._is_released = False
 
     def hold(self, slice_id: int, is_idle: Callable[[], bool], position: Callable[[], Position | None]) -> None:
-        """Come to it in the slice thread: wait until its callbacks are done, say where it is, stay until release.
+        """Called in the slice thread: wait until its callbacks are done, report its position, stay until `release`.
 
-        `is_idle` raises SubscriberError when it is over: then nobody is told where it is.
+        `is_idle` raises SubscriberError at the end; no position is reported then.
         """
         with self._changed:
             while not self._is_released and not is_idle():
@@ -42,16 +42,16 @@ class Checkpoint:
                 self._changed.wait(_LOOK_S)
 
     def note(self, slice_id: int, position: Position | None) -> None:
-        """Note where a slice is that stays there."""
+        """Report the position of a slice."""
         with self._changed:
             self._positions[slice_id] = position
             self._missing.discard(slice_id)
             self._changed.notify_all()
 
     def wait(self, timeout: float, look: Callable[[set[int]], None]) -> dict[int, Position]:
-        """Wait until all slices have come; return where they are. `look` is called now and then, with who is missing.
+        """Wait until all slices have arrived; return their positions. `look` is called with the missing slices.
 
-        Raises TimeoutError naming the slices that have not come; SubscriberError when a slice knows no exact position.
+        Raises TimeoutError naming the missing slices, SubscriberError if a slice has no exact position.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -66,14 +66,14 @@ class Checkpoint:
             unknown = sorted(slice_id for slice_id, position in self._positions.items() if position is None)
             if unknown:
                 raise SubscriberError(
-                    f"slices {unknown} had no position yet: nothing has come from their publishers, not all of an "
-                    "image, they have not confirmed what new callbacks want, or the subscriber ended before a "
+                    f"slices {unknown} had no position yet: their publishers have sent nothing, part of an "
+                    "image is missing, new callbacks are not confirmed, or the subscriber ended before a "
                     "heartbeat had shown that nothing was missing"
                 )
             return {slice_id: each for slice_id, each in sorted(self._positions.items()) if each is not None}
 
     def release(self) -> None:
-        """Let all go on."""
+        """Let all slices continue."""
         with self._changed:
             self._is_released = True
             self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""Estimate how far the clocks of a publisher and of this host differ, from the times in blocks; compiled.
+"""Estimate the difference between the clocks of a publisher and this host from the times in blocks; compiled.
 
-A lag below 0 proves that the publisher's clock is ahead; that much is added to every lag. An estimate
-that no block confirms for a minute is given up. A step of this host's clock shows against the monotonic one; a step
-back of the publisher's shows in `ts_out`, which otherwise never decreases on a line.
+A negative lag proves that the publisher's clock is ahead; that amount is added to every lag. An estimate not confirmed
+by a block for a minute is dropped. A step of this host's clock is detected with the monotonic clock, a backward step of
+the publisher's by `ts_out`, which otherwise never decreases on a line.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from blackbox.native.records import Field, Fields, SharedRecord, record_at
 from blackbox.subscribe.state import SliceCounters
 
 STEP_NS: Final = 100_000_000
-"""When the difference changes by more than this at once, a clock was stepped: slewing would take minutes."""
+"""A sudden change of the difference by more than this is a step: slewing would take minutes."""
 WINDOW_NS: Final = 30_000_000_000
-"""An estimate holds for one to two of these unless a block confirms it."""
+"""An estimate is dropped after one to two windows unless a block confirms it."""
 _FAR: Final = 1 << 62
 
 
 class ClockState(SharedRecord):
-    """What a slice thread remembers of the last block, and of the smallest lags."""
+    """A slice thread's data about the last block and the smallest lags."""
 
     epoch = Field()
     wall_ns = Field()
-    """When the last block came, by the wall clock."""
+    """Receive time of the last block by the wall clock."""
     tick_ns = Field()
-    """The same by the monotonic clock."""
+    """Receive time of the last block by the monotonic clock."""
     sent_ns = Fields(2)
     """`ts_out` of the last block of each line."""
     least_ns = Field()
-    """The smallest lag since `window_ns`."""
+    """Smallest lag since `window_ns`."""
     least_before_ns = Field()
-    """The same of the window before."""
+    """Smallest lag in the previous window."""
     window_ns = Field()
 
 
@@ -42,7 +42,7 @@ clock_state_at = record_at(ClockState)
 
 @inner
 def _forget(clock: ClockState, counters: SliceCounters) -> None:
-    """Forget how far the publisher's clock was ahead; a step of our own, which is above 0, stays true."""
+    """Drop the estimate of the publisher's clock; a step of our own clock, which is positive, remains valid."""
     counters.clock_offset_ns = max(0, counters.clock_offset_ns)
     clock.least_ns = _FAR
     clock.least_before_ns = _FAR
@@ -51,9 +51,9 @@ def _forget(clock: ClockState, counters: SliceCounters) -> None:
 
 @inner
 def note_clocks(clock: ClockState, counters: SliceCounters, epoch: int, line: int, ts_out: int, now: int) -> None:
-    """Take in when a block was sent and, by the wall clock, when it came; `clock.tick_ns` is now already.
+    """Process the send time and the wall-clock receive time of a block. `clock.tick_ns` is already the current time.
 
-    Keep `counters.clock_offset_ns`, which `corrected` takes off a lag, and count the steps.
+    Update `counters.clock_offset_ns`, which `corrected` subtracts from a lag, and count steps.
     """
     lag = now - ts_out
     if clock.epoch != epoch:
@@ -80,7 +80,7 @@ def note_clocks(clock: ClockState, counters: SliceCounters, epoch: int, line: in
 
 @inner
 def note_own_clock(clock: ClockState, counters: SliceCounters, now: int, tick: int) -> None:
-    """Notice a step of this host's clock, and move what was learned from the clock before by it."""
+    """Detect a step of this host's clock, and shift earlier estimates by it."""
     step = (now - clock.wall_ns) - (tick - clock.tick_ns)
     if clock.wall_ns != 0 and abs(step) > STEP_NS:
         counters.clock_steps += 1

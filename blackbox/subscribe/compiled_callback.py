@@ -1,4 +1,4 @@
-"""Compiled callbacks: what they get, helpers for use inside them, and how they become plain C functions.
+"""Compiled callbacks: their arguments, helpers to use inside them, and their compilation to C functions.
 
 ::
 
@@ -31,9 +31,9 @@ from blackbox.subscribe.worker_state import CallbackCall, callback_call_at
 
 
 class CompiledBatch(NamedTuple):
-    """What a compiled callback gets: the whole block in columns, and which of its rows are the callback's.
+    """Argument of a compiled callback: the whole block in columns, and the rows for the callback.
 
-    All arrays are views that live until the callback returns.
+    All arrays are views, valid until the callback returns.
     """
 
     rows: NDArray[numpy.int32]
@@ -41,35 +41,35 @@ class CompiledBatch(NamedTuple):
     ts_event: NDArray[numpy.int64]
     """ns since the epoch, by row."""
     topic_index: NDArray[numpy.int32]
-    """By row: place of its topic in `topic_numbers`."""
+    """By row: index of its topic in `topic_numbers`."""
     topic_numbers: NDArray[numpy.int32]
-    """Number of each topic of the block: the same in all blocks of a slice, see `Subscriber.topics`; -1: table full."""
+    """Number of each topic of the block, the same in all blocks of a slice, see `Subscriber.topics`; -1: table full."""
     topic_offsets: NDArray[numpy.int32]
-    """Where each topic's text starts in `topic_text`, and where the last one ends."""
+    """Start of each topic's text in `topic_text`, and the end of the last one."""
     topic_text: NDArray[numpy.uint8]
     offsets: NDArray[numpy.int32]
-    """Where each row's payload starts in `payloads`, and where the last one ends; empty when `stride` >= 0."""
+    """Start of each row's payload in `payloads`, and the end of the last one; empty if `stride` >= 0."""
     payloads: NDArray[numpy.uint8]
     stride: int
-    """Bytes of every payload; -1 when they differ."""
+    """Bytes of every payload; -1 if they differ."""
     ts_out: int
     ts_recv: int
     sequence: int
-    """Sequence number of row 0 within its key; `sequence_of` has that of any row."""
+    """Sequence of row 0; see `sequence_of` for others."""
     sequences: NDArray[numpy.int64]
-    """Sequence number of each row; empty when they follow each other."""
+    """Sequence of each row; empty if they are consecutive."""
     validity: NDArray[numpy.uint8]
-    """A bit for each row, the lowest first: 0, it has no value; empty when all have one. See `has_value`."""
+    """One bit per row, lowest first: 0 if it has no value; empty if all have one. See `has_value`."""
     origins: NDArray[numpy.int64]
-    """Of a block that a replay gathered from several: `ts_out` of each row, then `ts_in`, `ts_recv`, slice and epoch of
-    each. Else empty. See `ts_out_of`."""
+    """For a block merged by a replay: `ts_out` of each row, then `ts_in`, `ts_recv`, slice and epoch of each. Otherwise
+    empty. See `ts_out_of`."""
     lost: int
-    """How many messages were lost since the callback's last batch that may have had topics of its prefix."""
+    """Messages lost since the callback's last batch that may have matched its prefix."""
 
 
 @njit(inline="always")
 def payload(batch: CompiledBatch, row: int) -> Any:
-    """uint8[...]: the payload of a row."""
+    """Return the payload of a row, uint8[...]."""
     if batch.stride >= 0:
         return batch.payloads[row * batch.stride : (row + 1) * batch.stride]
     return batch.payloads[batch.offsets[row] : batch.offsets[row + 1]]
@@ -77,44 +77,44 @@ def payload(batch: CompiledBatch, row: int) -> Any:
 
 @njit(inline="always")
 def has_value(batch: CompiledBatch, row: int) -> Any:
-    """Whether a row has a value; one that has none deletes its topic, and its payload has no bytes."""
+    """Return True if a row has a value; without one it deletes its topic, and its payload is empty."""
     return len(batch.validity) == 0 or (batch.validity[row >> 3] >> (row & 7)) & 1 != 0
 
 
 @njit(inline="always")
 def sequence_of(batch: CompiledBatch, row: int) -> Any:
-    """The sequence number of a row within its key."""
+    """Return the sequence of a row."""
     return batch.sequences[row] if len(batch.sequences) else batch.sequence + row
 
 
 @njit(inline="always")
 def ts_out_of(batch: CompiledBatch, row: int) -> Any:
-    """When a row was sent; `batch.ts_out` is the latest of a block that a replay gathered."""
+    """Return the send time of a row; of a block merged by a replay, `batch.ts_out` is the latest."""
     return batch.origins[row] if len(batch.origins) else batch.ts_out
 
 
 @njit(inline="always")
 def ts_recv_of(batch: CompiledBatch, row: int) -> Any:
-    """When a row was received; `batch.ts_recv` is the latest of a block that a replay gathered."""
+    """Return the receive time of a row; of a block merged by a replay, `batch.ts_recv` is the latest."""
     return batch.origins[2 * len(batch.ts_event) + row] if len(batch.origins) else batch.ts_recv
 
 
 @njit(inline="always")
 def topic_number(batch: CompiledBatch, row: int) -> int:
-    """The number of a row's topic."""
+    """Return the number of a row's topic."""
     return batch.topic_numbers[batch.topic_index[row]]
 
 
 @njit(inline="always")
 def topic(batch: CompiledBatch, row: int) -> Any:
-    """uint8[...]: the text of a row's topic."""
+    """Return the text of a row's topic, uint8[...]."""
     place = batch.topic_index[row]
     return batch.topic_text[batch.topic_offsets[place] : batch.topic_offsets[place + 1]]
 
 
 @njit(inline="always")
 def big_endian(data: Any, start: int, size: int) -> int:
-    """The unsigned big-endian integer of `size` bytes (1 to 8) at `data[start]`, as int64."""
+    """Return the unsigned big-endian integer of `size` bytes (1 to 8) at `data[start]`, as int64."""
     value = numpy.int64(0)
     for i in range(size):
         value = (value << 8) | numpy.int64(data[start + i])
@@ -123,7 +123,7 @@ def big_endian(data: Any, start: int, size: int) -> int:
 
 @njit(inline="always")
 def little_endian(data: Any, start: int, size: int) -> int:
-    """The unsigned little-endian integer of `size` bytes (1 to 8) at `data[start]`, as int64."""
+    """Return the unsigned little-endian integer of `size` bytes (1 to 8) at `data[start]`, as int64."""
     value = numpy.int64(0)
     for i in range(size):
         value |= numpy.int64(data[start + i]) << (8 * i)
@@ -156,11 +156,11 @@ def _batch(call: CallbackCall) -> CompiledBatch:
 
 
 def compile_callback(function: Callable[..., None], state: NDArray[Any]) -> Any:
-    """Make `function(batch, state)` a C function that workers call with the address of its words; has `.address`.
+    """Compile `function(batch, state)` to a C function that workers call with an address; it has `.address`.
 
-    A plain Python function is compiled with bounds checks, so that an index out of range is an error and not damage; a
-    function that already is `@njit` keeps its own options. Compiled once for each function and form of state. Raises
-    CallbackError with numba's explanation when it cannot be compiled.
+    A plain Python function is compiled with bounds checks, so that an index out of range raises instead of corrupting
+    memory; an `@njit` function keeps its options. Compiled once per function and type of state. Raises CallbackError
+    with numba's explanation if it cannot be compiled.
     """
     name = getattr(function, "__name__", repr(function))
     if not isinstance(state, numpy.ndarray):

@@ -1,4 +1,4 @@
-"""Whose confirmations are missing when a subscriber has waited for them, and what came in their place."""
+"""Missing confirmations after a subscriber has waited for them, and what was received instead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_NAMED: Final = 4
 
 
 class WaitReport:
-    """Log what a start waits for: once, after a second, and again when what comes instead of a confirmation changes."""
+    """Logs what a start waits for: after a second, and again when the reason changes."""
 
     def __init__(self, feed: Feed, started: float) -> None:
         self._feed = feed
@@ -41,7 +41,7 @@ class WaitReport:
 
     def _text(self, slices: Mapping[int, SliceThread]) -> str:
         if any(not thread.is_ready for thread in slices.values()):
-            return ""  # it compiles, which is logged there
+            return ""  # still compiling, which is logged there
         missing = {n: thread for n, thread in slices.items() if not thread.is_confirmed}
         if not missing:
             return ""
@@ -54,7 +54,7 @@ class WaitReport:
 
 
 def check_lines(feed: Feed, slices: Mapping[int, SliceThread], timeout: float) -> None:
-    """Raise NotConfirmedError for a slice that no line's publisher has confirmed; warn of one that only one has."""
+    """Raise NotConfirmedError for a slice confirmed by no line; warn about a slice confirmed by one of two lines."""
     for slice_id, thread in slices.items():
         endpoints = thread.feed_slice.lines
         if thread.confirmed_lines == 0:
@@ -69,7 +69,7 @@ def check_lines(feed: Feed, slices: Mapping[int, SliceThread], timeout: float) -
 
 
 def _heard(feed: Feed, thread: SliceThread) -> str:
-    """Say what came in place of a confirmation, if anything did."""
+    """Return what was received instead of a confirmation, if anything."""
     state, counters = thread.state, thread.counters.slice
     if thread.refusal:
         return f": {thread.refusal}"
@@ -80,10 +80,10 @@ def _heard(feed: Feed, thread: SliceThread) -> str:
         return f": its blocks have {found}, expected {rule_text(feed.key_rule)} as in the feed file"
     if state.other_slice:
         theirs = state.other_slice - 1
-        return f": what came from there is slice {theirs}, expected {thread.slice_id}; compare the two feed files"
+        return f": it publishes slice {theirs}, expected {thread.slice_id}; compare the two feed files"
     for fault in Fault:
         if counters.faults[fault]:
-            return f": {counters.faults[fault]} blocks were refused: {FAULT_TEXT[fault]}"
+            return f": {counters.faults[fault]} blocks were rejected: {FAULT_TEXT[fault]}"
     if counters.blocks + counters.control:
         return ": it sent blocks and did not answer"
     return missing_peer_hint(thread.feed_slice.lines)

@@ -1,4 +1,4 @@
-"""Conflation: while a subscriber is behind, keep the newest message of each topic, then deliver those as one block."""
+"""Conflation: a lagging subscriber keeps the newest message of each topic, then delivers them as one block."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from blackbox.subscribe.worker_queues import fail, tell_losses
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size
 
 ARENA_BYTES: Final = 64 << 20
-"""Payload bytes that one slice may keep while it conflates."""
+"""Most payload bytes that one slice keeps while it conflates."""
 _BLOCK_BYTES: Final = 256 << 10
 _YES = numpy.int64(1)
 
 
 class ConflationState(SharedRecord):
-    """What a slice thread keeps while it conflates."""
+    """State of a slice thread that conflates."""
 
     pending = Field()
-    """Topics whose newest message waits."""
+    """Topics with a waiting message."""
     arena_end = Field()
     ts_out = Field()
-    """Of the newest block."""
+    """`ts_out` of the newest block."""
     ts_in = Field()
-    """Of the oldest block since the last delivery."""
+    """`ts_in` of the oldest block since the last delivery."""
     schema_id = Field()
     epoch = Field()
 
@@ -58,7 +58,7 @@ _state_at = record_at(ConflationState)
 
 
 class Conflation:
-    """The newest payload of each topic of one slice, by topic number. `at` is what compiled code takes."""
+    """Newest payload of each topic of one slice, by topic number. `at` is the argument for compiled code."""
 
     def __init__(self, max_topics: int) -> None:
         self._starts = numpy.zeros(max_topics, numpy.int64)
@@ -91,18 +91,18 @@ class Conflation:
 
 
 NO_CONFLATION: Final = ConflationAt(*[0] * len(ConflationAt._fields))
-"""Of a subscriber with another policy."""
+"""Used with other policies."""
 
 
 @inner
 def pending(at: SliceAt) -> int:
-    """Topics whose newest message waits to be delivered."""
+    """Return the number of topics with a waiting message."""
     return _state_at(at.conflation.state).pending
 
 
 @inner
 def _count_matched(at: SliceAt, callbacks: int) -> None:
-    """Count a message that is not delivered, nor matched again."""
+    """Count a message that is replaced by a newer one, without matching it again."""
     counters = slice_counters_at(at.counters)
     counters.matched += 1
     counters.due += callbacks
@@ -119,7 +119,7 @@ def _keep(
     topic_bytes: int,
     callbacks: int,
 ) -> bool:
-    """Make this the newest message of `topic`; False when the arena has no room for it."""
+    """Store this as the newest message of `topic`; return False if the arena is full."""
     newest = at.conflation
     state = _state_at(newest.state)
     start = int64s_at(newest.starts + 8 * topic, 1)
@@ -133,7 +133,7 @@ def _keep(
         room[0] = size
         state.arena_end += size
     if waiting[0] == 0:
-        # A topic's size is noted while, and only while, it waits: a topic is never empty.
+        # The size of a topic, never 0, is set only while its message waits.
         waiting[0] = topic_bytes
         int32s_at(newest.pending + 4 * state.pending, 1)[0] = topic
         state.pending += 1
@@ -149,7 +149,7 @@ def _keep(
 
 @inner
 def _sort_by(topics: NDArray[numpy.int32], numbers: NDArray[numpy.int64]) -> None:
-    """Sort topics by their numbers; those of the same number keep their order."""
+    """Sort topics by sequence; equal ones keep their order."""
     before = topics.copy()
     places = numpy.argsort(numbers, kind="mergesort")
     for i in range(len(topics)):
@@ -158,7 +158,7 @@ def _sort_by(topics: NDArray[numpy.int32], numbers: NDArray[numpy.int64]) -> Non
 
 @inner
 def _key_of(at: SliceAt, sizes: NDArray[numpy.int32], topic: int) -> int:
-    """The number of a topic's key."""
+    """Return the number of a topic's key."""
     if at.key_rule == 0:
         return numpy.int64(0)
     start = int64s_at(at.topics.starts + 8 * topic, 1)[0]
@@ -170,7 +170,7 @@ def _key_of(at: SliceAt, sizes: NDArray[numpy.int32], topic: int) -> int:
 def _put_in_order(
     at: SliceAt, topics: NDArray[numpy.int32], sequences: NDArray[numpy.int64], sizes: NDArray[numpy.int32]
 ) -> None:
-    """Sort waiting topics by key, and by the numbers of their newest messages: as they were published."""
+    """Sort waiting topics by key and by the sequences of their newest messages, as they were published."""
     numbers = numpy.empty(len(topics), numpy.int64)
     for i in range(len(topics)):
         numbers[i] = sequences[topics[i]]
@@ -183,9 +183,9 @@ def _put_in_order(
 
 @inner
 def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> int:
-    """Deliver the newest message of every waiting topic, and unless it `may_wait` leave what workers have no room for.
+    """Deliver the newest message of every waiting topic. Unless it `may_wait`, keep those without room in a queue.
 
-    Returns 0 or FAILED.
+    Return 0 or FAILED.
     """
     newest = at.conflation
     state = _state_at(newest.state)
@@ -246,7 +246,10 @@ def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> i
 
 @inner
 def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
-    """Keep what is newest in a block, delivering first what waits when the arena is full: 0 or FAILED."""
+    """Store the newest messages of a block; if the arena is full, deliver the waiting ones first.
+
+    Return 0 or FAILED.
+    """
     header = read_header(head)
     newest = at.conflation
     state = _state_at(newest.state)
@@ -262,7 +265,7 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int
     fixed = header.flags & FLAG_FIXED != 0
     layout = layout_of(header)
     match_topics(at, table, trie, header, body, envelope)
-    # The envelope's message is needed again when the arena is flushed: what was matched moves to a copy.
+    # A flush of the arena reuses the envelope's message, so copy the match result.
     matched = int32s_at(envelope + TOPICS_AT, 2 * header.topics).copy()
     msg_close(envelope_message)
     ts_event = int64s_at(body, header.count)

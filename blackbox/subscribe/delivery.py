@@ -1,4 +1,4 @@
-"""Bursts of blocks, and how their messages get to callbacks: what a worker and a replay share."""
+"""Bursts of blocks and the calls of callbacks: shared by workers and replays."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _BATCHES: Final = WorkerCounters.batches.start
 _CALLBACK: Final = BatchEntry.callback.start
 _COUNT: Final = BatchEntry.count.start
 _PLACE: Final = struct.Struct("<4q")
-"""What `ReceivedBlock` wants of a `BlockPlace`."""
+"""The fields of a `BlockPlace` that `ReceivedBlock` takes."""
 _FEW: Final = [struct.Struct(f"<{collect.FEW_WORDS * count}q") for count in range(collect.MOST_FEW + 1)]
 _MESSAGES: Final[frozenset[Kind]] = frozenset(("message", "book"))
 
@@ -65,8 +65,8 @@ _identity_lock = threading.Lock()
 
 
 def _identity_rows() -> NDArray[numpy.int32]:
-    """0, 1, 2 … as row numbers for callbacks that get all of a block. Shared; read only."""
-    global _identity  # noqa: PLW0603 - made once, when the first worker starts
+    """0, 1, 2 … as rows of callbacks that get a whole block. Shared and read-only."""
+    global _identity  # noqa: PLW0603 - created once, when the first worker starts
     with _identity_lock:
         if not len(_identity):
             _identity = numpy.arange(MAX_BODY_BYTES // LEAST_ROW_BYTES, dtype=numpy.int32)
@@ -75,10 +75,10 @@ def _identity_rows() -> NDArray[numpy.int32]:
 
 
 class BlockBurst:
-    """Blocks taken off the queue together; every view on one of them keeps it.
+    """Blocks taken from the queue together; every view of one of them keeps the burst alive.
 
-    While `blocks` is 0 it is there to be filled again. Kept by a callback, it frees them with the last view; `alive` is
-    what must live as long, where bodies lie in memory of others.
+    With `blocks` 0 it can be refilled. A burst kept by a callback frees its blocks with the last view; `alive` keeps
+    foreign memory of bodies.
     """
 
     __slots__ = ("_memory", "address", "alive", "blocks")
@@ -90,15 +90,15 @@ class BlockBurst:
         self.blocks = 0
 
     def __del__(self) -> None:
-        if self.blocks and not sys.is_finalizing():  # an interpreter that ends can no longer call compiled code
+        if self.blocks and not sys.is_finalizing():  # an interpreter that is ending cannot call compiled code
             close_messages(self.address, 2 * self.blocks)
 
 
 class Delivery:
-    """Give the blocks of a burst to callbacks: compiled code fills it and lists batches, this calls Python ones.
+    """Delivers the blocks of a burst: compiled code fills it and lists batches, this calls Python callbacks.
 
-    What a callback raised goes to `on_error`, which says whether to go on; `quit` is True once it said no. `is_over`:
-    then, and when the owner says so.
+    `on_error` gets exceptions of callbacks and returns whether to continue; if not, `quit` becomes True. `is_over` is
+    True then, and at the owner's end.
     """
 
     def __init__(
@@ -110,11 +110,10 @@ class Delivery:
         in_turn: frozenset[Kind] = _MESSAGES,
         slices: int = 1,
     ) -> None:
-        """For the callbacks of one worker, whose batches of a block are of one slice, or of so many.
+        """Deliver to the callbacks of one worker, whose batches of a block are of `slices` slices.
 
-        `feeds`: the feed; of several, that of each slice.
-        Callbacks of the kinds `in_turn` get a block's messages in turn, each message before the next, unless they are
-        independent.
+        `feeds`: the feed, or that of each slice. Callbacks of the kinds `in_turn` get each message of a block before
+        any gets the next one, unless they are independent.
         """
         self._in_turn, self._slices = in_turn, slices
         self.state = WorkerState()
@@ -133,7 +132,7 @@ class Delivery:
         self._few = numpy.zeros(collect.FEW_WORDS * collect.MOST_FEW, numpy.int64)
 
     def grow(self) -> None:
-        """Make room for the rows that the block at hand needs."""
+        """Grow the scratch to the rows that the current block needs."""
         self._set_rows(2 * self.state.rows_needed)
 
     def _set_rows(self, rows: int) -> None:
@@ -149,7 +148,7 @@ class Delivery:
         lags: NDArray[numpy.int64],
         ages: NDArray[numpy.int64],
     ) -> WorkerAt:
-        """All of this for compiled code, with scratch for a table's callbacks."""
+        """Return the addresses for compiled code, with scratch for a table's callbacks."""
         self._table = table
         self._takes_messages = [callback.takes_messages for callback in table.callbacks]
         callbacks = len(table.callbacks) + 1
@@ -186,12 +185,12 @@ class Delivery:
         return at
 
     def close(self) -> None:
-        """Free what the burst still holds. For when no compiled code uses it any more."""
+        """Free the rest of the burst. No compiled code may use it any more."""
         close_messages(self.burst.address, 2 * self.state.blocks)
         self.state.blocks = 0
 
     def enter_epoch(self, worker: int, slice_id: int, hook_caller: SliceHookCaller) -> None:
-        """Go on with blocks of another epoch, with `worker`'s callbacks as if none had come before."""
+        """Continue with another epoch; `worker`'s callbacks are reset."""
         epoch = self.state.next_epoch
         try:
             hook_caller.enter(worker, epoch, self.is_over)
@@ -205,7 +204,7 @@ class Delivery:
         self.state.epoch = epoch
 
     def take_notice(self, worker: int, slice_id: int, hook_caller: SliceHookCaller) -> None:
-        """Call what is to hear of the gap that a notice tells of, or of going over to live; be done with it."""
+        """Call the hooks of a notice: a gap, or the switch to live."""
         notice = GapNotice(numpy.frombuffer(ctypes.string_at(self.state.notice, GAP_NOTICE_BYTES), GapNotice.dtype))
         if notice.count == 0:
             self._go_live(worker, notice.sequence, hook_caller)
@@ -232,15 +231,17 @@ class Delivery:
                 function(gap)
             except BaseException as error:  # noqa: BLE001
                 self._counters.errors += 1
-                self.quit = not self._on_error(callback_error(f"{name_of(function)}, told of a gap,", error, str(gap)))
+                self.quit = not self._on_error(
+                    callback_error(f"{name_of(function)}, called for a gap,", error, str(gap))
+                )
 
     def begin_timers(self, timers: Timers) -> None:
-        """Let timers be called from now on."""
+        """Start timers."""
         timers.begin(time.time_ns())
         self.state.tick_ns, self.state.tick_within_ns = timers.next_ns, timers.least_ns
 
     def call_timers(self, timers: Timers) -> None:
-        """Call the timers that are due, once each: of several times missed, for the last."""
+        """Call due timers once each; of several missed times, only for the last."""
         now_ns = time.time_ns()
         timers.skip_to(now_ns)
         self._counters.busy_since_ns = time.monotonic_ns()
@@ -249,9 +250,9 @@ class Delivery:
         self.state.tick_ns = timers.next_ns
 
     def deliver(self) -> None:
-        """Give the burst's batches to their callbacks."""
+        """Deliver the burst's batches to their callbacks."""
         burst = self.burst
-        unshared = sys.getrefcount(burst)  # how many that is depends on the interpreter
+        unshared = sys.getrefcount(burst)  # the count depends on the interpreter
         try:
             self._run_callbacks(burst)
         finally:
@@ -259,7 +260,7 @@ class Delivery:
                 self._leave(burst)
 
     def deliver_few(self) -> None:
-        """Do as `deliver` where compiled code has seen that they are FEW, and has said that the callback is busy."""
+        """Deliver FEW messages; compiled code has already marked the callback as busy."""
         number = self._entry_words[_CALLBACK]
         if not self._takes_messages[number]:
             self._counters.words[_BUSY_SINCE] = 0
@@ -274,7 +275,7 @@ class Delivery:
                 self._leave(burst)
 
     def _leave(self, burst: BlockBurst) -> None:
-        """Leave a burst to the callback that keeps views on it, and go on with another one."""
+        """Leave a burst to the callback that keeps views of it, and continue with a new one."""
         burst.blocks = self.state.blocks
         self.state.blocks = 0
         self.burst = BlockBurst()
@@ -291,7 +292,7 @@ class Delivery:
                 payload = ctypes.string_at(values[3 * row], values[3 * row + 1])
                 try:
                     function(Message(payload, batch, row))
-                except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+                except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, even SystemExit
                     if not self._raised(callback, error, batch, row):
                         break
                 else:
@@ -310,7 +311,7 @@ class Delivery:
         if self.state.singles and all(self._takes_messages[callback] for _, callback, *_ in entries):
             self._give_singles(burst, entries, places)
             return
-        if len(entries) == 1 and not self.is_over():  # one block for one callback: what is below takes as long as it
+        if len(entries) == 1 and not self.is_over():  # one block for one callback: a short path that halves the time
             [(slot, callback_number, rows, count, _)] = entries
             received = self._open(burst, *places[slot][:4])
             batch = Batch(received.block, self._rows_of(burst, rows, count, received.block.count), received)
@@ -333,10 +334,10 @@ class Delivery:
             self._deliver_block([part for _, part in sorted(parts, key=itemgetter(0))], received)
 
     def _give_singles(self, burst: BlockBurst, entries: list[Any], places: list[Any]) -> None:
-        """Give blocks of one message each the short way: what is not asked for is not looked at."""
+        """Deliver blocks of one message each on a short path, without unpacking unused fields."""
         counters, callbacks, feeds = self._counters, self._table.callbacks, self._feeds
         busy_since, delivered, batches = counters.words, 0, 0
-        entries.sort()  # by block, then as callbacks were registered
+        entries.sort()  # by block, then by order of registration
         last = {callback: number for number, (_, callback, *_) in enumerate(entries)}
         counters.has_more = final = len(entries) - 1
         for number, (slot, chosen, *_) in enumerate(entries):
@@ -354,7 +355,7 @@ class Delivery:
             busy_since[_BUSY_SINCE] = time.monotonic_ns()
             try:
                 callback.function(Message(ctypes.string_at(payload, payload_bytes), batch, 0))
-            except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+            except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, even SystemExit
                 if not self._raised(callback, error, batch, 0):
                     break
             else:
@@ -364,7 +365,7 @@ class Delivery:
         counters.batches += batches
 
     def _part(self, number: int, callback: Callback, batch: Batch) -> Part:
-        """What a callback gets of a block: all that its prefix asks for, or of that the types that it wants."""
+        """Return a callback's part of a block: all messages of its prefix, or those of its types."""
         if callback.message_types is not None:
             chosen = batch.of_type(callback.message_types)
             assert chosen.rows is not None
@@ -377,7 +378,7 @@ class Delivery:
         return ReceivedBlock(burst, envelope, body, body_bytes, origins, self._feeds)
 
     def _deliver_block(self, parts: list[Part], received: ReceivedBlock) -> None:
-        """Give callbacks, in the order in which they were registered, what they get of a block."""
+        """Call the callbacks, in order of registration, with their parts of a block."""
         active = []
         for part in parts:
             if not len(part.batch):
@@ -432,11 +433,11 @@ class Delivery:
             self.compiled_raised()
 
     def is_over(self) -> bool:
-        """Whether the rest of what is at hand is not to be delivered."""
+        """Return True if the rest must not be delivered."""
         return self.quit or self._is_terminated()
 
     def _rows_of(self, burst: BlockBurst, address: int, rows: int, count: int) -> NDArray[numpy.int32] | None:
-        """A batch's rows: None for all; on the burst's own memory, or copied out of this worker's scratch."""
+        """Return a batch's rows: None for all; a view of the burst's memory, or a copy from this worker's scratch."""
         if address == ALL_ROWS:
             return None if rows == count else numpy.arange(count - rows, count, dtype=numpy.int32)
         view = foreign_array(burst, address, rows, "<i4")
@@ -458,20 +459,19 @@ class Delivery:
         return not self.quit
 
     def _skip(self, callback: Callback, error: MisfitError) -> None:
-        """Count a message that was no record of its schema, and log the first one of a callback."""
+        """Count a message that does not match its schema, and log the first one of a callback."""
         self._counters.misfits += 1
         if not callback.is_misfit_logged:
             callback.is_misfit_logged = True
             log.warning(
-                "callback %s for %r: %s: skipped, as all that follow of its kind; statistics().delivery.misfits counts "
-                "them",
+                "callback %s for %r: %s: skipped, like all further ones; statistics().delivery.misfits counts them",
                 callback.name,
                 callback.prefix,
                 error,
             )
 
     def compiled_raised(self) -> None:
-        """Report each compiled callback that raised in the burst, in the order in which they did."""
+        """Report each compiled callback that raised in the burst, in order."""
         raised = self._callbacks_raised[: self.state.raised].tolist()
         self.state.raised = 0
         for number in raised:
@@ -484,6 +484,6 @@ class Delivery:
                     CallbackError(
                         f"compiled callback {callback.name} for {callback.prefix!r} raised an exception"
                         f"{f' {times} times' if times > 1 else ''} "
-                        "(compiled code cannot say which; an index out of range is the usual one)"
+                        "(compiled code does not report which; usually an index out of range)"
                     )
                 )

@@ -1,4 +1,4 @@
-"""Match a block's topics; hand it to workers, to callbacks of the slice thread, or to the block handler.
+"""Match a block's topics; pass the block to workers, to callbacks of the slice thread, or to the block handler.
 
 Compiled; runs in the slice thread.
 """
@@ -41,12 +41,12 @@ from blackbox.subscribe.worker_queues import GIVEN_UP, fail, hand_over, leave_un
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size, msg_size
 
 _AHEAD = 8
-"""So many topics ahead, what is kept of a hint is fetched: of 100,000 topics most are not in the cache."""
+"""Topics to prefetch ahead: of 100,000 topics most are not in the cache."""
 
 
 @inner
 def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: int, envelope: int) -> int:
-    """Number the block's topics and find their match sets, into the envelope; returns the workers, a bit each."""
+    """Write the numbers and match sets of the block's topics to the envelope; return the workers as bits."""
     layout = layout_of(header)
     offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
     numbers = int32s_at(envelope + TOPICS_AT, header.topics)
@@ -82,13 +82,13 @@ def match_topics(at: SliceAt, table: TableAt, trie: Trie, header: Header, body: 
 
 @inner
 def group_by_set(table: TableAt, header: Header, body: int, envelope: int, first_row: int, stop_row: int) -> int:
-    """Group rows `[first_row, stop_row)` by match set, into the envelope; return how many some callback wants."""
+    """Group rows `[first_row, stop_row)` by match set in the envelope; return how many rows some callback wants."""
     sets = int32s_at(envelope + TOPICS_AT + 4 * header.topics, header.topics)
     counts = int64s_at(table.set_counts, table.sets)
     made = 0
     for topic in range(header.topics):
         if counts[sets[topic]] == 0:
-            counts[sets[topic]] = 1  # one too many, taken off below
+            counts[sets[topic]] = 1  # one too many, corrected below
             row_group(envelope, header.topics, made).match_set = sets[topic]
             made += 1
     if made == 1 and stop_row == header.count:
@@ -120,7 +120,7 @@ def group_by_set(table: TableAt, header: Header, body: int, envelope: int, first
 
 @inner
 def due_of(table: TableAt, header: Header, envelope: int, first_row: int, whose: int) -> int:
-    """Count the deliveries that a grouped block makes, for all workers (`whose` 0) or for worker `whose` - 1."""
+    """Count the deliveries of a grouped block, for all workers (`whose` 0) or for worker `whose` - 1."""
     callbacks = int64s_at(table.callbacks_of_set + 8 * table.sets * whose, table.sets)
     groups = envelope_at(envelope).groups
     if groups == 0:
@@ -149,7 +149,7 @@ def hand_block(at: SliceAt, kind: int, head: int, body_message: int, first_row: 
 
 @inner
 def hand_idle(at: SliceAt) -> bool:
-    """Tell the block handler, if there is one, that no block is left; return whether it wants to be called again."""
+    """Call the block handler, if any, with IDLE; return True if it wants to be called again."""
     if at.handler.function == 0:
         return False
     block = handed_block_at(at.handler.record)
@@ -177,7 +177,7 @@ def dispatch(
     conflated: int,
     drop: int,
 ) -> int:
-    """Hand the block of header `head` to every worker that wants it, and run the slice's own callbacks on it.
+    """Pass the block of header `head` to every worker that wants it, and call the slice thread's own callbacks.
 
     Return 0 or FAILED. The body's message stays open.
 
@@ -235,7 +235,7 @@ def dispatch(
 
 @inner
 def any_full(at: SliceAt) -> bool:
-    """Whether some worker's queue has no room."""
+    """Return True if a worker's queue is full."""
     for worker in range(at.workers):
         counters = worker_counters(at, worker)
         if counters.sent - counters.blocks >= at.queue_blocks:

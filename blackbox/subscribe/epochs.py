@@ -1,9 +1,9 @@
-"""Which run of the publisher goes on, compiled: another one is believed once a line has brought two blocks of it.
+"""Decide which epoch is live, compiled: a new one is accepted once a line has sent two blocks of it.
 
-A line carries the blocks of a run in order, and none of them once the next run has begun. So one block of another epoch
-between two of the present one is a forgery or an error: it is counted, and changes nothing. Two lines say nothing of
-each other: one may be far behind. The first block of a run waits for the second on its line, or for the answer to our
-own nonce, which is believed at once and mostly comes first.
+A line sends the blocks of an epoch in order, and none after the next epoch has begun. So a single block of another
+epoch between blocks of the present one is forged or an error: it is counted and changes nothing. This holds per line,
+since one line may be far behind the other. The first block of an epoch is kept until the second one on its line, or
+until the answer to our own nonce, which is accepted at once and usually comes first.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from blackbox.subscribe.state import SliceCounters
 
 STALE: Final = -3
 DOUBTED: Final = -5
-"""It is not believed yet: keep the block for the next one of its epoch."""
+"""Not yet accepted: keep the block until the next one of its epoch."""
 SAME: Final = 0
 NEW: Final = 1
 REFUTED: Final = 2
-"""As SAME; and the block that was kept was not true."""
+"""As SAME, and the kept block was false."""
 _RETIRED: Final = 8
 AHEAD_NS: Final = 24 * 3_600 * 1_000_000_000
-"""An epoch is the time at which a run began. Further ahead than this, beyond any error of a clock, it is refused."""
+"""An epoch is its start time. Further in the future than this, beyond any clock error, it is rejected."""
 
 
 class EpochState(SharedRecord):
-    """What a slice knows of its publisher's runs and of its lines."""
+    """State of a slice's epochs and lines."""
 
     epoch = Field()
-    """Of the run that goes on; 0: none is known."""
+    """The live epoch; 0: none yet."""
     spoke = Field()
-    """A bit for each line that has brought something of this epoch."""
+    """A bit for each line that has sent a block of this epoch."""
     doubted = Fields(2)
-    """For each line, an epoch of which it has brought one block; 0: none."""
+    """For each line, another epoch with one block so far; 0: none."""
     doubted_key = Fields(2)
-    """For each line, the number of the key of that block, plus 1; 0: the block is not kept."""
+    """For each line, number of that block's key, plus 1; 0: the block is not kept."""
     doubted_ns = Fields(2)
-    """For each line, when that block came, ns since the epoch."""
+    """For each line, receive time of that block in ns since the epoch."""
     retired = Fields(_RETIRED)
-    """Epochs that another has followed."""
+    """Earlier epochs, a ring."""
     retired_count = Field()
     heard_ns = Fields(2)
-    """When each line was last heard, by the monotonic clock."""
+    """Last receive time of each line by the monotonic clock."""
 
 
 epoch_state_at = record_at(EpochState)
@@ -51,14 +51,14 @@ epoch_state_at = record_at(EpochState)
 
 @inner
 def epoch_before(state: EpochState) -> int:
-    """Return the run that was before the present one."""
+    """Return the epoch before the present one."""
     before: int = state.retired[(state.retired_count - 1) % _RETIRED]
     return before
 
 
 @inner
 def _is_over(state: EpochState, epoch: int, proven: int) -> bool:
-    """Whether an epoch came before the present one. A clock that was stepped back may have made a later one smaller."""
+    """Return True if an epoch is before the present one. A clock stepped back may make a later epoch smaller."""
     over = epoch < state.epoch and proven == 0
     for i in range(min(state.retired_count, _RETIRED)):
         over |= state.retired[i] == epoch
@@ -67,7 +67,7 @@ def _is_over(state: EpochState, epoch: int, proven: int) -> bool:
 
 @inner
 def _refute(state: EpochState, counters: SliceCounters, line: int) -> bool:
-    """Take what a line has brought of another epoch for untrue; return whether there was something."""
+    """Reject the other epoch on a line; return True if there was one."""
     if state.doubted[line] == 0:
         return False
     counters.implausible_control += state.doubted_key[line] == 0
@@ -77,10 +77,10 @@ def _refute(state: EpochState, counters: SliceCounters, line: int) -> bool:
 
 @inner
 def judge_epoch(state: EpochState, counters: SliceCounters, epoch: int, line: int, proven: int, tick: int) -> int:
-    """Note that a block of `epoch` came on `line`: SAME as before, REFUTED, NEW, STALE or DOUBTED.
+    """Note a block of `epoch` on `line`: return SAME, REFUTED, NEW, STALE or DOUBTED.
 
-    `proven`: it answers our own nonce. At NEW, whatever is held is of an old epoch and must be released before the
-    block is judged, then the doubted blocks delivered. At REFUTED, STALE and DOUBTED the line's kept block is untrue.
+    `proven`: it answers our own nonce. After NEW, release held blocks, which are of the earlier epoch, before judging
+    the block; then deliver the kept blocks. After REFUTED, STALE and DOUBTED the line's kept block is false.
     """
     state.heard_ns[line] = tick
     bit = 1 << line
@@ -88,7 +88,7 @@ def judge_epoch(state: EpochState, counters: SliceCounters, epoch: int, line: in
         state.spoke |= bit
         return REFUTED if _refute(state, counters, line) else SAME
     if state.epoch != 0:
-        # Of two lines one may be far behind, and still bring the run before. A line itself never goes back.
+        # With two lines, a line far behind may still send the earlier epoch. A line never goes back.
         if state.spoke & bit == 0 and _is_over(state, epoch, proven):
             _refute(state, counters, line)
             return STALE

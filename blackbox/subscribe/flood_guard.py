@@ -1,4 +1,4 @@
-"""End connections on which bytes come without end, but no block: libzmq would keep all of a message that never ends."""
+"""Disconnect peers that send bytes without end but no block: libzmq would buffer an endless message in memory."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from blackbox.transport.curve import ClientKeys, refusal_of
 log = logging.getLogger("blackbox")
 
 GUARD_NEEDS = Needs(descriptors=2, threads=1)
-"""The socket that reports connections, and its thread."""
+"""The connection monitor and its thread."""
 _LOOK_S = 0.2
 _SLACK_BYTES = 16 << 20
-"""What the kernel holds, and frames around bodies."""
+"""Bytes in kernel buffers, and frames around bodies."""
 
 
 class _Mark(NamedTuple):
-    """What was known of a connection when its line had last been heard."""
+    """A connection's counters when its line last received a block."""
 
     heard_ns: int
     received: int
     reads: int = 0
-    """How often the slice thread had looked for a block when more had come than may; 0: it has not."""
+    """Reads of the slice thread when the limit was exceeded; 0: not exceeded."""
 
 
 class FloodGuard:
-    """Look at a SUB socket's TCP connections, five times a second, in a thread of its own.
+    """Checks a SUB socket's TCP connections five times a second in a separate thread.
 
-    Each may bring as many bytes between two valid blocks of its line as a full queue and one body hold; then, once the
-    slice thread has read and still found none, it is ended, libzmq frees what it held, and connects again. Made and
-    closed in the socket's thread, before it connects. It also tells of handshakes that fail.
+    Between two valid blocks of its line each connection may send as many bytes as a full queue and one body. Beyond
+    that, once the slice thread has read without finding a block, it is disconnected: libzmq frees its buffers and
+    reconnects. Created and closed in the socket's thread, before it connects. Also reports failed handshakes.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class FloodGuard:
         slice_id: int,
         keys: ClientKeys | None = None,
     ) -> None:
-        """`heard_ns` of a line: when its last valid block came. `queued_bytes`: what libzmq may queue of one line.
+        """`heard_ns` returns the time of a line's last valid block. `queued_bytes`: most bytes queued for one line.
 
-        `reads`: how often the slice thread has looked for a block. `keys`: with which it connects.
+        `reads`: reads of the slice thread so far. `keys`: CURVE keys of the socket.
         """
         self.refusal = ""
-        """Why a publisher does not take our connections, as far as failed handshakes tell."""
+        """Reason why a publisher rejects our connections, from failed handshakes."""
         self._keys = keys
         self._counters, self._heard_ns, self._queued_bytes, self._slice_id = counters, heard_ns, queued_bytes, slice_id
         self._reads = reads
@@ -75,12 +75,12 @@ class FloodGuard:
         self._thread = threading.Thread(target=self._watch, name=f"blackbox-guard-{slice_id}", daemon=True)
 
     def start(self) -> None:
-        """Begin to look, if there is anything that can be looked at."""
+        """Start checking if there are TCP connections."""
         if self._connections is not None:
             start_thread(self._thread)
 
     def close(self) -> None:
-        """End the thread, and watch no longer."""
+        """Stop the thread and the monitor."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -88,7 +88,7 @@ class FloodGuard:
             self._connections.close()
 
     def _lines_of(self, connection: Connection) -> list[int]:
-        """Return the line of a connection; all lines of its port where the feed names a host in another form."""
+        """Return the line of a connection; all lines of its port if the feed names the host differently."""
         lines = [line for line, address in self._addresses.items() if address == connection.address]
         port = f":{connection.peer[1]}"
         return lines or [line for line, address in self._addresses.items() if address.endswith(port)] or [0]
@@ -98,13 +98,13 @@ class FloodGuard:
         while not self._ended.wait(_LOOK_S):
             try:
                 self.look()
-            except Exception:  # the next look may do better; without any, nobody is ended
+            except Exception:  # the next check may succeed; until then no peer is disconnected
                 if not has_failed:
-                    log.exception("slice %d: the flood guard's look failed, it goes on", self._slice_id)
+                    log.exception("slice %d: the flood guard's check failed, it continues", self._slice_id)
                 has_failed = True
 
     def look(self) -> None:
-        """Judge every connection by what has come on it, and what was heard."""
+        """Check every connection's bytes against the blocks received."""
         assert self._connections is not None
         limit, reads = self._queued_bytes() + MAX_BODY_BYTES + _SLACK_BYTES, self._reads()
         found = self._connections.look()
@@ -128,5 +128,5 @@ class FloodGuard:
             elif reads - mark.reads >= self._enough_reads and connection.end():
                 del self._marks[connection.fd]
                 self._counters.ended_connections += 1
-                text = "slice %d: ended the connection to %s: %d bytes came, and no block"
+                text = "slice %d: closed the connection to %s: it sent %d bytes and no block"
                 log.warning(text, self._slice_id, connection.address, unheard)

@@ -1,4 +1,4 @@
-"""Choose what to call where messages of a key are missing, between those before and after."""
+"""Select the functions to call for missing messages of a key, between the messages around them."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from blackbox.feed.key_rule import may_have_key
 from blackbox.subscribe.callbacks import Callback
 
 _MOST_KEYS: Final = 4_096
-"""Keys for which the choice is kept; with more it is made anew."""
+"""Most keys for which the selection is cached; then the cache is cleared."""
 
 
 class GapHook(NamedTuple):
-    """A function of the user that is told of gaps."""
+    """A user's function that is called for gaps."""
 
     starts: Sequence[tuple[bytes, bool]]
-    """Starts of the topics that it hears of. True: only the topic that is equal to the start."""
+    """Starts of its topics. True: only the topic equal to the start."""
     function: Callable[[Gap], object]
     group: str | None
     owner: object
-    """Of the subscriber whose callbacks may miss something."""
+    """The subscriber whose callbacks may miss messages."""
 
 
 class GapHooks:
-    """The callbacks of one worker of a slice, and the hooks that are told there of what they may miss."""
+    """Callbacks of one worker of a slice, and the hooks called there for messages that they miss."""
 
     def __init__(
         self, callbacks: Sequence[Callback], hooks: Sequence[GapHook], key_rule: int, hears_live: bool = False
     ) -> None:
-        """`hears_live`: a hook wants to hear when the slice goes over to live, between the callbacks' messages."""
+        """`hears_live`: a hook is called when the slice switches to live, between the callbacks' messages."""
         self.callbacks, self._key_rule = callbacks, key_rule
         self._hears_live = hears_live and bool(callbacks)
         self._hooks = [hook for hook in hooks if any(_is_of(hook, callback) for callback in callbacks)]
@@ -38,11 +38,11 @@ class GapHooks:
 
     @property
     def listens(self) -> bool:
-        """Whether Python is to hear of notices: for hooks, or callbacks that keep more than compiled code knows of."""
+        """True if Python must process notices: for hooks, or for callbacks with state unknown to compiled code."""
         return self._hears_live or bool(self._hooks) or any(callback.kind == "book" for callback in self.callbacks)
 
     def told(self, key: bytes) -> list[Callable[[Gap], object]]:
-        """Return what is to be called when messages of a key are lost: callbacks' own, then hooks."""
+        """Return the functions to call when messages of a key are lost: callbacks' own, then hooks."""
         found = self._told.get(key)
         if found is None:
             rule = self._key_rule
@@ -66,5 +66,5 @@ def _is_of(hook: GapHook, callback: Callback) -> bool:
 
 
 def _is_told_of(hook: GapHook, start: bytes) -> bool:
-    """Return whether topics that start so may be those of a hook."""
+    """Return True if topics with this start may be a hook's."""
     return any(text.startswith(start) or (not whole and start.startswith(text)) for text, whole in hook.starts)

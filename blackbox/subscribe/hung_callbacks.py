@@ -1,4 +1,4 @@
-"""Name the function that a thread is in, for the error that says which callback did not return."""
+"""Name the function that a thread is running, for the error about a callback that does not return."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MOST_NAMES: Final = 3
 
 
 def running_function(thread: threading.Thread, candidates: Sequence[str]) -> str:
-    """Return the name of the user's function that a thread runs, with file and line.
+    """Return the name of the user's function that a thread is running, with file and line.
 
-    A compiled function has no Python frame: then it is one of the `candidates`, the callbacks of that thread.
+    A compiled function has no Python frame: then the result lists `candidates`, the callbacks of that thread.
     """
     frames = list(_frames_of(thread))
     depth = next((n for n, frame in enumerate(frames) if _is_users(frame)), None)
@@ -33,7 +33,7 @@ def running_function(thread: threading.Thread, candidates: Sequence[str]) -> str
 
 
 def _frames_of(thread: threading.Thread) -> list[FrameType]:
-    """Return the frames of a thread, the outermost first."""
+    """Return the frames of a thread, outermost first."""
     frame = sys._current_frames().get(thread.ident or 0)
     frames = []
     while frame is not None:

@@ -1,4 +1,4 @@
-"""Tell in the log what a slice only counts: refused blocks, what was not believed, stepped clocks, many errors."""
+"""Log what slices only count: rejected blocks, implausible messages, stepped clocks, many errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from blackbox.subscribe.state import SliceCounters, SliceState
 log = logging.getLogger("blackbox")
 
 _EVERY_S = 10.0
-"""Time between two notices of one kind and slice, at least."""
+"""Least seconds between two notices of one kind and slice."""
 _MOST_ERRORS = 10
-"""Errors of callbacks that are logged in that time, of one slice."""
+"""Errors of callbacks logged in that time per slice."""
 
 
 class CallbackErrors:
-    """Log what the callbacks of a slice raise: some of it in full, of the rest how many. Any thread may call."""
+    """Logs exceptions of a slice's callbacks: some in full, the rest as a count. Thread-safe."""
 
     def __init__(self, slice_id: int) -> None:
         self._slice_id = slice_id
@@ -28,7 +28,7 @@ class CallbackErrors:
         self._until = 0.0
 
     def log(self, failure: CallbackError) -> None:
-        """Log an error with its traceback, unless there have been many."""
+        """Log an error with its traceback, unless there were too many."""
         with self._lock:
             if time.monotonic() >= self._until:
                 self._tell_more()
@@ -39,7 +39,7 @@ class CallbackErrors:
             log.error("%s", failure, exc_info=failure.__cause__ or failure)
 
     def close(self) -> None:
-        """Tell how many were not logged."""
+        """Log how many errors were not logged."""
         with self._lock:
             self._tell_more()
 
@@ -51,7 +51,7 @@ class CallbackErrors:
 
 
 class LogWarnings:
-    """Logs what slices have counted, and keeps what was logged when. Used by one thread."""
+    """Logs counters of slices, and remembers what was logged when. Used by one thread."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[int, str], int] = {}
@@ -59,7 +59,7 @@ class LogWarnings:
         self._seen: dict[int, int] = {}
 
     def check(self, slice_id: int, counters: SliceCounters, state: SliceState) -> None:
-        """Log what has been counted since the last notice of its kind."""
+        """Log what was counted since the last notice of its kind."""
         doubted = counters.implausible + counters.implausible_control
         seen = counters.malformed + doubted + counters.clock_steps
         if seen == self._seen.get(slice_id, 0):
@@ -68,9 +68,9 @@ class LogWarnings:
         for fault, text in FAULT_TEXT.items():
             is_named = fault == Fault.VERSION and state.other_version
             what = version_text(state.other_version - 1) if is_named else text
-            waits |= self._tell(slice_id, counters.faults[fault], f"refused %d blocks: {what}", fault.name)
+            waits |= self._tell(slice_id, counters.faults[fault], f"rejected %d blocks: {what}", fault.name)
         waits |= self._tell(
-            slice_id, doubted, "%d messages or heartbeats were not believed: of another run, or numbered far ahead"
+            slice_id, doubted, "%d messages or heartbeats were implausible: of another epoch, or far ahead in sequence"
         )
         ahead = f"the publisher's is now {-counters.clock_offset_ns / 1e9:.3f} s ahead of this host's"
         waits |= self._tell(slice_id, counters.clock_steps, f"clocks were stepped %d times: {ahead}", "clock")
@@ -78,7 +78,7 @@ class LogWarnings:
             self._seen[slice_id] = seen
 
     def _tell(self, slice_id: int, count: int, text: str, kind: str = "") -> bool:
-        """Log `text` with what is new of `count`; return whether it has to wait."""
+        """Log `text` with the increase of `count`; return True if it must wait."""
         which = slice_id, kind or text
         more = count - self._told.get(which, 0)
         if more == 0:

@@ -1,4 +1,4 @@
-"""Who wants what in one slice, laid out for the slice thread's match and the workers' dispatch."""
+"""Subscribed topics of one slice, laid out for the slice thread's match and the workers' dispatch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ REMOVED = -1
 
 
 class WorkerTable:
-    """One worker's part of a `Table`: match set s means callbacks `members[starts[s]:starts[s + 1]]`.
+    """One worker's part of a `Table`: match set s has the callbacks `members[starts[s]:starts[s + 1]]`.
 
-    `mine` are the callbacks that live on it, `gap_hooks` the hooks for what they may miss.
+    `mine`: the callbacks on this worker; `gap_hooks`: the hooks for messages that they miss.
     """
 
     def __init__(
@@ -74,24 +74,24 @@ class WorkerTable:
 
     @property
     def is_told(self) -> bool:
-        """Whether it is to be told of gaps."""
+        """True if it receives gap notices."""
         return self.gap_hooks.listens or any(isinstance(each, CompiledCallback) for each in self.gap_hooks.callbacks)
 
     def remove(self, callback: Callback) -> None:
-        """Let no further batch reach a callback, also of blocks that were matched before it was removed."""
+        """Deliver no further batch to a callback, even of blocks matched before its removal."""
         if callback in self.callbacks:
             self._functions[self.callbacks.index(callback)] = REMOVED
 
 
 class Table:
-    """One version of what a subscriber wants of one slice. Immutable but for `remove`: a change makes a new one.
+    """One version of a subscriber's topics in one slice. Immutable except for `remove`: a change makes a new one.
 
-    A *match set* is a place in the distinct prefixes, plus 1: the longest prefix of a topic decides all callbacks that
-    want it, since each shorter one is a prefix of it. Set 0 is no callback. If callbacks choose symbols, a set is of
-    all topics with the same callbacks.
+    A *match set* is an index of a distinct prefix, plus 1: a topic's longest prefix determines all its callbacks, since
+    the shorter ones are prefixes of it. Set 0 has no callbacks. If callbacks choose symbols, a set is of all topics
+    with the same callbacks.
 
-    Attributes: `version`; `topics` and `keys`, tries over the prefixes and over the filters asked of ZeroMQ;
-    `upstream`, those filters; `wanted`, prefixes of the topics that are wanted; `workers`, a `WorkerTable` each.
+    Attributes: `version`; `topics` and `keys`, tries of the prefixes and of the ZeroMQ filters; `upstream`, those
+    filters; `wanted`, prefixes of the subscribed topics; `workers`, a `WorkerTable` each.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Table:
     ) -> None:
         """Match topics of `within` with `callbacks`. `gap_hooks` are called for lost messages.
 
-        `hears_live`: a hook wants to hear when the slice goes over to live. `key_rule`: the one of the feed.
+        `hears_live`: a hook is called when the slice switches to live. `key_rule`: the feed's.
         """
         self.version = version
         self.upstream, self.wanted = upstream, wanted
@@ -150,7 +150,7 @@ class Table:
 
 
 def _match_sets(callbacks: Sequence[Callback], within: TopicChoice) -> tuple[Trie, list[list[int]]]:
-    """Return the trie that finds a topic's match set, and the places of the callbacks of each set."""
+    """Return the trie that finds a topic's match set, and the callback indices of each set."""
     by_prefix: dict[bytes, list[int]] = {}
     for number, callback in enumerate(callbacks):
         for prefix in callback.prefixes:

@@ -1,4 +1,4 @@
-"""How a subscriber behaves, and what its slices need of the system."""
+"""Settings of a subscriber, and the system resources that its slices need."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LONGEST_WAIT_S = 1_000.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a subscriber behaves, the same for each of its slices: see `Subscriber`. Raises ValueError out of range."""
+    """Settings of a subscriber, the same for all slices: see `Subscriber`. Raises ValueError if one is out of range."""
 
     workers: int
-    """0: all callbacks run in the slice thread, or a block handler takes the blocks in place of callbacks."""
+    """0: callbacks run in the slice thread, or a block handler takes the blocks instead."""
     slow: SlowPolicy
     queue_blocks: int = 16
     hwm_blocks: int = 128
@@ -61,9 +61,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
-    """What a `SliceThread` opens and starts: ROUTER, a DEALER a worker, SUB, a connection a line, and its guard.
+    """Return what a `SliceThread` opens and starts: ROUTER, a DEALER per worker, SUB, a connection per line, its guard.
 
-    In shared memory: a connection, a watch on the publisher, its bell, and for a moment the memory.
+    With shared memory also a connection, a pidfd of the publisher, its bell, and briefly the memory.
     """
     lines = len(feed_slice.lines) + 5 * bool(feed_slice.shared_memory)
     threads = 1 + options.workers

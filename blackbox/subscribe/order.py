@@ -76,7 +76,7 @@ PLAUSIBLE_JUMP: Final = 1 << 24
 
 @inner
 def _can_come(at: OrderAt, state: OrderState, number: int, now_ns: int) -> bool:
-    """Return True if a line that is alive has not reached a sequence."""
+    """Return True if a live line has not yet reached a sequence."""
     can = False
     for line in range(at.lines):
         can |= state.line_next[line] < number and is_alive(at, line, now_ns)
@@ -157,7 +157,7 @@ def keep_doubted(at: OrderAt, key: int, line: int, header: Header, span: int, ca
 def judge(at: OrderAt, key: int, line: int, header: Header, span: int, in_force: int, force: int) -> int:
     """Return the offset of the first new sequence of a live block, or a verdict.
 
-    `force`: do not hold it, and count the missing messages before it as lost.
+    `force`: do not hold it; missing messages before it are lost.
     """
     state, counters = order_state_at(at.state), slice_counters_at(at.counters)
     end = header.sequence + span
@@ -198,7 +198,7 @@ def judge(at: OrderAt, key: int, line: int, header: Header, span: int, in_force:
 def next_ready(at: OrderAt, now_ns: int, before: int) -> int:
     """Return the place of the next deliverable held block, or NONE; `release` then frees it.
 
-    `before`: if not 0, deliver blocks with lower sequences, and only these, even if messages before them are missing.
+    `before`: if not 0, deliver only blocks with lower sequences, even if messages before them are missing.
     """
     state = order_state_at(at.state)
     place = state.first_held
@@ -223,7 +223,7 @@ def next_ready(at: OrderAt, now_ns: int, before: int) -> int:
 
 @inner
 def release(at: OrderAt, place: int) -> int:
-    """Free the place from `next_ready`; return as `judge`. Missing messages before the block are lost."""
+    """Free the place from `next_ready`; return the same as `judge`. Missing messages before the block are lost."""
     block, counters = held_block(at, place), slice_counters_at(at.counters)
     state = order_state_at(at.state)
     key, sequence, count, key_sequence, messages = (
@@ -247,9 +247,9 @@ def release(at: OrderAt, place: int) -> int:
 
 @njit(nogil=True, cache=True)
 def note_ends(at: OrderAt, filters: Trie, header_at: int, body: int, line: int, in_force: int, is_answer: bool) -> bool:
-    """Note the ends of keys in a control block of the live epoch. Return False if they are implausible.
+    """Store the ends of keys in a control block of the live epoch. Return False if they are implausible.
 
-    `is_answer`: it answers the nonce of this subscriber, so its sequence is true.
+    `is_answer`: it answers this subscriber's nonce, so its sequence is true.
     """
     state = order_state_at(at.state)
     header = read_header(header_at)
@@ -279,7 +279,7 @@ def note_ends(at: OrderAt, filters: Trie, header_at: int, body: int, line: int, 
 
 @inner
 def note_end(at: OrderAt, key: int, epoch: int, end: int, count: int) -> None:
-    """Note the end and count of a key from a control block."""
+    """Store the end and count of a key from a control block."""
     of_key = key_state(at, key)
     if of_key.heard_epoch != epoch or of_key.heard_end < end:
         of_key.heard_epoch = epoch
@@ -289,7 +289,7 @@ def note_end(at: OrderAt, key: int, epoch: int, end: int, count: int) -> None:
 
 @inner
 def note_told_end(at: OrderAt, key: int, following: int, end: int, count: int) -> None:
-    """Note the end and count of a key from the heartbeat with slice sequence `following`."""
+    """Store the end and count of a key from the heartbeat with slice sequence `following`."""
     of_key = key_state(at, key)
     of_key.told_before = following
     of_key.told_end = end
@@ -310,7 +310,7 @@ def _lacks(at: OrderAt, state: OrderState, following: int) -> bool:
 
 @inner
 def _must_read(at: OrderAt, state: OrderState, following: int) -> bool:
-    """Return True if archives may have the missing messages before a heartbeat's sequence; else these are lost."""
+    """Return True if archives may have the missing messages before a heartbeat's sequence; else they are lost."""
     must = False
     repairs = can_repair(at)
     if state.is_full != 0:
@@ -334,9 +334,9 @@ def _must_read(at: OrderAt, state: OrderState, following: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def settle(at: OrderAt, now_ns: int) -> None:
-    """Find missing messages before the newest heartbeat, if no block is held.
+    """Find missing messages before the newest heartbeat if no block is held.
 
-    Another line that is alive may still deliver them.
+    Another live line may still deliver them.
     """
     state = order_state_at(at.state)
     following = state.told_next

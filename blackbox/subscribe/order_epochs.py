@@ -31,7 +31,7 @@ from blackbox.subscribe.order_state import (
 
 @inner
 def lose_left(at: OrderAt, epoch: int, end: int) -> None:
-    """Count messages as lost that a silent line sends later, in an epoch that archives have left.
+    """Count messages as lost that a delayed line sends later, in an epoch that archives have left.
 
     If only some keys are wanted, the count may include messages of others.
     """
@@ -44,7 +44,7 @@ def lose_left(at: OrderAt, epoch: int, end: int) -> None:
 
 @inner
 def _left_place(state: OrderState, epoch: int) -> int:
-    """Return the place of an epoch in the ring of those that archives left, or UNKNOWN."""
+    """Return the index of an epoch in the ring of those that archives left, or UNKNOWN."""
     found: int = UNKNOWN
     for place in range(MOST_ENDED):
         if state.left_epoch[place] == epoch:
@@ -54,7 +54,7 @@ def _left_place(state: OrderState, epoch: int) -> int:
 
 @inner
 def _leave(state: OrderState, epoch: int, following: int) -> None:
-    """Note that archives leave an epoch which the live line may still be in, or come to."""
+    """Note that archives leave an epoch that the live line may still be in, or reach later."""
     if epoch != 0 and _left_place(state, epoch) == UNKNOWN:
         place = state.left % MOST_ENDED
         state.left_epoch[place] = epoch
@@ -83,8 +83,8 @@ def _enter_epoch(at: OrderAt, epoch: int) -> None:
 def _lose_rest(at: OrderAt, following: int, told: int, is_over: bool) -> None:
     """Count the missing messages at the end of an epoch as lost.
 
-    `following`: the known end of the slice. `told`: the end up to which the ends of keys are known; later messages may
-    have unwanted keys. `is_over`: live blocks have shown the losses of keys.
+    `following`: the known end of the slice. `told`: the sequence up to which the ends of keys are known; later messages
+    may have unwanted keys. `is_over`: live blocks have shown the losses of keys.
     """
     state = order_state_at(at.state)
     if state.is_full == 0 and state.told_epoch == state.epoch:
@@ -152,7 +152,7 @@ def _end_epoch(at: OrderAt, epoch: int) -> None:
 
 @inner
 def _first_ended(state: OrderState, before: int) -> int:
-    """Return the place of the lowest ended epoch before another, or UNKNOWN. They are not noted in order."""
+    """Return the index of the lowest ended epoch before another, or UNKNOWN. The ring is not sorted."""
     first: int = UNKNOWN
     for place in range(MOST_ENDED):
         ended = state.ended_epoch[place]
@@ -204,12 +204,12 @@ def enter_archived(at: OrderAt, epoch: int, sequence: int) -> bool:
 
 @inner
 def note_told(at: OrderAt, epoch: int, following: int) -> None:
-    """Note the end of an ended epoch as archives know it. `note_end` adds its keys."""
+    """Store the end of an ended epoch from archives. `note_end` adds its keys."""
     state = order_state_at(at.state)
     if epoch != state.epoch:
         return
     is_kept = state.told_epoch == epoch
-    if not is_kept:  # keys say how far they are in a later epoch
+    if not is_kept:  # keys are already in a later epoch
         state.told_epoch = epoch
         state.heard_told = 0
         for key in range(int64s_at(at.keys.used, 1)[0]):

@@ -1,7 +1,7 @@
-"""Hold live blocks of a slice, in the order of their sequences. Compiled, without I/O.
+"""Hold live blocks of a slice, ordered by sequence. Compiled, without I/O.
 
-Each held block has a place, whose body the caller keeps. A place is free, used by a block in the order, or used by the
-block of an implausible sequence.
+Each held block has a place; the caller keeps its body. A place is free, in the order, or holds a block with an
+implausible sequence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from blackbox.subscribe.state import slice_counters_at
 
 @inner
 def has_room(at: OrderAt, body_bytes: int) -> bool:
-    """Return True if there is room for one more held block."""
+    """Return True if there is room for another held block."""
     state = order_state_at(at.state)
     return state.places < HELD_BLOCKS and body_bytes <= at.held_limit - state.held_bytes
 
@@ -85,7 +85,7 @@ def dequeue_first(at: OrderAt, state: OrderState) -> None:
 
 @inner
 def fill_place(at: OrderAt, state: OrderState, key: int, header: Header, span: int) -> int:
-    """Return a place that describes a block, which is not in the order yet."""
+    """Return a place filled with a block's description, not yet in the order."""
     place: int = _take_place(at, state)
     block = held_block(at, place)
     block.key = key

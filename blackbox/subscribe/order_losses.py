@@ -55,7 +55,7 @@ def _known_count(state: OrderState, key: KeyState) -> int:
 
 @inner
 def begins(state: OrderState, key: KeyState) -> bool:
-    """Return True if nothing of a key is missing: its start is unknown, or it is not wanted any more."""
+    """Return True if nothing of a key is missing: its start is unknown, or it is no longer wanted."""
     is_first = state.is_strict == 0 and key.count == UNKNOWN and key.end == 0
     return state.is_full == 0 and (is_first or key.is_out != 0)
 
@@ -74,7 +74,7 @@ def lose(at: OrderAt, key: int, stop: int, count: int) -> None:
 
 @inner
 def lose_messages(at: OrderAt, key: int, first: int, lost: int, is_bound: bool) -> None:
-    """Count messages of a key as lost. `is_bound`: there may be fewer."""
+    """Count messages of a key as lost. `is_bound`: the count is an upper bound."""
     state, of_key, counters = order_state_at(at.state), key_state(at, key), slice_counters_at(at.counters)
     counters.gaps = saturated(counters.gaps, lost)
     if of_key.lost == 0:
@@ -104,9 +104,9 @@ class Loss(NamedTuple):
     epoch: int
     sequence: int
     """Sequence of the first of them."""
-    count: int  # type: ignore[assignment]  # it hides a method of tuples that nobody needs
+    count: int  # type: ignore[assignment]  # hides an unused method of tuples
     key: int
-    """Number of their key; UNKNOWN: any keys."""
+    """Number of the key; UNKNOWN: any keys."""
     is_bound: int
     """1: `count` is an upper bound."""
 

@@ -41,7 +41,7 @@ NO_ANSWERS: Final = int(Answers.NONE)
 
 @inner
 def can_repair(at: OrderAt) -> bool:
-    """Return True if missing messages are read from archives and one of these answers."""
+    """Return True if missing messages can be read from archives, and an archive answers."""
     state = order_state_at(at.state)
     return at.repairs != 0 and state.is_begun != 0 and load_shared(state, "answers") != NO_ANSWERS
 
@@ -93,7 +93,7 @@ def is_void(at: OrderAt, request: int) -> bool:
 
 @inner
 def judge_recorded(at: OrderAt, key: int, header: Header, span: int) -> int:
-    """Judge the next block from archives, as `judge`. Its epoch was entered."""
+    """Judge the next block from archives, like `judge`. Its epoch was entered."""
     state = order_state_at(at.state)
     end = header.sequence + span
     first: int = DUPLICATE
@@ -137,7 +137,7 @@ def note_passed(at: OrderAt, epoch: int, following: int, is_all: int, in_force: 
 
 @inner
 def _live_from(at: OrderAt, state: OrderState) -> int:
-    """Return the first live sequence that is held, whether or not filters are confirmed, or UNKNOWN."""
+    """Return the first held live sequence, whether or not filters are confirmed, or UNKNOWN."""
     if state.first_held != NONE:
         first = held_block(at, state.first_held).sequence
         state.holds_from = first if state.holds_from == UNKNOWN else min(first, state.holds_from)

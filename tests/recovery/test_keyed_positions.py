@@ -189,7 +189,7 @@ def test_keys_of_new_callbacks_have_no_position_until_the_publisher_confirms() -
         subscriber.start()
         publisher.confirms = False
         subscriber.on(b"K2.")(print)
-        with pytest.raises(SubscriberError, match="not confirmed what new callbacks want"), subscriber.checkpoint():
+        with pytest.raises(SubscriberError, match="new callbacks are not confirmed"), subscriber.checkpoint():
             pass
         publisher.confirms = True
 

@@ -144,7 +144,7 @@ def test_an_exception_without_a_text_is_told_of(kind: str) -> None:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b""), (b"U", b"")]))
         with pytest.raises(
-            CallbackError, match=r"raised MuteError: \(its text could not be made: RuntimeError\) \(slice 0, topic b'T'"
+            CallbackError, match=r"raised MuteError: \(its text is not readable: RuntimeError\) \(slice 0, topic b'T'"
         ):
             subscriber.run()
 

@@ -63,7 +63,7 @@ def test_a_message_that_never_ends_costs_the_connection(caplog: pytest.LogCaptur
         subscriber.terminate()
         starting.join()
     assert all(80 <= each < MOST_MIB for each in sent)
-    assert f"slice 0: ended the connection to {feed.slices[0].endpoints[0][6:]}: " in caplog.text
+    assert f"slice 0: closed the connection to {feed.slices[0].endpoints[0][6:]}: " in caplog.text
 
 
 def test_the_other_line_of_an_endless_message_goes_on() -> None:
@@ -160,7 +160,7 @@ def test_a_look_that_fails_is_logged_once_and_the_next_ones_go_on(caplog: pytest
 
         wait_until(is_ended, 60)
     assert next(failures, None) is None
-    assert caplog.text.count("slice 3: the flood guard's look failed, it goes on") == 1
+    assert caplog.text.count("slice 3: the flood guard's check failed, it continues") == 1
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "localhost"])

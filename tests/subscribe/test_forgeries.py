@@ -50,7 +50,7 @@ def test_one_block_of_another_epoch_changes_nothing(epoch: int, caplog: pytest.L
     received = subscriber.statistics().received
     assert got.payloads == [b"0", b"1", b"2", b"3"]
     assert (received.epochs, received.gaps, received.stale, received.implausible) == (1, 0, 0, 1)
-    assert "slice 0: 1 messages or heartbeats were not believed" in caplog.text
+    assert "slice 0: 1 messages or heartbeats were implausible" in caplog.text
 
 
 def test_one_heartbeat_of_another_epoch_changes_nothing() -> None:

@@ -275,7 +275,7 @@ def test_a_gap_hook_that_raises_ends_the_subscriber_as_a_callback_does(workers: 
         send(publisher, b"1")
         lose(publisher)
         send(publisher, b"2")
-        with pytest.raises(CallbackError, match="hook, told of a gap, raised ValueError: 1 are too many"):
+        with pytest.raises(CallbackError, match="hook, called for a gap, raised ValueError: 1 are too many"):
             subscriber.run()
     assert numbers_of(got) == [1]
 
