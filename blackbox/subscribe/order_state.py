@@ -1,4 +1,4 @@
-"""State of a slice's message order, shared by compiled code and Python, for the decisions in `order*`."""
+"""State of a slice's message order, shared by compiled code and Python; used by the decisions in `order*`."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Answers(IntEnum):
     """State of a slice's archives."""
 
     NONE = 0
-    """None has answered in time. They are not asked for missing messages until one answers."""
+    """No archive has answered in time. None is asked for missing messages until one answers."""
     EXPECTED = 1
-    """None was asked yet."""
+    """No archive was asked yet."""
     SOME = 2
-    """One has answered."""
+    """An archive has answered."""
 
 
 class KeyState(SharedRecord):
@@ -54,17 +54,18 @@ class KeyState(SharedRecord):
     count = Field()
     """Number of its messages before `end`, or UNKNOWN."""
     began = Field()
-    """Number of its messages before the first delivered one, if that came before filters were confirmed.
+    """Number of its messages before the first delivered one, if that arrived before filters were confirmed.
 
-    UNKNOWN: the newest filters accept it, those before did not."""
+    UNKNOWN: the newest filters accept the key, earlier ones did not.
+    """
     is_late = Field()
-    """1: earlier messages of this epoch were not received. They are no gap and will not arrive."""
+    """1: earlier messages of this epoch were not received. They are not a gap and will not arrive."""
     heard_epoch = Field()
     heard_end = Field()
     heard_count = Field()
     """Largest end that control blocks of epoch `heard_epoch` report, with its count."""
     is_out = Field()
-    """1: the newest filters leave it out."""
+    """1: the newest filters exclude the key."""
     told_before = Field()
     told_end = Field()
     told_count = Field()
@@ -106,7 +107,7 @@ class OrderState(SharedRecord):
     request = Field()
     """Number of the request to archives. Answers to earlier requests are void."""
     answering = Field()
-    """Request to which the present blocks from archives belong."""
+    """Request to which the current blocks from archives belong."""
     cursor = Field()
     """While CATCHING_UP: everything in `epoch` before it has arrived or is lost."""
     first = Field()
@@ -116,11 +117,11 @@ class OrderState(SharedRecord):
     at = Field()
     """End of the last delivered message."""
     proven = Field()
-    """Everything wanted before it was delivered or reported as lost."""
+    """All wanted messages before it were delivered or reported as lost."""
     lives = Field()
     """Number of times it was or became LIVE."""
     images = Field()
-    """Number of image blocks that are still to arrive. Nothing is delivered before them."""
+    """Number of image blocks still to arrive. No other message is delivered before them."""
     is_full = Field()
     """1: all keys are wanted, so each missing sequence is a gap."""
     is_begun = Field()
@@ -130,9 +131,9 @@ class OrderState(SharedRecord):
     is_counted = Field()
     """1: keys without delivered messages had no earlier messages."""
     opens = Field()
-    """1: the slice begins at a time, for which archives know the position."""
+    """1: the slice begins at a time; archives report its position."""
     is_from_proven = Field()
-    """1: everything before `first` was delivered or reported as lost."""
+    """1: all messages before `first` were delivered or reported as lost."""
     gone_before = Field()
     """Archives have no further messages of `epoch` before it."""
     holds = Field()
@@ -154,7 +155,7 @@ class OrderState(SharedRecord):
     ended_epoch = Fields(MOST_ENDED)
     ended_next = Fields(MOST_ENDED)
     ended_told = Fields(MOST_ENDED)
-    """The last of them, in a ring, with `heard_next` and `heard_told` of each."""
+    """The last of them, a ring, with `heard_next` and `heard_told` of each."""
     doubted = Fields(2)
     """Implausible sequence that each line sent once; 0: none."""
     doubted_end = Fields(2)
@@ -181,7 +182,7 @@ class OrderState(SharedRecord):
     """Number of epochs that archives left before the live line did."""
     left_epoch = Fields(MOST_ENDED)
     left_next = Fields(MOST_ENDED)
-    """The last of them, in a ring. All messages of each before `left_next` were delivered or reported as lost."""
+    """The last of them, a ring. All messages of each before `left_next` were delivered or reported as lost."""
     begun_epoch = Field()
     """Epoch of the start in the past; 0: none."""
     wants_full = Field()
@@ -286,7 +287,7 @@ class Order:
         self.keys = Numbering(max_keys, 8)
         self.state, self.epochs = OrderState(), EpochState()
         self._key_states = numpy.zeros(max_keys, KeyState.dtype)
-        self._key_states["count"][:1] = UNKNOWN  # other keys when they are numbered: all would touch 70 MB
+        self._key_states["count"][:1] = UNKNOWN  # other keys when they get a number: setting all would touch 70 MB
         self._held = numpy.zeros(HELD_BLOCKS + 1, HeldBlock.dtype)
         self.state.holds_from, self.state.lives = UNKNOWN, 1
         self.at = OrderAt(
@@ -318,7 +319,7 @@ class Order:
 
     @property
     def position(self) -> Position:
-        """The next message. Everything wanted before it was delivered or reported as lost."""
+        """Position of the next message. All wanted messages before it were delivered or reported as lost."""
         return Position(self.state.epoch, self.state.proven)
 
     @property

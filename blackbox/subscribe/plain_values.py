@@ -1,4 +1,4 @@
-"""Callbacks that get plain Python values: columns of a batch, a value a message, and no object for each."""
+"""Callbacks with plain Python values: columns of a batch, values per message, and no `Message` objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from blackbox.feed.schema import ABSENT, DECIMALS, Schema
 from blackbox.subscribe.callbacks import Callback, MisfitError
 
 RECORD: Final = "record."
-"""In front of a field of the schema whose name is also one of the message's own."""
+"""Prefix for a field of the schema with the same name as a field of the message itself."""
 
 
 def _origins(place: int, of_batch: Callable[[Batch], int]) -> Callable[[Batch], list[int]]:
@@ -42,11 +42,11 @@ OWN: Final[dict[str, Callable[[Batch], list[Any]]]] = {
     "slice_id": _origins(3, lambda batch: batch.block.slice_id),
     "epoch": _origins(4, lambda batch: batch.block.epoch),
 }
-"""What a message has of its own: its name, and what makes the values of a batch of one feed."""
+"""Fields of the message itself: name, and a function that returns their values for a batch of one feed."""
 
 
 class PlainCallback(Callback):
-    """A callback for each message that gets the values of `fields`, in that order, in place of a `Message`."""
+    """A callback per message with the values of `fields`, in that order, instead of a `Message`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PlainCallback(Callback):
         self._of_record = tuple(name.removeprefix(RECORD) for name in fields if name not in OWN)
 
     def check(self, schemas: Sequence[Schema | None]) -> None:
-        """Raise ConfigError unless each field is the message's own, or one of a type of these schemas."""
+        """Raise ConfigError unless each field is one of the message itself, or of a type of these schemas."""
         super().check(schemas)
         known = {
             name for schema in schemas if schema for dtype in schema.records.values() for name in dtype.names or ()
@@ -75,14 +75,17 @@ class PlainCallback(Callback):
             hint = did_you_mean(name, [*OWN, *sorted(known)])
             raise ConfigError(
                 f"callback {self.name} for {self.prefix!r}: field was {name!r}, expected one of the message's own: "
-                f"{', '.join(OWN)}; or of a record's{'' if known else ', of which this feed has none'}{hint}"
+                f"{', '.join(OWN)}; or of a record's{'' if known else ', but this feed has no records'}{hint}"
             )
 
     def calls(self, batch: Batch) -> tuple[Iterator[object], Iterator[object]]:
-        """Return the calls, as `Callback.calls`."""
+        """Return the calls, as `Callback.calls` does."""
         try:
             columns = self._columns(batch)
-        except (ValueError, ConfigError):  # one cannot be read: the others come first, and its error in its place
+        except (
+            ValueError,
+            ConfigError,
+        ):  # one message is unreadable: deliver one by one, so that its error comes in order
             places = iter(range(len(batch)))
             return map(self._call, batch.messages(places)), places
         first, *others = columns
@@ -102,7 +105,7 @@ class PlainCallback(Callback):
         return [OWN[name](batch) if name in OWN else next(record) for name in self.fields]
 
     def _call(self, message: Message) -> object:
-        """Call it as the columns would have, one value at a time. Raises MisfitError when a record cannot be read."""
+        """Call the function for one message. Raises MisfitError if its record is unreadable."""
         try:
             record = message.record if self._of_record and message.payload is not None else None
         except ValueError as error:
@@ -119,24 +122,24 @@ class PlainCallback(Callback):
 
 
 def in_place(values: Iterable[Any], places: NDArray[Any]) -> list[Any]:
-    """Return values in the order of their places, 0, 1, 2 ..."""
+    """Return values ordered by their indices 0, 1, 2 ..."""
     if (places[1:] > places[:-1]).all():
         return list(values)
     return list(map(list(values).__getitem__, numpy.argsort(places).tolist()))
 
 
 def _value(record: Any, field: str, prices: Prices) -> Any:
-    """Return a field's value, a price in the form asked for."""
+    """Return a field's value, with prices in the given form."""
     value = getattr(record, field)
     decimals = (record._dtype_[field].metadata or {}).get(DECIMALS)
     return value if decimals is None else in_form([value], decimals, prices)[0]
 
 
 def record_columns(batch: Batch, fields: Sequence[str], prices: Prices = "integer") -> list[list[Any]]:
-    """Return, for each field, its value in each message of a batch of one feed; None where its type has no such field.
+    """Return, for each field, its values in a batch of one feed; None for messages whose type lacks the field.
 
-    The values are those of `Message.record`, prices in the form asked for. Raises ValueError or ConfigError when a
-    message is not of a type of the schema, or a field's values are no plain ones: read it message by message.
+    The values are those of `Message.record`, with prices in the given form. Raises ValueError or ConfigError if a
+    message matches no type of the schema, or a field has no plain values: then read it message by message.
     """
     schema: Any = batch.schema
     if schema is None or batch.block.validity is not None:
@@ -147,7 +150,7 @@ def record_columns(batch: Batch, fields: Sequence[str], prices: Prices = "intege
     found = [(batch.indices(kind), kind) for kind in kinds]
     order = numpy.concatenate([places for places, _ in found])
     if len(order) != len(batch):
-        raise ValueError("a message is of no type")
+        raise ValueError("a message has no type of the schema")
     columns = [[] for _ in fields]
     for places, kind in found:
         records = batch.records(kind)
@@ -160,7 +163,7 @@ def record_columns(batch: Batch, fields: Sequence[str], prices: Prices = "intege
 def _columns_of_one_type(
     batch: Batch, dtype: numpy.dtype[Any], fields: Sequence[str], prices: Prices
 ) -> list[list[Any]]:
-    """Return the values of fields, read where they lie, if all of the batch's messages are records of this type."""
+    """Return the values of fields, read in place, if all messages of the batch are records of this type."""
     block = batch.block
     if not block.is_fixed or block.stride != dtype.itemsize:
         return []
@@ -174,7 +177,7 @@ def _columns_of_one_type(
 
 
 def types_of(batch: Batch, schema: Schema) -> list[str]:
-    """Return the types of a batch's messages, each once; those of one type are found at once."""
+    """Return the distinct types of a batch's messages; those of one type are found at once."""
     block = batch.block
     if block.is_fixed and block.stride > schema.type_offset:
         characters = block.payloads.reshape(block.count, block.stride)[:, schema.type_offset]
@@ -192,9 +195,9 @@ def types_of(batch: Batch, schema: Schema) -> list[str]:
 
 
 def values_of(column: NDArray[Any], prices: Prices = "integer") -> list[Any]:
-    """Return a field's values as `Message.record` gives them, prices in the form asked for.
+    """Return a field's values as `Message.record` does, with prices in the given form.
 
-    Raises ValueError where they are no plain ones.
+    Raises ValueError if they are not plain.
     """
     dtype = column.dtype
     if dtype.kind in "iufb" and column.ndim == 1:
@@ -214,4 +217,4 @@ def values_of(column: NDArray[Any], prices: Prices = "integer") -> list[Any]:
     if dtype == numpy.uint8 or (dtype.kind == "V" and dtype.names is None):
         size = column[0:1].nbytes
         return numpy.ascontiguousarray(column).reshape(-1).view(numpy.uint8).view(f"V{size}").tolist()
-    raise ValueError(f"values of {dtype} are no plain ones")
+    raise ValueError(f"values of {dtype} are not plain")

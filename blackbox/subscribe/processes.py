@@ -1,4 +1,4 @@
-"""A slice in a process of its own, so that pure-Python callbacks of several slices run in parallel."""
+"""A slice in a separate process, so that Python callbacks of several slices run in parallel."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ log = logging.getLogger("blackbox")
 _TICK_S = 0.05
 
 PROCESS_NEEDS = Needs(descriptors=2, threads=1)
-"""A process, beside what its slice needs: what tells each of the two that the other has ended."""
+"""For a process, in addition to its slice: two pipes that report the end of either side."""
 
 
 class SliceProcess:
-    """Runs a `SliceThread` in a forked process and stands for it in the parent.
+    """Runs a `SliceThread` in a forked process, and represents it in the parent.
 
-    The thread object is made before the fork: its state, counters, topic names and compiled callbacks' states lie in
-    memory that both processes share. The child ends with its parent.
+    The thread object is created before the fork: its state, counters, topic names and states of compiled callbacks are
+    in shared memory. The child ends with its parent.
     """
 
     def __init__(self, thread: SliceThread, prepare: Callable[[], None]) -> None:
-        """`prepare` is called in the process before anything else."""
+        """`prepare` is called first in the process."""
         self.thread = thread
         self._process = multiprocessing.get_context("fork").Process(
             target=_run_child,
@@ -43,7 +43,7 @@ class SliceProcess:
         )
 
     def start(self) -> None:
-        """Fork. Raises LimitError when the system refuses."""
+        """Fork. Raises LimitError if the system refuses."""
         try:
             self._process.start()
         except OSError as error:
@@ -52,11 +52,11 @@ class SliceProcess:
 
     @property
     def is_done(self) -> bool:
-        """Whether the process has ended, in whatever way."""
+        """True once the process has ended in any way."""
         return not self._process.is_alive()
 
     def failure(self) -> BlackBoxError | None:
-        """What went wrong in the process, or that it ended before it was done."""
+        """Return the error of the process, or an error if it ended too early."""
         failure = self.thread.failure()
         if failure is None and self.is_done and not self.thread.is_done:
             code = self._process.exitcode or 0
@@ -65,7 +65,7 @@ class SliceProcess:
         return failure
 
     def release(self, timeout: float) -> bool:
-        """Wait for the process to end; kill it after `timeout` seconds. False when it had to be killed."""
+        """Wait for the process to end; kill it after `timeout` seconds. Return False if it was killed."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             self._process.kill()
@@ -76,7 +76,7 @@ class SliceProcess:
 
 def _run_child(thread: SliceThread, parent: int, prepare: Callable[[], None]) -> None:
     prepare()
-    # Ctrl-C, or the end of a terminal, reaches the whole process group: the parent decides what it means.
+    # Ctrl-C, or the end of a terminal, reaches the whole process group: the parent decides how to handle it.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: thread.ask_to_terminate())
@@ -85,14 +85,14 @@ def _run_child(thread: SliceThread, parent: int, prepare: Callable[[], None]) ->
     deadline = math.inf
     while not thread.is_done:
         if os.getppid() != parent and thread.state.stopping != TERMINATE:
-            log.error("slice %d: the parent process has gone", thread.slice_id)
+            log.error("slice %d: the parent process has ended", thread.slice_id)
             thread.ask_to_terminate()
         if thread.state.stopping == TERMINATE:
             deadline = min(deadline, time.monotonic() + thread.options.slow._grace_ns / 1e9)
             if thread.release(_TICK_S):
                 break
             if time.monotonic() >= deadline:
-                log.error("slice %d: a callback did not return, its process ends itself", thread.slice_id)
+                log.error("slice %d: a callback did not return, its process exits", thread.slice_id)
                 os._exit(EXIT_SLOW)
         ended.wait(_TICK_S)
     deadline = time.monotonic() + 1

@@ -1,4 +1,4 @@
-"""The compiled loop of a slice thread: receive, check, order, match, hand to workers. It never takes the GIL."""
+"""The compiled loop of a slice thread: receive, check, order, match, pass to workers. It never takes the GIL."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ _BAD_KEY_RULE = int(Fault.KEY_RULE)
 _BAD_SLICE = int(Fault.SLICE)
 _BAD_EPOCH = int(Fault.EPOCH)
 _TURNS = 32
-"""Blocks taken before Python has its turn again."""
-# As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
+"""Blocks received between two turns of Python."""
+# Pass these as int64, not as literals: numba would compile the callee for each literal.
 _NO = numpy.int64(0)
 _YES = numpy.int64(1)
 
 
 @inner
 def _receive(at: SliceAt, keys: Trie) -> int:
-    """Receive one block into the scratch messages; returns its frames, 0 when there is none, -1 when libzmq failed."""
+    """Receive one block into the scratch messages; return its frames, 0 if none is available, -1 if libzmq failed."""
     if at.shared.state != 0:
         return receive_both(at.shared, keys, at.sub, at.scratch + KEY_AT, at.scratch + WAITING_AT)
     return receive_from_socket(at.sub, at.scratch + KEY_AT)
@@ -101,7 +101,7 @@ def _receive(at: SliceAt, keys: Trie) -> int:
 
 @inner
 def _spin(at: SliceAt) -> bool:
-    """Look on until something has come, or nothing came for long enough: False."""
+    """Poll until a message arrives; return False after the spin time."""
     state = slice_state_at(at.state)
     now = now_ns()
     until = min(slice_counters_at(at.counters).last_received_ns, now) + at.spin_ns
@@ -117,7 +117,7 @@ def _spin(at: SliceAt) -> bool:
 
 @inner
 def _sleep(at: SliceAt, wait_ms: int) -> int:
-    """Sleep until something may have come: 0, COMMAND when the publisher that shared its memory has gone, or FAILED."""
+    """Sleep until a message may have arrived; return 0, COMMAND if the shared memory's publisher ended, or FAILED."""
     if at.spin_ns != 0 and _spin(at):
         return 0
     shared = at.shared.state != 0
@@ -136,7 +136,7 @@ def _sleep(at: SliceAt, wait_ms: int) -> int:
 
 @inner
 def _align(at: SliceAt) -> bool:
-    """Copy the header to HEAD; copy the body where libzmq cut it out of a larger buffer, off its alignment."""
+    """Copy the header to HEAD; copy the body if libzmq left it unaligned in a larger buffer."""
     header = at.scratch + HEADER_AT
     copy_bytes(at.scratch + HEAD_AT, msg_data(header), min(msg_size(header), HEADER_BYTES))
     body = at.scratch + BODY_AT
@@ -163,7 +163,7 @@ def _has_reserved_key(at: SliceAt) -> bool:
 
 @inner
 def _fault(at: SliceAt, frames: int, now: int) -> int:
-    """What is wrong with the block at hand; 0: nothing."""
+    """Return the fault of the current block; 0: none."""
     if frames != 3:
         return _BAD_FRAMES
     key, body = at.scratch + KEY_AT, at.scratch + BODY_AT
@@ -185,7 +185,7 @@ def _fault(at: SliceAt, frames: int, now: int) -> int:
 
 @inner
 def _fault_here(at: SliceAt, now: int) -> int:
-    """What is wrong with the block at hand, which is sound, in this slice; 0: nothing."""
+    """Return why the current block, itself valid, is wrong in this slice; 0: it is not."""
     header = read_header(at.scratch + HEAD_AT)
     if (header.flags & FLAG_CONTROL != 0) != _has_reserved_key(at):
         return _BAD_KEY
@@ -197,7 +197,7 @@ def _fault_here(at: SliceAt, now: int) -> int:
 
 @inner
 def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
-    """Nothing to receive: release what waited long enough, look for stuck workers, sleep."""
+    """Without messages: release held blocks that are due, check for stuck workers, sleep."""
     counters = slice_counters_at(at.counters)
     tick = monotonic_ns()
     result = look_at_held(at, table, trie, tick)
@@ -220,7 +220,7 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
 
 @njit(nogil=True, cache=True)
 def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
-    """Deliver, gaps or not, whatever waits in the slice thread; after TERMINATE count it as due."""
+    """Deliver everything that waits in the slice thread, with gaps; after TERMINATE count it as due."""
     deliver_held(at, table, trie, ALL)
     drop_all_doubted(at)
     if at.action == CONFLATE and pending(at) > 0:
@@ -229,7 +229,7 @@ def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
 
 @inner
 def _drained(at: SliceAt, table: TableAt, trie: Trie, nothing_left: bool) -> bool:
-    """Whether everything received before the stop has been handed on."""
+    """Return True if everything received before the stop was passed on."""
     state = slice_state_at(at.state)
     state.drain_left -= 1
     if not nothing_left and state.drain_left > 0:
@@ -240,7 +240,7 @@ def _drained(at: SliceAt, table: TableAt, trie: Trie, nothing_left: bool) -> boo
 
 @inner
 def _is_heartbeat(at: SliceAt, header: Header) -> bool:
-    """Whether the control block at hand is a heartbeat that changes nothing but what the lines have told."""
+    """Return True if the current control block is a heartbeat that only reports ends of lines."""
     key = at.scratch + KEY_AT
     text = bytes_at(msg_data(key), 2)
     named = msg_size(key) == len(HEARTBEAT_KEY) and text[0] == HEARTBEAT_KEY[0] and text[1] == HEARTBEAT_KEY[1]
@@ -270,16 +270,16 @@ def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Head
 
 @njit(nogil=True, cache=True)
 def count_doubted(at: SliceAt) -> int:
-    """Return how many numbers of control blocks were not believed so far."""
+    """Return how many control blocks had implausible sequences so far."""
     doubted: int = slice_counters_at(at.counters).implausible_control
     return doubted
 
 
 @njit(nogil=True, cache=True)
 def hand_control(at: SliceAt, now: int, in_force: int, doubted: int) -> None:
-    """Give the control block at hand to the block handler, if there is one.
+    """Pass the current control block to the block handler, if any, unless its sequences are implausible.
 
-    Not one that tells what is not believed: `doubted` was `count_doubted` before its numbers were noted.
+    `doubted`: `count_doubted` before its sequences were noted.
     """
     if at.handler.function != 0 and count_doubted(at) == doubted:
         handed_block_at(at.handler.record).in_force = in_force
@@ -288,7 +288,7 @@ def hand_control(at: SliceAt, now: int, in_force: int, doubted: int) -> None:
 
 @inner
 def _repairs_wait(at: SliceAt) -> bool:
-    """Whether archives have brought something that is not taken yet."""
+    """Return True if blocks from archives are waiting."""
     state = order_state_at(at.order.state)
     is_more: bool = at.repair_socket != 0 and load_shared(state, "sent") != state.taken
     return is_more
@@ -296,7 +296,7 @@ def _repairs_wait(at: SliceAt) -> bool:
 
 @inner
 def _receive_repair(at: SliceAt) -> int:
-    """As `_receive`, what archives have brought."""
+    """Do the same as `_receive` for blocks from archives."""
     if not _repairs_wait(at):
         return 0
     frames = receive_from_socket(at.repair_socket, at.scratch + KEY_AT)
@@ -306,9 +306,9 @@ def _receive_repair(at: SliceAt) -> int:
 
 @inner
 def _accept_repair(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) -> int:
-    """Order what archives have brought: a block, or a note that there is nothing more. Return 0 or FAILED.
+    """Order a block or note from archives. Return 0 or FAILED.
 
-    The thread that has sent it here has checked it.
+    The thread that sent it has checked it.
     """
     if frames == 3 and msg_size(at.scratch + HEADER_AT) == 0:
         return take_note(at, table, trie, keys)
@@ -329,7 +329,7 @@ def _accept_repair(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: 
 
 @inner
 def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) -> int:
-    """Check the block at hand, count it and order it: 0, CONTROL or FAILED."""
+    """Check, count and order the current block. Return 0, CONTROL or FAILED."""
     counters = slice_counters_at(at.counters)
     now, tick = now_ns(), monotonic_ns()
     note_own_clock(clock_state_at(at.clock), counters, now, tick)
@@ -356,7 +356,7 @@ def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) ->
 
 @njit(nogil=True, cache=True)
 def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
-    """Receive and hand on until Python is needed; returns why: COMMAND, CONTROL, DRAINED, TERMINATED or FAILED."""
+    """Receive and pass on until Python is needed; return COMMAND, CONTROL, DRAINED, TERMINATED or FAILED."""
     state = slice_state_at(at.state)
     own = worker_state_at(at.own.state)
     result, frames = numpy.int64(0), numpy.int64(1)
@@ -365,11 +365,11 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
         stopping = load_shared(state, "stopping")
         if stopping == TERMINATE:
             return TERMINATED
-        # Who asks without a pause must not keep blocks from their turn.
+        # Continuous commands must not starve blocks.
         if load_shared(state, "asked") != 0 and (frames == 0 or state.reads >= turns):
             return COMMAND
         state.reads += 1
-        # What comes live takes turns with it: else its queue would run over.
+        # Live blocks take turns with archives, or their queue would overflow.
         frames = _receive_repair(at) if state.reads & 1 else numpy.int64(0)
         if frames > 0:
             result = _accept_repair(at, table, trie, keys, frames)
@@ -390,7 +390,7 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
 
 @njit(nogil=True, cache=True)
 def renumber(at: SliceAt, trie: Trie) -> None:
-    """Find the match set of every known topic anew, after the wishes changed."""
+    """Find the match set of every known topic again, after callbacks have changed."""
     known = int64s_at(at.topics.used, 1)[0]
     starts = int64s_at(at.topics.starts, known + 1)
     set_of_topic = int32s_at(at.set_of_topic, at.topics.capacity)

@@ -1,4 +1,4 @@
-"""Filters of a slice that a publisher refuses, and the error of each callback that needs them."""
+"""Filters of a slice that a publisher refuses, and the errors of the callbacks that need them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blackbox.feed.feed import Feed
 from blackbox.publish.peers import Why, topics_of
 
 _MOST_SHOWN: Final = 5
-"""Prefixes that an error names."""
+"""Prefixes named in an error."""
 _REASONS: Final[dict[int, str]] = {
     Why.TOO_MANY: "there are more subscriptions than its max_subscriptions",
     Why.ON_DEMAND: "it cannot deliver them, as its log says",
@@ -26,14 +26,14 @@ class Refusal(NamedTuple):
     filters: Mapping[bytes, int]
 
     def error(self, feed: Feed, starts: Iterable[tuple[bytes, bool]]) -> RightsError:
-        """Return one error for callbacks, `starts` as there, that names their refused topics, else the filters."""
+        """Return one error for callbacks with these `starts`: it names their refused topics, else the filters."""
         refused = {start: why for start, whole in starts if (why := self._why(feed, start, whole))} or {
             topics: why for each, why in self.filters.items() if (topics := topics_of(each)) is not None
         }
         return self._error(sorted(refused), max(refused.values(), default=0))
 
     def error_of(self, feed: Feed, starts: Iterable[tuple[bytes, bool]]) -> RightsError | None:
-        """Return the error of a callback, `starts` as there; None: it needs none of the filters."""
+        """Return the error of a callback with these `starts`; None if it needs none of the filters."""
         for start, whole in starts:
             if why := self._why(feed, start, whole):
                 return self._error([start], why)

@@ -1,4 +1,4 @@
-"""Deliver the block at hand, and held ones whose turn has come, as the slow-subscriber policy has it.
+"""Deliver the current block and due held blocks, under the slow-subscriber policy.
 
 Compiled code of the slice thread. The decisions are in `order` and `order_repair`.
 """
@@ -44,29 +44,29 @@ from blackbox.subscribe.state import HELD_MS, slice_counters_at, slice_state_at
 from blackbox.subscribe.worker_queues import tell_live, tell_losses
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init, msg_init_size, msg_move, msg_size
 
-# As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
+# Pass these as int64, not as literals: numba would compile the callee for each literal.
 NO = numpy.int64(0)
 YES = numpy.int64(1)
 ALL = numpy.int64(MAX_SEQUENCE + 1)
-"""Sequence after all others."""
+"""A sequence after all others."""
 ARCHIVE = 2
-"""In place of a line: blocks that archives have brought."""
+"""Instead of a line: blocks from archives."""
 _SHARED_BYTES = 8_192
-"""Bodies up to this size may lie in a buffer of libzmq's that others share; one that waits would keep all of it."""
+"""Smaller bodies may share a large buffer of libzmq's, and a held body would keep the whole buffer."""
 
 
 @inner
 def note_late(at: SliceAt, key: int) -> None:
-    """Note in the header at hand whether messages of its key were sent before the first one that came."""
+    """Set FLAG_LATE in the current header if earlier messages of its key were not received."""
     if at.handler.function != 0:
-        return  # it takes the header as it came
+        return  # it takes the header unchanged
     if key == FULL or key_state(at.order, key).is_late != 0:
         block_header_at(at.scratch + HEAD_AT).flags |= FLAG_LATE
 
 
 @inner
 def deliver_block(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: int) -> int:
-    """Deliver the block at hand as the slow-subscriber policy has it: 0 or FAILED."""
+    """Deliver the current block under the slow-subscriber policy. Return 0 or FAILED."""
     head, body_message = at.scratch + HEAD_AT, at.scratch + BODY_AT
     if is_over(at):
         return dispatch(at, table, trie, head, body_message, first_row, now, NO, NO)
@@ -94,7 +94,7 @@ def deliver_block(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: 
 
 @inner
 def tell_shown_losses(at: SliceAt, table: TableAt) -> int:
-    """Report losses before the present block, unless older messages wait: 0 or FAILED."""
+    """Report losses before the current block, unless older messages wait. Return 0 or FAILED."""
     if not has_losses(at.order) or (at.action == CONFLATE and pending(at) > 0):
         return 0
     return tell_losses(at, table, read_header(at.scratch + HEAD_AT).ts_out)
@@ -102,7 +102,7 @@ def tell_shown_losses(at: SliceAt, table: TableAt) -> int:
 
 @inner
 def put_aside(at: SliceAt, place: int) -> None:
-    """Move the block at hand to a place for held ones."""
+    """Move the current block to a place for held blocks."""
     held = at.held_messages + HELD_MESSAGE_BYTES * place
     copy_bytes(held, at.scratch + HEAD_AT, HEADER_BYTES)
     msg_init(held + HEADER_BYTES)
@@ -111,7 +111,7 @@ def put_aside(at: SliceAt, place: int) -> None:
 
 @inner
 def leave_shared_buffer(at: SliceAt) -> bool:
-    """Copy a small body into separate memory. Return False if there is no memory."""
+    """Copy a small body into separate memory. Return False if out of memory."""
     body, fresh = at.scratch + BODY_AT, at.scratch + COPY_AT
     size = msg_size(body)
     if size > _SHARED_BYTES:
@@ -126,7 +126,7 @@ def leave_shared_buffer(at: SliceAt) -> bool:
 
 @inner
 def take_back(at: SliceAt, place: int) -> None:
-    """Move a held block back: it is at hand."""
+    """Make a held block the current block."""
     held = at.held_messages + HELD_MESSAGE_BYTES * place
     copy_bytes(at.scratch + HEAD_AT, held, HEADER_BYTES)
     msg_move(at.scratch + BODY_AT, held + HEADER_BYTES)
@@ -135,9 +135,9 @@ def take_back(at: SliceAt, place: int) -> None:
 
 @inner
 def row_of(at: SliceAt, first: int) -> int:
-    """Return the first row to deliver of the present block, by the offset of its first new sequence.
+    """Return the first row to deliver of the current block, by the offset of its first new sequence.
 
-    What was counted as duplicates are numbers: those that the block leaves out are taken off.
+    Sequences that the block omits were counted as duplicates; subtract them.
     """
     header = read_header(at.scratch + HEAD_AT)
     if header.flags & FLAG_SEQUENCES == 0:
@@ -154,9 +154,9 @@ def row_of(at: SliceAt, first: int) -> int:
 
 @inner
 def deliver_held(at: SliceAt, table: TableAt, trie: Trie, before: int) -> int:
-    """Deliver held blocks whose turn has come; nothing is at hand: 0 or FAILED. `before`: see `next_ready`.
+    """Deliver due held blocks, without a current block. Return 0 or FAILED. `before`: see `next_ready`.
 
-    Then, unless `before` is set, find what is missing after them, by the newest heartbeat.
+    Then, unless `before` is set, find missing messages after them with the newest heartbeat.
     """
     now, tick = now_ns(), monotonic_ns()
     while True:
@@ -181,7 +181,7 @@ def deliver_held(at: SliceAt, table: TableAt, trie: Trie, before: int) -> int:
 
 @inner
 def go_on(at: SliceAt, table: TableAt, trie: Trie, before: int) -> int:
-    """Switch to live if its time has come. Deliver held blocks as `deliver_held`; nothing is at hand: 0 or FAILED."""
+    """Switch to live if possible. Deliver held blocks as `deliver_held` does. Return 0 or FAILED."""
     if has_losses(at.order):
         result = tell_losses(at, table, now_ns())
         if result != 0:
@@ -199,7 +199,7 @@ def go_on(at: SliceAt, table: TableAt, trie: Trie, before: int) -> int:
 
 @inner
 def deliver_recorded(at: SliceAt, table: TableAt, trie: Trie, key: int, verdict: int, now: int) -> int:
-    """Deliver the block at hand, which an archive has brought: 0 or FAILED."""
+    """Deliver the current block, which is from an archive. Return 0 or FAILED."""
     header = read_header(at.scratch + HEAD_AT)
     result = 0
     first_row = row_of(at, verdict)
@@ -215,7 +215,7 @@ def deliver_recorded(at: SliceAt, table: TableAt, trie: Trie, key: int, verdict:
 
 @inner
 def look_at_held(at: SliceAt, table: TableAt, trie: Trie, tick: int) -> int:
-    """Now and then deliver what was held for long enough, or for a line that is dead: 0 or FAILED."""
+    """Periodically deliver blocks that were held long enough, or for a dead line. Return 0 or FAILED."""
     state = slice_state_at(at.state)
     if tick < state.look_at_held_ns or (
         slice_counters_at(at.counters).held == 0 and not is_unsettled(order_state_at(at.order.state))
@@ -227,7 +227,7 @@ def look_at_held(at: SliceAt, table: TableAt, trie: Trie, tick: int) -> int:
 
 @inner
 def line_of(at: SliceAt, header: Header) -> int:
-    """The line that a block came on, or ARCHIVE."""
+    """Return the line of a block, or ARCHIVE."""
     if header.flags & FLAG_RECORDED:
         return ARCHIVE
     return 1 if header.flags & FLAG_LINE_B and at.order.lines > 1 else 0
@@ -235,7 +235,7 @@ def line_of(at: SliceAt, header: Header) -> int:
 
 @inner
 def drop_refuted(at: SliceAt, line: int) -> None:
-    """Drop the block of a line's number that turned out not to be true."""
+    """Drop a line's block with a rejected sequence, if any."""
     place = refute(at.order, line)
     if place != NONE:
         held = at.held_messages + HELD_MESSAGE_BYTES * place

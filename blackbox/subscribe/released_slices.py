@@ -1,4 +1,4 @@
-"""Slices that no callback needs any more: they are ended, and what they have counted stays until they come back."""
+"""Slices that no callback needs: they are ended, and their counters are kept until they start again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from blackbox.subscribe.slice_thread import SliceThread
 from blackbox.subscribe.statistics import Counters
 
 _UNNEEDED_S: Final = 1.0
-"""How long no callback has needed a slice when it is released: one callback may be about to replace another."""
+"""Seconds without callbacks before a slice is released: one callback may be about to replace another."""
 
 
 class Kept(NamedTuple):
-    """What stays of a slice that has ended."""
+    """Data kept of a slice that has ended."""
 
     counters: Counters
     topics: Numbering
@@ -23,9 +23,10 @@ class Kept(NamedTuple):
 
 
 class ReleasedSlices:
-    """Ends slices, and keeps what they have counted and how they number topics. Used with the supervisor's lock held.
+    """Ends slices, and keeps their counters and topic numbers. Used with the supervisor's lock held.
 
-    `leaving` are those that have not ended yet. Both are made anew at each change: others may read them at any time.
+    `leaving`: slices that have not ended yet. Both dicts are replaced at each change, so others may read them at any
+    time.
     """
 
     def __init__(self) -> None:
@@ -34,20 +35,20 @@ class ReleasedSlices:
         self._unneeded_since: dict[int, float] = {}
 
     def unneeded(self, slices: Mapping[int, SliceThread]) -> list[int]:
-        """Return which of the running slices have not been needed for long enough. Called now and then."""
+        """Return the running slices without callbacks for long enough. Call it periodically."""
         now = time.monotonic()
         idle = [slice_id for slice_id, thread in slices.items() if not thread.is_needed]
         self._unneeded_since = {slice_id: self._unneeded_since.get(slice_id, now) for slice_id in idle}
         return [slice_id for slice_id, since in self._unneeded_since.items() if now - since >= _UNNEEDED_S]
 
     def release(self, slice_id: int, thread: SliceThread) -> None:
-        """Have a slice end: what is on its way is not delivered."""
+        """Terminate a slice: messages on their way are not delivered."""
         self.kept = {**self.kept, slice_id: Kept(thread.counters, thread.topics, thread.transport)}
         self.leaving = {**self.leaving, slice_id: thread}
         thread.ask_to_terminate()
 
     def keep_ended(self) -> bool:
-        """Let go of slices that have ended; return whether some have."""
+        """Remove slices that have ended; return True if there were any."""
         ended = {slice_id for slice_id, thread in self.leaving.items() if thread.release(0.0)}
         for slice_id in ended:
             self.kept[slice_id].counters.settle()

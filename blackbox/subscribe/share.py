@@ -1,4 +1,4 @@
-"""A subscriber's share of a supervisor, its slices and their threads: its own life among those of the others."""
+"""A subscriber's share of a supervisor with its slices and threads, and its own life among the sharers."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from blackbox.subscribe.supervisor import SubscriberLife, Supervisor
 log = logging.getLogger("blackbox")
 
 _SHARED = (SubscriberLife.NEW, SubscriberLife.RUNNING)
-"""Where a supervisor is in its life while subscribers come and go."""
+"""Stages of a supervisor in which subscribers may join and leave."""
 
 
 class Share:
-    """Begins and ends what one subscriber has registered, while others use the same slices. The last one ends these.
+    """Adds and removes one subscriber's callbacks, while others use the same slices. The last one ends the slices.
 
-    Life: that of the supervisor from `start` on, unless it leaves before the last one: then it is STOPPING until what
-    its callbacks were sent is delivered. An error in the slices, or in a callback of any subscriber, ends all of them.
+    Life: the supervisor's from `start` on, unless it leaves before the last one: then it is STOPPING until messages for
+    its callbacks are delivered. An error in a slice, or in a callback of any subscriber, ends all of them.
     """
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.registered = Registered()
         self._supervisor, self._sharers = supervisor, supervisor.sharers
         self._own = SubscriberLife.NEW
-        """RUNNING: as the supervisor. STOPPING: it has left, or is about to."""
+        """RUNNING: see the supervisor. STOPPING: it has left, or is leaving."""
 
     @property
     def state(self) -> SubscriberLife:
-        """Where it is in its life."""
+        """Current stage of its life."""
         if self._own is SubscriberLife.STOPPING and self._supervisor.state is not SubscriberLife.ENDED:
             return SubscriberLife.ENDED if self._has_left else SubscriberLife.STOPPING
         return self._own if self._own in (SubscriberLife.NEW, SubscriberLife.ENDED) else self._supervisor.state
 
     @property
     def _has_left(self) -> bool:
-        """Whether it has ended before the last one."""
+        """True if it has ended before the last one."""
         return self._own is SubscriberLife.STOPPING and self.registered not in self._sharers.leaving
 
     def _enter(self, life: SubscriberLife) -> None:
-        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        """Enter `life`. Raises RuntimeError if it cannot follow the current stage."""
         self._own = self._own.enter(life, f"share of feed {self._supervisor.feed.name!r}")
 
     def check_new(self) -> None:
@@ -55,12 +55,13 @@ class Share:
         if self._own is not SubscriberLife.NEW:
             raise SubscriberError(f"start was called when {self.state}; a subscriber is used once")
         if self._supervisor.state not in _SHARED:
-            raise SubscriberError("start was called after the last one that shares its slices had ended them")
+            raise SubscriberError("start was called after the shared slices had ended")
 
     def start(self, timeout: float | None, since: Callable[[int], Since | None] | None = None) -> None:
-        """Start the slices, or join where they run; return when what its callbacks need is confirmed.
+        """Start the slices, or join running ones; return when the callbacks' filters are confirmed.
 
-        Raises what `Supervisor.start` does; SubscriberError where they run, for a beginning in the past and timers.
+        Raises the same errors as `Supervisor.start`; SubscriberError for a start in the past or timers in running
+        slices.
         """
         supervisor = self._supervisor
         with supervisor.lock:
@@ -83,20 +84,20 @@ class Share:
         if self.state is not SubscriberLife.RUNNING:
             raise SubscriberError("the subscriber ended before it had started")
         if since is not None:
-            raise SubscriberError("start was called with since or back, but the slices that it shares run already")
+            raise SubscriberError("start was called with since or back, but the shared slices run already")
         if self.registered.timers:
             raise SubscriberError("every was called, but the shared slices run already: call it before start")
         self._supervisor.begin_cut(self.registered.streams)
         self._supervisor.renew()
 
     def _foreign(self) -> frozenset[int]:
-        """Slices that are of no concern to it."""
+        """Slices that it does not need."""
         return self._sharers.only_others_need(self.registered, self._supervisor.feed)
 
     def wait_confirmed(self, timeout: float | None, topics: TopicChoice = ALL_TOPICS) -> None:
-        """Wait until publishers have confirmed what its callbacks need of slices for some topics.
+        """Wait until publishers have confirmed the callbacks' filters in slices with some topics.
 
-        Raises as `start`; once, what was refused of a prefix that such topics may have.
+        Raises the same errors as `start`; and, once, a refusal of a prefix of such topics.
         """
         feed = self._supervisor.feed
         others = frozenset(range(len(feed.slices))) - starts_by_slice(feed, topics.starts).keys()
@@ -104,19 +105,19 @@ class Share:
         self._supervisor.wait_confirmed(timeout, self._foreign() | others, self, check)
 
     def renew(self) -> None:
-        """Put what is registered now in force, if it was started."""
+        """Apply what is registered now, if it was started."""
         if self._own is SubscriberLife.RUNNING:
             self._supervisor.renew()
 
     def add_stream(self, stream: Stream) -> None:
-        """Have checkpoints look at a stream from now on, also one that is being made. Call with the lock held."""
+        """Include a stream in checkpoints from now on, also in a current one. Call with the lock held."""
         self.registered.streams.append(stream)
         if self._own is SubscriberLife.RUNNING:
             self._supervisor.begin_cut([stream])
 
     @contextmanager
     def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, Position]]:
-        """Let no callback of any sharer run: see `Supervisor.checkpoint`."""
+        """Pause all callbacks of all sharers: see `Supervisor.checkpoint`."""
         if self._own is not SubscriberLife.RUNNING and self._supervisor.state is not SubscriberLife.NEW:
             when = "before start" if self._own is SubscriberLife.NEW else "when it had left the slices to others"
             raise SubscriberError(f"checkpoint was called {when}")
@@ -135,12 +136,12 @@ class Share:
         self._supervisor.run(start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout, who=self)
 
     def check_silence(self, silence_timeout: float | None) -> None:
-        """Raise SilentPublisherError when a slice that it needs has brought nothing for so many seconds."""
+        """Raise SilentPublisherError if a needed slice has received nothing for `silence_timeout` seconds."""
         if self._own is SubscriberLife.RUNNING and silence_timeout is not None:
             self._supervisor.check_silence(silence_timeout, self._foreign())
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Deliver what its callbacks were sent, then leave; the last one ends the slices. As `Supervisor.stop`."""
+        """Deliver queued messages to its callbacks, then leave; the last one ends the slices. See `Supervisor.stop`."""
         self._supervisor.check_may_wait()
         if not self._leave(at_once=False):
             self._supervisor.stop(timeout)
@@ -152,28 +153,28 @@ class Share:
         self.raise_failure()
 
     def request_stop(self) -> None:
-        """As `stop`, but return at once."""
+        """Do the same as `stop`, but return at once."""
         if not self._leave(at_once=False):
             self._supervisor.request_stop()
 
     def terminate(self, timeout: float = 5.0) -> None:
-        """End now: what waits for its callbacks is lost to them. The last one terminates the slices."""
+        """End now: messages waiting for its callbacks are lost. The last one terminates the slices."""
         if not self._leave(at_once=True):
             self._supervisor.terminate(timeout)
         elif not self._supervisor.is_own_thread() and not self.wait_ended(timeout):
             log.error("a callback did not return in %s s on a worker that is shared", timeout)
 
     def ask_to_terminate(self) -> None:
-        """As `terminate`, but return at once."""
+        """Do the same as `terminate`, but return at once."""
         if not self._leave(at_once=True):
             self._supervisor.ask_to_terminate()
 
     def wait_ended(self, timeout: float = float("inf")) -> bool:
-        """Wait for its end; return whether it came."""
+        """Wait for its end; return True if it has ended."""
         return self._supervisor.wait_ended(timeout, self)
 
     def _leave(self, *, at_once: bool) -> bool:
-        """Take what it has registered out of the slices. False: it is the last one, and is to end them."""
+        """Remove its callbacks from the slices. Return False if it is the last one and must end the slices."""
         supervisor = self._supervisor
         supervisor.check_process()
         with supervisor.lock:
@@ -194,7 +195,7 @@ class Share:
             return self._own is not SubscriberLife.RUNNING
 
     def raise_failure(self) -> None:
-        """Raise what ended it, if something did: not what came after it had left."""
+        """Raise the error that ended it, if any; later errors of the slices are not its own."""
         if self._own is not SubscriberLife.ENDED and not self._has_left:
             self._supervisor.raise_failure()
 
@@ -205,7 +206,7 @@ class Share:
 
     @property
     def is_done(self) -> bool:
-        """Whether all threads in which its callbacks run have ended, or have left them."""
+        """True if all threads that ran its callbacks have ended or no longer run them."""
         if self._own is SubscriberLife.RUNNING:
             return self._supervisor.is_done
         return self.state in (SubscriberLife.NEW, SubscriberLife.ENDED)

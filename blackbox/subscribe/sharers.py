@@ -1,4 +1,4 @@
-"""Subscribers that share slices: what each has registered, who is there, and who is leaving."""
+"""Subscribers that share slices: their registrations, who is present and who is leaving."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_REFUSALS: Final = 1_000
 
 
 class Registered:
-    """What one subscriber has registered. Its lists grow and shrink."""
+    """Registrations of one subscriber."""
 
     def __init__(self) -> None:
         self.callbacks: list[Callback] = []
@@ -34,10 +34,10 @@ class Registered:
         self.hooks = SliceHooks([], [], [])
         self.streams: list[Stream] = []
         self._refusals: deque[tuple[bytes, RightsError]] = deque(maxlen=_MOST_REFUSALS)
-        """Prefixes of callbacks that were removed as a publisher has refused them, until their owner has heard."""
+        """Prefixes of callbacks removed after a refusal, until their owner gets the error."""
 
     def refuse(self, callback: Callback, error: RightsError) -> None:
-        """Remove a callback whose prefix was refused. Its stream, if it is one's, ends with the error; else log it."""
+        """Remove a callback whose prefix was refused. The error ends its stream if it has one, else it is logged."""
         callback.active = False
         self.callbacks.remove(callback)
         self._refusals.append((callback.prefix, error))
@@ -49,42 +49,43 @@ class Registered:
         log.error("%s: callback %s was removed", error, callback.name)
 
     def raise_refusal(self, prefixes: tuple[bytes, ...]) -> None:
-        """Raise, once, what was refused of a prefix that begins with one of `prefixes`, or with which one begins."""
+        """Raise, once, the refusal of a prefix that begins with one of `prefixes`, or the reverse."""
         for refused, error in tuple(self._refusals):
             if refused.startswith(prefixes) or any(each.startswith(refused) for each in prefixes):
                 self._refusals.remove((refused, error))
                 raise RightsError(*error.args) from error
 
     def slices(self, feed: Feed) -> set[int]:
-        """Return which slices its callbacks need."""
+        """Return the slices that its callbacks need."""
         return {n for callback in tuple(self.callbacks) for n in starts_by_slice(feed, callback.starts)}
 
 
 class Sharers:
-    """Those whose callbacks are called. Changed with the supervisor's lock held; any thread may read.
+    """The active subscribers. Changed with the supervisor's lock held; any thread may read.
 
-    It refers to no subscriber: one that refers to itself would keep its descriptors.
+    It refers to no subscriber, since a cycle would keep the subscriber's descriptors open.
     """
 
     def __init__(self, workers: int) -> None:
-        """`workers`: of each slice."""
+        """`workers`: number per slice."""
         self.present: tuple[Registered, ...] = ()
         self.leaving: dict[Registered, int] = {}
-        """What still waits for them was matched before this version of the plan. Made anew at each change."""
+        """First version of the plan without them; blocks matched before are still delivered. Replaced at each
+        change."""
         self.loads = [0] * workers
-        """Callbacks of each worker, counted as they are added: counting all anew each time would be quadratic."""
+        """Callbacks of each worker, counted incrementally, since recounting each time would be quadratic."""
 
     def join(self, registered: Registered) -> None:
-        """From now on call what is registered there."""
+        """Call its callbacks from now on."""
         self.present = (*self.present, registered)
 
     def leave(self, registered: Registered, version: int) -> None:
-        """Take it out of all plans from a version on. What was matched before still goes to it, until `forget`."""
+        """Exclude it from plans of a version and later. Blocks matched before are delivered to it, until `forget`."""
         self.present = tuple(each for each in self.present if each is not registered)
         self.leaving = {**self.leaving, registered: version}
 
     def forget(self, registered: Registered) -> None:
-        """Call nothing more that is registered there."""
+        """Stop calling its callbacks."""
         self.leaving = {each: version for each, version in self.leaving.items() if each is not registered}
         for callback in registered.callbacks:
             callback.active = False
@@ -95,13 +96,13 @@ class Sharers:
         self.count(registered.callbacks, -1)
 
     def count(self, callbacks: Iterable[Callback], by: int) -> None:
-        """Count callbacks that come to their workers, or leave them."""
+        """Count callbacks added to their workers, or removed."""
         for callback in callbacks:
             if callback.worker != IN_SLICE:
                 self.loads[callback.worker] += by
 
     def refuse(self, feed: Feed, refusal: Refusal) -> list[Callback]:
-        """Remove the callbacks that need what was refused; return them."""
+        """Remove and return the callbacks that need refused filters."""
         gone = list[Callback]()
         for registered in self.present:
             for callback in tuple(registered.callbacks):
@@ -112,7 +113,7 @@ class Sharers:
         return gone
 
     def hooks(self) -> SliceHooks:
-        """Return the hooks of all."""
+        """Return the hooks of all subscribers."""
         of_all = [each.hooks for each in (*self.present, *self.leaving)]
         return SliceHooks(
             [hook for hooks in of_all for hook in hooks.on_epoch],
@@ -121,11 +122,11 @@ class Sharers:
         )
 
     def streams(self) -> list[Stream]:
-        """Return the streams of all."""
+        """Return the streams of all subscribers."""
         return [stream for each in (*self.present, *self.leaving) for stream in tuple(each.streams)]
 
     def only_others_need(self, registered: Registered, feed: Feed) -> frozenset[int]:
-        """Return the slices that others need, and this one does not."""
+        """Return the slices that only others need."""
         others = [each for each in self.present if each is not registered]
         needed = {n for each in others for n in each.slices(feed)}
         return frozenset(needed - registered.slices(feed) if needed else ())

@@ -1,4 +1,4 @@
-"""Callbacks that run in the slice thread itself: compiled ones, and without workers all. What they need of Python."""
+"""Callbacks that run in the slice thread: compiled ones, and all if there are no workers. Their Python side."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ASK: Final = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 
 class SliceCallbacks:
-    """Delivers to the callbacks of a table's last place, in the slice thread. Compiled code asks for what Python does.
+    """Delivers to the callbacks of the slice thread. Compiled code calls `ask` for everything that needs Python.
 
-    `ask`: address of the C function by which it does. What a callback raised goes to `on_error`, which says whether to
-    go on; if not, the slice ends.
+    `ask`: address of that C function. `on_error` gets exceptions of callbacks and returns whether to continue; if not,
+    the slice ends.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SliceCallbacks:
         self.ask = ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
     def addresses(self, table: Table) -> WorkerAt:
-        """All of this for compiled code, with scratch for a table's callbacks."""
+        """Return the addresses for compiled code, with scratch for a table's callbacks."""
         counters = self._counters
         return self._delivery.addresses(
             table.workers[IN_SLICE],
@@ -64,12 +64,12 @@ class SliceCallbacks:
         )
 
     def begin(self) -> None:
-        """Begin to call: all that is compiled for it is there, and its clock runs."""
+        """Start: compile everything and start timers."""
         warm_up_python_callbacks()
         self._delivery.begin_timers(self._timers)
 
     def close(self) -> None:
-        """Let go of what leads back to the slice thread: no compiled code asks any more."""
+        """Remove references to the slice thread; no compiled code may call afterwards."""
         del self._function, self._delivery, self._timers, self._report, self._hook_caller
 
     def _answer(self, reason: int) -> None:
@@ -100,7 +100,7 @@ class SliceCallbacks:
             self._slice_state.stopping = TERMINATE
 
     def _enter_epoch(self) -> None:
-        self._own_counters.busy_since_ns = time.monotonic_ns()  # a hook may hang, or a worker that is waited for
+        self._own_counters.busy_since_ns = time.monotonic_ns()  # a hook may hang, or a worker that it waits for
         self._delivery.enter_epoch(IN_SLICE, self._slice_id, self._hook_caller)
         self._own_counters.busy_since_ns = 0
 

@@ -1,4 +1,4 @@
-"""What went wrong in a slice, kept in memory that its owner shares, who may be another process."""
+"""First error of a slice, in memory shared with its owner, which may be another process."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _KINDS: Final = {
     kind.__name__: kind
     for kind in (CallbackError, ConfigError, GapError, RightsError, SlowSubscriberError, SubscriberError)
 }
-"""Errors that keep their kind on their way out of a process."""
+"""Errors that keep their class across processes."""
 
 
 class SliceFailure:
-    """The first error of a slice. Made before a process is forked, so that both sides share it."""
+    """The first error of a slice. Created before a process is forked, so that both sides share it."""
 
     def __init__(self) -> None:
         self.error: BlackBoxError | None = None
-        """As it was raised, in the process that raised it."""
+        """The exception, in the process that raised it."""
         self._lock = threading.Lock()
         self._text: NDArray[numpy.uint8] = shared_array((_TEXT_BYTES,), numpy.uint8)
 
     def keep(self, error: BlackBoxError) -> None:
-        """Keep an error, unless there is one."""
+        """Store an error unless there is one."""
         with self._lock:
             if self.error is not None:
                 return
@@ -48,10 +48,10 @@ class SliceFailure:
             told = "".join(traceback.format_exception(error)).encode(errors="backslashreplace")
             text = kind + told[len(kind) - _TEXT_BYTES :]
             self._text[1 : len(text)] = numpy.frombuffer(text, numpy.uint8)[1:]
-            self._text[0] = text[0]  # last: who looks for it finds all of it
+            self._text[0] = text[0]  # last, so that readers see either nothing or all of it
 
     def seen(self) -> BlackBoxError | None:
-        """Return the error, if any; from another process, one of the same kind with the traceback as text."""
+        """Return the error, if any; from another process, one of the same class with the traceback as text."""
         if self.error is not None or self._text[0] == 0:
             return self.error
         kind, _, text = self._text.tobytes().rstrip(b"\0").decode(errors="replace").partition("\n")

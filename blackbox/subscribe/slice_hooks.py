@@ -1,4 +1,4 @@
-"""Epochs that begin, and slices that go over to live: tell hooks, between the messages before and after."""
+"""Hooks for new epochs and the switch to live, called between the messages before and after."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _TICK_S: Final = 0.001
 
 
 class SliceHooks(NamedTuple):
-    """What to call when a slice enters an epoch, or goes live."""
+    """Functions to call when a slice enters an epoch or goes live."""
 
     on_epoch: list[Callable[[int, int], object]]
     """Called with the slice and the epoch."""
     on_reset: list[Callable[[], object]]
-    """Not called for the first epoch that comes."""
+    """Not called for the first epoch."""
     on_live: list[Callable[[int], object]]
-    """Called with the slice, once archives have brought all that was before what comes live."""
+    """Called with the slice, once archives have delivered all messages before the live ones."""
 
 
 NO_HOOKS: Final = SliceHooks([], [], [])
 
 
 class _Gate:
-    """Lets the workers of a slice through once all have come: then something is done, while no callback runs."""
+    """Makes the workers of a slice wait until all have arrived; one then acts while no callback runs."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = workers
         self._changed = threading.Condition()
         self._reached: dict[int, int] = {}
-        """The last turn that each worker has reached; it only grows."""
+        """Last turn that each worker has reached; it only increases."""
         self._passed = 0
 
     def pass_through(
         self, number: int, turn: int, *, waits: bool, is_over: Callable[[], bool], do: Callable[[int], None]
     ) -> None:
-        """Come to a turn in the thread of a worker, or IN_SLICE, and wait for all others that have something to do yet.
+        """Arrive at a turn in the thread of a worker, or IN_SLICE, and wait for all others that still have work.
 
-        One of them does it, with the turn that was before as its argument. Returns also when it is over.
+        One of them calls `do` with the previous turn. Returns also if `is_over`.
         """
         with self._changed:
             self._reached[number] = turn
@@ -61,21 +61,21 @@ class _Gate:
 
 
 class SliceHookCaller:
-    """Calls the hooks when the publisher of a slice begins an epoch, or the slice goes over to live.
+    """Calls the hooks when the publisher of a slice begins an epoch, or the slice goes live.
 
-    Once, while none of its callbacks runs: the first worker that comes there waits until all others have, or have
-    nothing left of what was before.
+    Each hook is called once, while no callback of the slice runs: the first worker waits until all others have arrived,
+    or have no earlier work left.
     """
 
     def __init__(self, slice_id: int, hooks: Callable[[], SliceHooks], workers: Sequence[Worker]) -> None:
-        """For the workers of one slice, a list that may grow. `hooks` says what to call by then."""
+        """Call hooks for the workers of one slice, a list that may grow. `hooks` returns the current hooks."""
         self._slice_id, self._hooks = slice_id, hooks
         self._epochs, self._lives = _Gate(workers), _Gate(workers)
 
     def enter(self, number: int, epoch: int, is_over: Callable[[], bool]) -> None:
-        """Come to an epoch in the thread of worker `number`, or IN_SLICE; return when it may deliver, or it is over.
+        """Arrive at an epoch in the thread of worker `number`, or IN_SLICE; return when it may deliver or `is_over`.
 
-        Raises CallbackError when a hook raises.
+        Raises CallbackError if a hook raises.
         """
         hooks = self._hooks()
         waits = any((hooks.on_epoch, hooks.on_reset))
@@ -84,7 +84,7 @@ class SliceHookCaller:
         )
 
     def go_live(self, number: int, turn: int, is_over: Callable[[], bool]) -> None:
-        """As `enter`, for when the slice goes over to live. `turn`: counts how often it has."""
+        """Do the same for the switch to live. `turn`: number of switches so far."""
         self._lives.pass_through(number, turn, waits=True, is_over=is_over, do=lambda _: self._tell_live())
 
     def _tell_epoch(self, epoch: int, *, is_first: bool) -> None:
@@ -98,5 +98,5 @@ class SliceHookCaller:
         for hook in hooks:
             try:
                 hook(*arguments)
-            except BaseException as error:  # a user's function may raise anything, also SystemExit
+            except BaseException as error:  # a user's function may raise anything, even SystemExit
                 raise callback_error(f"slice {self._slice_id}: {which}", error) from error

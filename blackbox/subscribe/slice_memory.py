@@ -1,6 +1,6 @@
-"""Where the memory of a slice thread lies: its scratch messages, and the addresses of all that its loop uses.
+"""Memory layout of a slice thread: its scratch messages, and the addresses that its loop uses.
 
-Plain addresses: references to arrays would be counted, atomically, at every call.
+Plain addresses, because numba would count references to arrays atomically at every call.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ BODY_AT: Final = HEADER_AT + MESSAGE_BYTES
 ENVELOPE_AT: Final = BODY_AT + MESSAGE_BYTES
 COPY_AT: Final = ENVELOPE_AT + MESSAGE_BYTES
 NEWEST_AT: Final = COPY_AT + MESSAGE_BYTES
-"""The body of a conflated block."""
+"""Body of a conflated block."""
 WAITING_AT: Final = NEWEST_AT + MESSAGE_BYTES
-"""Three frames that came on a socket, and wait until the blocks in shared memory before them are taken."""
+"""Three frames received on a socket that wait for earlier blocks in shared memory."""
 NOTICE_AT: Final = WAITING_AT + 3 * MESSAGE_BYTES
-"""A gap that a worker is told of."""
+"""A gap notice for a worker."""
 MESSAGES: Final = 10
-"""How many messages lie side by side from KEY_AT on."""
+"""Number of adjacent messages from KEY_AT on."""
 HEAD_AT: Final = KEY_AT + MESSAGES * MESSAGE_BYTES
-"""The header of the block at hand, aligned."""
+"""Header of the current block, aligned."""
 NEWEST_HEAD_AT: Final = HEAD_AT + HEADER_BYTES
 SCRATCH_WORDS: Final = (NEWEST_HEAD_AT + HEADER_BYTES) // 8
 
@@ -37,16 +37,16 @@ HELD_MESSAGE_BYTES: Final = HEADER_BYTES + MESSAGE_BYTES
 
 
 PARKED: Final = 0
-"""The place, before those of held blocks, of the block that waits while held ones are delivered."""
+"""Place of the current block while held blocks are delivered; before the places of held blocks."""
 DOUBTED_AT: Final = HELD_BLOCKS + 1
-"""The place, behind those of held blocks, of line A's first block of an epoch that is not believed yet; then B's."""
+"""Place of line A's first block of an unconfirmed epoch, after those of held blocks; the next one is line B's."""
 AT_BEGIN: Final = DOUBTED_AT + 2
-"""The place of the block that waits while those before it are delivered, at the begin of an epoch."""
+"""Place of the current block while earlier ones are delivered at the beginning of an epoch."""
 HELD_MESSAGES: Final = AT_BEGIN + 1
 
 
 class ConflationAt(NamedTuple):
-    """Where a `Conflation` lies, for compiled code."""
+    """Addresses of a `Conflation`, for compiled code."""
 
     starts: int
     rooms: int
@@ -64,7 +64,7 @@ class ConflationAt(NamedTuple):
 
 
 class SliceAt(NamedTuple):
-    """What a slice thread owns, and the settings of its loop."""
+    """Addresses and settings of a slice thread's loop."""
 
     sub: int
     router: int
@@ -78,13 +78,13 @@ class SliceAt(NamedTuple):
     topics: NumberingAt
     set_of_topic: int
     hints: int
-    """Of publishers, by which topics are found: see `number_by_hint`."""
+    """Address of the publishers' hints for topic numbers: see `number_by_hint`."""
     order: OrderAt
     clock: int
     held_messages: int
     slice_id: int
     key_rule: int
-    """Of the feed file: that of every block must be the same."""
+    """Key rule of the feed file, which every block must have."""
     action: int
     queue_blocks: int
     conflation: ConflationAt
@@ -93,27 +93,27 @@ class SliceAt(NamedTuple):
     grace_ns: int
     handler: BlockHandlerAt
     own: WorkerAt
-    """Of the callbacks that run in the slice thread itself; their table, and what calls Python for them."""
+    """Callbacks of the slice thread: their table, and the C function that calls Python for them."""
     own_table: WorkerTableAt
     ask: int
     shared: ReaderAt
     repair_socket: int
-    """Where archives' blocks come; 0: they are not asked."""
+    """Socket for blocks from archives; 0: archives are not used."""
     stops_at_gaps: int
     """1: lost messages are an error."""
     spin_ns: int
-    """For how long the thread looks on, after what came last, before it sleeps."""
+    """Time in ns to poll after the last message before sleeping."""
 
 
 class TableAt(NamedTuple):
-    """The version of a match table that is in force."""
+    """Addresses of the current match table."""
 
     version: int
     set_workers: int
     set_counts: int
     """Scratch, int64[sets], zero between blocks."""
     callbacks_of_set: int
-    """int64[1 + workers, sets]: how many callbacks a match set means, on all workers and on each."""
+    """int64[1 + workers, sets]: number of callbacks of a match set, over all workers and on each."""
     sets: int
     listeners: int
-    """A bit for each worker with callbacks or hooks that are told of gaps; behind them, for the slice's own."""
+    """A bit per worker with callbacks or hooks that get gap notices; the last one for the slice thread's."""

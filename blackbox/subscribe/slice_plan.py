@@ -1,4 +1,4 @@
-"""Which slices a subscriber wants, and what of each: a table a slice, made anew whenever callbacks come or go."""
+"""Slices that a subscriber needs: a match table per slice, rebuilt whenever callbacks change."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.sharers import Sharers
 
 Plan = Callable[[int, Iterable[int]], dict[int, Table]]
-"""`plan(version, running)`: the table of each slice that is wanted now, and of each that runs."""
+"""`plan(version, running)`: the table of each slice that is needed now, and of each that is running."""
 
 
 _MOST_WANTS: Final = 10_000
-"""Prefixes that a subscriber says it wants of a slice; with more it wants all: publishers keep a bounded number."""
+"""Most wanted prefixes that a subscriber sends per slice, since publishers keep a bounded number; above that it wants
+all."""
 
 
 def _wanted(starts: Iterable[bytes]) -> frozenset[bytes]:
-    """Return what is to be asked for of those that compute only what is wanted."""
+    """Return the topic prefixes to request from publishers that compute only wanted topics."""
     prefixes = frozenset(_uppermost(start[:MOST_WANT_BYTES] for start in starts))
     return prefixes if len(prefixes) <= _MOST_WANTS else frozenset({b""})
 
 
 def _uppermost(prefixes: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield those that begin with no other one."""
+    """Yield the prefixes that begin with no other prefix."""
     last = None
     for prefix in sorted(set(prefixes)):
         if last is None or not prefix.startswith(last):
@@ -44,7 +45,7 @@ def whole_feed(feed: Feed) -> Plan:
 
 
 def slices_of_callbacks(feed: Feed, sharers: Sharers, workers: int) -> Plan:
-    """Return the plan that brings each callback what its prefix asks for; it reads what is registered anew each time.
+    """Return the plan for the registered callbacks, which it reads at each call.
 
     Timers run on a worker of the first slice, that of their group.
     """

@@ -1,4 +1,4 @@
-"""The slice thread: owns the SUB and ROUTER sockets of one slice, runs the compiled loop, answers what needs Python."""
+"""The slice thread: owns the SUB and ROUTER sockets of one slice, runs the compiled loop, handles what needs Python."""
 
 from __future__ import annotations
 
@@ -80,22 +80,22 @@ _KEPT_TABLES = 64
 _DEAD_AFTER_HEARTBEATS = 3
 _WORKER_END_S = 0.05
 _END_SETTLES_NS = 50_000_000
-"""What a publisher sends goes on within this time, or it has ended as it said."""
+"""Time after a reported end within which a further block disproves it."""
 
 
 def _cover(prefixes: Iterable[bytes], filters: Iterable[bytes]) -> bool:
-    """Whether all that filters let through begins with one of the prefixes."""
+    """Return True if everything that the filters accept begins with one of the prefixes."""
     return all(any(each.startswith(prefix) for prefix in prefixes) for each in filters)
 
 
 class SliceThread:
-    """One slice of a subscriber: its sockets, sequence guards, topic numbers and workers.
+    """One slice of a subscriber: its sockets, order, topic numbers and workers.
 
-    Life: see `SliceLife`. `ask_to_stop` finishes what was received, `ask_to_terminate` does not. What the owner
-    may ask and read lives in shared memory: the thread may run in a process that was forked after this was made.
+    Life: see `SliceLife`. `ask_to_stop` delivers what was received, `ask_to_terminate` does not. Data for the owner is
+    in shared memory: the thread may run in a process forked after its creation.
 
-    `news` is poked whenever there is some for the owner. With a `handler` there are no workers: it gets every block.
-    With `topics` it goes on numbering where another one ended.
+    `news` is poked when there is news for the owner. A `handler` gets every block; there are then no workers. `topics`:
+    continue the topic numbers of an earlier slice.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class SliceThread:
         self._started_ns = time.monotonic_ns()
         self._commands: deque[Callable[[], None]] = deque()
         self._checkpoints: deque[Checkpoint] = deque()
-        """Checkpoints that wait until the position is exact."""
+        """Checkpoints that wait for an exact position."""
         self._newest, self._filters, self._wanted = table.version, table.upstream, table.wanted
         self._timers = [timer for worker in table.workers for timer in worker.timers]
         self._wake_pipe = Pipe()
@@ -168,26 +168,26 @@ class SliceThread:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin. What goes wrong is in `failure` once it is done."""
-        # Made here: a thread object that was made before a fork cannot be started after it.
+        """Start the thread. Errors are in `failure` once it is done."""
+        # Created here: a thread object created before a fork cannot be started after it.
         self._thread = threading.Thread(target=self._run, name=f"blackbox-slice-{self.slice_id}", daemon=True)
         start_thread(self._thread)
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether every line's publisher has confirmed the filters of the newest table; one of those of two hubs."""
+        """True if every line's publisher has confirmed the newest filters; with two hubs, one of them."""
         return self.confirmed_lines >= (1 if self.feed.hub_backup else len(self.feed_slice.lines))
 
     @property
     def confirmed_lines(self) -> int:
-        """How many lines' publishers have confirmed the filters of the newest table."""
+        """Number of lines whose publisher has confirmed the newest filters."""
         return self.state.confirmed_lines.bit_count() if self.state.confirmed_version == self._newest else 0
 
     @property
     def is_finished(self) -> bool:
-        """Whether every line's publisher has said that it ends, or has died where the other has said so.
+        """True if every line's publisher has ended, or has died after the other line's ended.
 
-        Not at once: what comes behind an end proves it untrue.
+        Delayed a little, since a later block disproves an end.
         """
         finished = self.state.finished_lines
         now_ns = time.monotonic_ns()
@@ -203,7 +203,7 @@ class SliceThread:
         return self.order.state.phase != Phase.LIVE
 
     def silence_s(self) -> float:
-        """Seconds since anything came on any line; 0 once all have said that they end."""
+        """Return the seconds since the last message on any line; 0 once all have ended."""
         if self.is_finished:
             return 0.0
         lines = range(len(self.feed_slice.lines))
@@ -212,31 +212,31 @@ class SliceThread:
 
     @property
     def is_ready(self) -> bool:
-        """Whether everything is compiled and connected."""
+        """True if everything is compiled and connected."""
         return self.life not in (SliceLife.NEW, SliceLife.OPENING)
 
     @property
     def transport(self) -> str:
-        """What its blocks come by now."""
+        """Current transport of its blocks."""
         return SHARED_MEMORY if self.state.is_shared else transport_of(self.feed_slice.lines[0])
 
     @property
     def is_done(self) -> bool:
-        """Whether the thread and its workers have ended."""
+        """True if the thread and its workers have ended."""
         return self.life is SliceLife.ENDED
 
     def failure(self) -> BlackBoxError | None:
-        """What went wrong, if anything; from another process, an error of the same kind with the traceback as text."""
+        """Return the error, if any; from another process, one of the same class with the traceback as text."""
         return self._failure.seen()
 
     def set_table(self, table: Table) -> None:
-        """Put a new version in force, filters and all; it is then confirmed anew."""
+        """Switch to a new table and its filters, which must then be confirmed."""
         self._newest, self._filters, self._wanted = table.version, table.upstream, table.wanted
         self._command(lambda: self._switch(table))
 
     def note_first_position(self) -> None:
-        """Have `first_position` noted, if it begins live."""
-        weak = weakref.ref(self)  # a slice that refers to itself would keep its memory
+        """Record `first_position`, if the slice begins live."""
+        weak = weakref.ref(self)  # a reference cycle would keep its memory
 
         def note() -> None:
             if (thread := weak()) is not None and not thread.is_catching_up:
@@ -245,40 +245,40 @@ class SliceThread:
         self._subscription.note_first = note
 
     def refuse_alone(self, *, is_late: bool) -> None:
-        """Have refused filters end only callbacks; if not `is_late`, once some were confirmed. See `take_refusals`."""
+        """Make refused filters end only callbacks; if not `is_late`, once some were confirmed. See `take_refusals`."""
         self._subscription.refuses_alone, self._subscription.began_late = True, is_late
 
     def take_refusals(self) -> list[Refusal]:
-        """Return what publishers have refused since the last call."""
+        """Return the refusals of publishers since the last call."""
         refusals = self._subscription.refusals
         return [refusals.popleft() for _ in range(len(refusals))]
 
     def covers(self, filters: frozenset[bytes]) -> bool:
-        """Whether the filters in force let through all that these would."""
+        """Return True if the current filters accept everything that these would."""
         return _cover(self._filters, filters)
 
     @property
     def is_needed(self) -> bool:
-        """Whether it has something to do: callbacks, or timers, what they were sent, or an end to remember."""
+        """True if it has callbacks, timers, undelivered messages, or an ended publisher to report."""
         if self._filters or any(timer.active for timer in self._timers):
             return True
         is_idle = self.life is SliceLife.RUNNING and not self.busy_ns() and all(each.is_idle() for each in self.workers)
         return not is_idle or self.is_finished
 
     def is_past(self, version: int) -> bool:
-        """Whether all is delivered that was matched by tables before a version."""
+        """Return True if everything matched by tables before a version was delivered."""
         switched = self._table.version >= version
         return switched and all(worker.table_version >= version or worker.is_idle() for worker in self.workers)
 
     def remove(self, callback: Callback) -> None:
-        """Let no further batch reach a callback."""
+        """Deliver no further batch to a callback."""
         for table in list(self._tables.values()):
             for worker in table.workers:
                 worker.remove(callback)
 
     @property
     def position(self) -> Position | None:
-        """What comes next, once all before it has been handed over; None: nobody knows, or that is amid an image."""
+        """Position after all messages handed over; None: unknown, or within an image."""
         state = self.order.state
         if state.images or not state.is_strict or self._awaits_start:
             return None
@@ -290,33 +290,33 @@ class SliceThread:
         return bool(self.order.state.opens and self._since is not None and self._since.start_ns)
 
     def come_to(self, checkpoint: Checkpoint) -> None:
-        """Come to a checkpoint, and stay there until it is released."""
+        """Hold a checkpoint until it is released."""
         self._command(lambda: self._checkpoints.append(checkpoint))
 
     def acknowledge(self, said: bytes) -> None:
-        """Tell the publishers how far what they sent is recorded."""
+        """Report to the publishers how far their messages are recorded."""
         self._command(lambda: self._subscription.acknowledge(said))
 
     def _command(self, command: Callable[[], None]) -> None:
-        """Have the slice thread do something between two blocks."""
+        """Run a function in the slice thread between two blocks."""
         self._commands.append(command)
         self.state.asked = 1
         self._wake()
 
     def ask_to_stop(self) -> None:
-        """Finish what was received, then end."""
+        """Deliver what was received, then end."""
         if self.state.stopping == 0:
             self.state.drain_left = len(self.feed_slice.lines) * (self.options.hwm_blocks + 1) + MOST_WAITING
             self.state.stopping = codes.STOP
         self._wake()
 
     def ask_to_terminate(self) -> None:
-        """End now; what is queued is lost."""
+        """End now; queued messages are lost."""
         self.state.stopping = codes.TERMINATE
         self._wake()
 
     def release(self, timeout: float) -> bool:
-        """Wait for the workers to end, then let a slice thread that decided to die end without killing the process."""
+        """Wait for the workers to end; a slice thread that would exit the process then ends without it."""
         deadline = time.monotonic() + timeout
         for worker in tuple(self.workers):
             worker.thread.join(max(0.0, deadline - time.monotonic()))
@@ -329,12 +329,12 @@ class SliceThread:
         return self.is_done
 
     def report(self, failure: BlackBoxError) -> None:
-        """Keep the first thing that went wrong."""
+        """Store the first error."""
         self._failure.keep(failure)
         self._notify()
 
     def _callback_raised(self, failure: CallbackError) -> bool:
-        """Whether to go on after a callback raised."""
+        """Return True to continue after a callback has raised."""
         if self.options.on_error == "log":
             self._callback_errors.log(failure)
             return True
@@ -350,7 +350,7 @@ class SliceThread:
     def take_alert(self) -> tuple[int, int]:
         """Return and reset the worst lag and age (ns) for which the slow-subscriber policy applied; 0, 0: it did not.
 
-        A callback that is for so long in the slice thread is noticed here: that thread cannot.
+        Also detects a callback that blocks the slice thread itself.
         """
         busy_ns = self.busy_ns()
         acts = time.monotonic_ns() >= self.state.acts_from_ns and self.state.stopping != codes.TERMINATE
@@ -363,14 +363,14 @@ class SliceThread:
         return worst_ns
 
     def put_policy_off(self) -> None:
-        """Keep the slow-subscriber policy from acting for some time: this process compiles."""
+        """Delay the slow-subscriber policy, since this process compiles."""
         if self.state.acts_from_ns != NO_LIMIT_NS:
             self.state.acts_from_ns = max(
                 self.state.acts_from_ns, time.monotonic_ns() + self.options.slow._start_grace_ns
             )
 
     def running_callbacks(self) -> list[str]:
-        """Return a text for each callback that runs now: its name and for how long it has been running."""
+        """Return a text for each running callback: its name and running time."""
         found = []
         for thread, place in ((self._thread, IN_SLICE), *((worker.thread, worker.number) for worker in self.workers)):
             since_ns = self.counters.workers[place].busy_since_ns
@@ -381,13 +381,13 @@ class SliceThread:
         return found
 
     def busy_ns(self) -> int:
-        """For how long a callback has been running in the slice thread; 0: none runs."""
+        """Return how long a callback has been running in the slice thread, in ns; 0: none."""
         since_ns = self.counters.workers[IN_SLICE].busy_since_ns
         return since_ns and max(0, time.monotonic_ns() - since_ns)
 
     @property
     def refusal(self) -> str:
-        """Why publishers do not take our connections, as far as failed handshakes tell; empty: they tell nothing."""
+        """Reason why publishers reject our connections, from failed handshakes; empty: unknown."""
         return "" if self._guard is None else self._guard.refusal
 
     @property
@@ -397,20 +397,20 @@ class SliceThread:
 
     @property
     def threads(self) -> list[threading.Thread]:
-        """The slice thread and its workers: those in which callbacks and hooks run."""
+        """The slice thread and its workers, which run callbacks and hooks."""
         own = [] if self._thread is None else [self._thread]
         return own + [worker.thread for worker in self.workers]
 
     @property
     def life(self) -> SliceLife:
-        """Where it is in its life."""
+        """Current stage of its life."""
         return LIVES[self.state.life]
 
     def _enter(self, life: SliceLife) -> None:
-        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        """Enter `life`. Raises RuntimeError if it cannot follow the current stage."""
         self.state.life = LIVES.index(self.life.enter(life, f"slice {self.slice_id}"))
 
-    # What follows runs in the slice thread.
+    # The following runs in the slice thread.
 
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -424,7 +424,7 @@ class SliceThread:
             self._serve()
         except BlackBoxError as error:
             self.report(error)
-        except Exception as error:  # whatever ends this thread must reach run()
+        except Exception as error:  # any error that ends this thread must be raised by run()
             log.exception("slice %d: slice thread failed", self.slice_id)
             failure = SubscriberError(f"slice {self.slice_id}: slice thread failed: {error}")
             failure.__cause__ = error
@@ -438,11 +438,11 @@ class SliceThread:
         router = context.socket(zmq.ROUTER)
         sockets.append(router)
         router.router_mandatory = True
-        router.sndhwm = 1  # the rest of the queue is the worker's
+        router.sndhwm = 1  # the worker keeps the rest of the queue
         queue_blocks = self.options.queue_blocks
         if self.options.slow.action == "conflate":
-            # libzmq tells of what a worker took as late as after half of the queue. Conflation counts for itself, and
-            # must not be made to wait while there is room by its count.
+            # libzmq reports progress of a worker only after half of the queue. Conflation has its own count, and must
+            # not wait while there is room by its count.
             queue_blocks = 2 * queue_blocks + 2
         router.sndtimeo = _ROUTER_WAIT_MS
         router.linger = 0
@@ -465,7 +465,7 @@ class SliceThread:
                 hook_caller,
             )
             start_thread(worker.thread)
-            self.workers.append(worker)  # those in the list can be joined
+            self.workers.append(worker)  # workers in the list can be joined
         self._slice_callbacks = SliceCallbacks(
             self.slice_id,
             self._batch_feed,
@@ -519,7 +519,7 @@ class SliceThread:
         self._enter(SliceLife.RUNNING)
 
     def _await_workers(self, router: zmq.Socket[bytes]) -> None:
-        """Wait until every worker can be reached; raises what went wrong in one."""
+        """Wait until every worker is connected; raise the error of one that failed."""
         deadline = time.monotonic() + _WORKER_START_S
         for _ in self.workers:
             while not router.poll(_ROUTER_WAIT_MS):
@@ -578,7 +578,7 @@ class SliceThread:
                 continue
             if reason == codes.COMMAND:
                 self.state.asked = 0
-                for _ in range(len(self._commands)):  # not what comes meanwhile: blocks have their turn
+                for _ in range(len(self._commands)):  # not commands added meanwhile, so that blocks get their turn
                     self._commands.popleft()()
                 self._come_to_checkpoints()
                 self._subscription.look_at_shared()
@@ -613,13 +613,13 @@ class SliceThread:
         self._subscription.ask(table)
 
     def _come_to_checkpoints(self) -> None:
-        """Hold the checkpoints that wait, if the position is exact."""
+        """Hold the waiting checkpoints if the position is exact."""
         while self._checkpoints and self.order.is_clean and not self._awaits_start:
             self._hold(self._checkpoints.popleft())
         self.state.wants_clean = int(bool(self._checkpoints))
 
     def _hold(self, checkpoint: Checkpoint) -> None:
-        """Hand nothing over, and let no timer be called, until the checkpoint is released, or it is over."""
+        """Deliver nothing and call no timers until the checkpoint is released or the slice is terminated."""
 
         def is_idle() -> bool:
             if self.state.stopping == codes.TERMINATE or self._failure.error is not None:
@@ -629,7 +629,7 @@ class SliceThread:
         try:
             checkpoint.hold(self.slice_id, is_idle, lambda: self.position)
         except SubscriberError:
-            log.debug("slice %d: it ended before the checkpoint did", self.slice_id)
+            log.debug("slice %d: it ended during a checkpoint", self.slice_id)
         finally:
             for worker in self.workers:
                 worker.release_timers()
@@ -645,7 +645,7 @@ class SliceThread:
                         break  # it has ended meanwhile
                     if error.errno != zmq.EAGAIN:
                         raise
-                    continue  # a worker that still has a full queue; a slow one is watched by the subscriber
+                    continue  # the worker's queue is still full; the subscriber watches slow workers
 
     def _await_end_of_workers(self) -> None:
         while self.state.stopping != codes.TERMINATE and any(worker.thread.is_alive() for worker in self.workers):
@@ -654,7 +654,7 @@ class SliceThread:
 
     @property
     def lost(self) -> Gap | None:
-        """The loss that ended the subscriber, without its key; None: no loss did."""
+        """Loss that ended the subscriber, without its key; None: none."""
         state = self.state
         if not state.gap_count:
             return None
@@ -682,7 +682,7 @@ class SliceThread:
         if self._guard is not None:
             self._guard.close()
             self._guard = None
-        for socket in sockets[1:]:  # a publisher must not queue blocks for it while callbacks return, or hang
+        for socket in sockets[1:]:  # a publisher must not queue blocks for it while callbacks return or hang
             socket.close()
         for worker in self.workers:
             worker.thread.join()

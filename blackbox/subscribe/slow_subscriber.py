@@ -1,4 +1,4 @@
-"""What happens to a subscriber that cannot keep up: its policy, the alerts before it acts, and its compiled half."""
+"""Policy for a subscriber that cannot keep up: alerts, action, and the compiled half."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from blackbox.transport.libzmq import wait_readable
 
 log = logging.getLogger("blackbox")
 
-# What is to be done with the block at hand.
+# Actions for the current block.
 PROCEED: Final = 0
 END: Final = 1
 CONFLATE: Final = 2
@@ -45,9 +45,9 @@ EXIT: Final = 5
 ACTIONS = {"raise": END, "exit_process": EXIT, "conflate": CONFLATE, "drop": DROP, "warn": WARN}
 
 EXIT_SLOW: Final = 3
-"""Status with which a process ends itself, and with which the command line ends, when its subscriber was too slow."""
+"""Exit status of a process, and of the command line, whose subscriber was too slow."""
 _ALERT_S = 1.0
-"""Time between two alerts of one slice, at least."""
+"""Least seconds between two alerts of one slice."""
 NO_LIMIT_NS: Final = (1 << 63) - 1
 _LONGEST_GRACE_S = 1_000_000.0
 _QUEUE_FRAMES = 100
@@ -55,7 +55,7 @@ _LINGER_MS = 500
 
 
 class SlowPolicy(msgspec.Struct, frozen=True):
-    """What a subscriber does when lag (now - `ts_out`) or age (now - `ts_in`) exceeds a limit.
+    """Action of a subscriber when lag (now - `ts_out`) or age (now - `ts_in`) exceeds a limit.
 
     Each case is counted, and an alert is sent before the action. Durations are seconds or `timedelta`.
 
@@ -69,18 +69,18 @@ class SlowPolicy(msgspec.Struct, frozen=True):
     max_lag: float | timedelta | None = None
     """Lag above which the action applies. Default: `max_lag_ns` of the feed."""
     grace: float | timedelta = 5.0
-    """Time that a running callback has to return after the subscriber has ended. Then "raise" leaves its thread behind,
-    and "exit_process" ends the process."""
+    """Time for a running callback to return after the subscriber has ended. After that "raise" leaves its thread
+    behind, and "exit_process" ends the process."""
     console: str | None = None
     """Endpoint (tcp or ipc) of an operator console: a PULL socket that gets the text of each alert as one frame."""
     on_alert: Callable[[str], object] | None = None
     """Called with the text of each alert, in the supervising thread, before the action."""
     max_age: float | timedelta | None = None
-    """Age above which the action applies too, whether the publisher or this subscriber made the messages wait.
-    Default: no limit."""
+    """Age above which the action applies too, whether messages waited in the publisher or in this subscriber. Default:
+    no limit."""
     start_grace: float | timedelta = 10.0
-    """Time after a slice's publisher has confirmed in which the policy does not act, and after this process has
-    compiled. 0: it acts at once, and does not wait for compilations."""
+    """Time without action after a slice's publisher has confirmed, and after this process has compiled. 0: it acts at
+    once, and does not wait for compilations."""
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
@@ -128,7 +128,7 @@ PATIENT: Final = SlowPolicy("warn", max_lag=LONGEST_S)
 class Alerts:
     """Send alerts to the log, the policy's function and the operator's console. Used by one thread.
 
-    Sending never waits: an operator who is not there must not keep a slow subscriber alive.
+    Sending never waits: a missing console must not delay the end of a slow subscriber.
     """
 
     def __init__(self, feed: Feed, policy: SlowPolicy) -> None:
@@ -138,9 +138,9 @@ class Alerts:
         self._next: dict[int, float] = {}
 
     def open(self) -> None:
-        """Connect to the console, so that the first alert does not wait for a connection.
+        """Connect to the console in advance, so that the first alert does not wait for a connection.
 
-        Raises EndpointError when the console's endpoint cannot be used.
+        Raises EndpointError if the console's endpoint is unusable.
         """
         endpoint = self._policy.console
         if endpoint is not None:
@@ -157,7 +157,7 @@ class Alerts:
                 raise EndpointError(error.errno, text) from error
 
     def check(self, slice_id: int, take_worst_ns: Callable[[], tuple[int, int]]) -> SlowSubscriberError | None:
-        """Send an alert if a slice lags, at most once a second; return the error if the subscriber is to end.
+        """Send an alert if a slice lags, at most once a second; return the error if the subscriber must end.
 
         `take_worst_ns` returns and resets the slice's worst lag and age for which the policy applied; 0, 0: it did not.
         """
@@ -189,7 +189,7 @@ class Alerts:
                 log.exception("on_alert raised")
 
     def close(self) -> None:
-        """Close the console's connection; alerts on their way get half a second to leave."""
+        """Close the console's connection; pending alerts get half a second to be sent."""
         if self._socket is not None and self._context is not None:
             self._socket.close()
             self._context.term()
@@ -199,7 +199,7 @@ class Alerts:
 # The compiled half, which runs in the slice thread.
 
 _LONG_NS: Final = 10_000_000
-"""A callback that runs for so long may never return."""
+"""A callback that runs for longer may hang."""
 
 _LAST_WORDS = numpy.frombuffer(
     b"blackbox: slow subscriber: a callback did not return in the grace time, the process ends itself\n",
@@ -209,19 +209,19 @@ _LAST_WORDS = numpy.frombuffer(
 
 @inner
 def is_over(at: SliceAt) -> bool:
-    """Whether the subscriber has been told to end now."""
+    """Return True if the subscriber must end now."""
     return load_shared(slice_state_at(at.state), "stopping") == TERMINATE
 
 
 @inner
 def corrected(at: SliceAt, lag_ns: int) -> int:
-    """Return a lag, corrected by what is known of the two clocks."""
+    """Return a lag, corrected by the known difference of the two clocks."""
     return max(0, lag_ns - slice_counters_at(at.counters).clock_offset_ns)
 
 
 @inner
 def lag_of(at: SliceAt, ts_out: int, now: int) -> int:
-    """Return the corrected lag of a block in ns, and note it."""
+    """Return the corrected lag of a block in ns, and record it."""
     counters = slice_counters_at(at.counters)
     lag = now - ts_out
     if lag < 0:
@@ -232,16 +232,15 @@ def lag_of(at: SliceAt, ts_out: int, now: int) -> int:
 
 @inner
 def age_of(at: SliceAt, ts_in: int, now: int) -> int:
-    """Return the corrected age of a block in ns; 0 if it is not known."""
+    """Return the corrected age of a block in ns; 0: unknown."""
     return 0 if ts_in == 0 else corrected(at, now - ts_in)
 
 
 @inner
 def act_on_lag(at: SliceAt, lag_ns: int, age_ns: int) -> int:
-    """Apply the policy: PROCEED if lag and age are within their limits or in the first seconds, else its action.
+    """Apply the policy: return PROCEED if lag and age are within limits or in the grace time, else the action.
 
-    An alert comes first. END: the workers have been ended. What is delivered after that is only counted: see
-    `dispatch`.
+    An alert comes first. END: the workers have ended, and later deliveries are only counted: see `dispatch`.
     """
     if lag_ns <= at.max_lag_ns and age_ns <= at.max_age_ns:
         return PROCEED
@@ -263,7 +262,7 @@ def act_on_lag(at: SliceAt, lag_ns: int, age_ns: int) -> int:
 
 @inner
 def _await_release(at: SliceAt) -> None:
-    """Wait for Python to end the workers; if it cannot within the grace time, end the process from here."""
+    """Wait for Python to end the workers; if it does not within the grace time, end the process from here."""
     deadline = monotonic_ns() + at.grace_ns
     last_words = _LAST_WORDS
     state = slice_state_at(at.state)
@@ -272,18 +271,18 @@ def _await_release(at: SliceAt) -> None:
             write_file(2, last_words.ctypes.data, len(last_words))
             exit_process(EXIT_SLOW)
         wait_readable(numpy.int64(0), numpy.int64(0), at.wake_fd, numpy.int64(IDLE_MS), at.scratch)
-    store_shared(state, "stopping", TERMINATE)  # it is so already, or nothing would have been released
+    store_shared(state, "stopping", TERMINATE)  # already set if the workers were released
 
 
 def end_process() -> None:
-    """End the process for the slice thread, which is itself in a callback that does not return."""
+    """End the process for a slice thread whose own callback does not return."""
     os.write(2, _LAST_WORDS.tobytes())
     os._exit(EXIT_SLOW)
 
 
 @inner
 def may_call_python(at: SliceAt, tick: int) -> bool:
-    """Whether no callback has been running for long: such a one may hold the interpreter for ever."""
+    """Return True if no callback has been running for long: it may hold the GIL for ever."""
     is_free = True
     for worker in range(at.workers):
         since = load_shared(worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker), "busy_since_ns")
@@ -293,7 +292,7 @@ def may_call_python(at: SliceAt, tick: int) -> bool:
 
 @inner
 def act_on_stuck(at: SliceAt, tick: int) -> bool:
-    """Apply the policy to workers that are in one callback for too long while blocks wait; return whether it ended."""
+    """Apply the policy to workers stuck in one callback while blocks wait; return True if the subscriber ended."""
     for worker in range(at.workers):
         counters = worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker)
         since = load_shared(counters, "busy_since_ns")

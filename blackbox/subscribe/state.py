@@ -1,4 +1,4 @@
-"""What a slice thread, its workers and their owner share: where each is in its life, and what it has counted."""
+"""State shared by a slice thread, its workers and their owner: life and counters."""
 
 from __future__ import annotations
 
@@ -7,189 +7,189 @@ from typing import Final
 from blackbox.life import Life
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
 
-# Why the loop returned to Python.
+# Reasons for the loop to return to Python.
 COMMAND: Final = 1
 """Python asked for the thread."""
 CONTROL: Final = 2
-"""A heartbeat or confirmation lies in the key, header and body messages."""
+"""A heartbeat or confirmation is in the key, header and body messages."""
 DRAINED: Final = 3
-"""Stopping, and what was received has been handed to the workers."""
+"""Stopping, and everything received was passed to the workers."""
 TERMINATED: Final = 4
 FAILED: Final = 5
-"""libzmq refused something; `errno` of the slice's state says what."""
+"""libzmq returned an error; see `errno` of the slice's state."""
 
 STOP: Final = 1
 TERMINATE: Final = 2
 
 
 class SliceLife(Life):
-    """Where a slice thread is in its life."""
+    """Stages in the life of a slice thread."""
 
     NEW = "new", "opening"
-    """Its thread has not begun. OPENING follows."""
+    """Not started. OPENING follows."""
     OPENING = "opening", "running", "closing"
-    """It starts workers, compiles, connects. Then it is RUNNING; CLOSING if that fails."""
+    """It starts workers, compiles, connects. RUNNING after that; CLOSING if it fails."""
     RUNNING = "running", "closing"
-    """It receives. CLOSING when it was told to stop or terminate, or by an error."""
+    """It receives. CLOSING when it is stopped or terminated, or after an error."""
     CLOSING = "closing", "ended"
-    """It waits for its workers, and closes what it has opened. ENDED follows."""
+    """It waits for its workers and closes everything. ENDED follows."""
     ENDED = "ended"
-    """Its workers have ended too. Nothing follows."""
+    """Its workers have ended too. The last stage."""
 
 
 LIVES: Final = tuple(SliceLife)
-"""By their numbers in shared memory."""
+"""By their index in shared memory."""
 
 
 class SliceState(SharedRecord):
-    """What a slice thread and its owner tell each other, also across processes.
+    """Fields for communication between a slice thread and its owner, also across processes.
 
-    What the loop reads and others write has a cache line of its own.
+    A field that the loop reads and others write has its own cache line.
     """
 
     asked = Field(own_line=True)
-    """Python wants the thread: 1."""
+    """1: Python has a command for the thread."""
     stopping = Field(own_line=True)
-    """0, STOP or TERMINATE: what the owner has asked for."""
+    """Request of the owner: 0, STOP or TERMINATE."""
     drain_left = Field()
-    """Blocks that may still be received after STOP: no more than ZeroMQ could hold."""
+    """Blocks still to receive after STOP, at most what ZeroMQ could have queued."""
     released = Field()
-    """1 once no worker runs any more: a slice thread that was to end the process need not do so."""
+    """1 once all workers have ended: the slice thread need not exit the process."""
     alert = Field(own_line=True)
     """1 once the slow-subscriber policy has applied; written by the loop."""
     alert_lag_ns = Field()
     alert_age_ns = Field()
     acts_from_ns = Field()
-    """Monotonic time from which on the slow-subscriber policy acts."""
+    """Monotonic time from which the slow-subscriber policy acts."""
     errno = Field()
     gap_epoch = Field()
-    """Of the messages whose loss ends the subscriber; `gap_count` is 0 as long as there are none."""
+    """Epoch of the messages whose loss ends the subscriber; valid if `gap_count` is not 0."""
     gap_sequence = Field()
     gap_count = Field()
     gap_key = Field()
-    """The number of their key."""
+    """Number of their key."""
     gap_is_upper_bound = Field()
     """1: `gap_count` is an upper bound."""
     accepted_epoch = Field()
     accepted_sequence = Field()
     """Losses up to this position do not end the subscriber."""
     life = Field(own_line=True)
-    """Its place in `LIVES`."""
+    """Index in `LIVES`."""
     confirmed_lines = Field()
     """A bit for each line whose publisher has confirmed the filters of `confirmed_version`."""
     confirmed_version = Field()
     finished_lines = Field()
-    """A bit for each line whose publisher has said that it ends."""
+    """A bit for each line whose publisher has ended."""
     finished_ns = Field()
-    """When a publisher last said so, by the monotonic clock."""
+    """Time when a publisher last ended, by the monotonic clock."""
     subscriptions = Field()
     look_again_at_ns = Field()
-    """When an idle loop goes back to Python, to look for lines that have fallen silent; by the monotonic clock."""
+    """When an idle loop returns to Python to check for silent lines; by the monotonic clock."""
     largest_body = Field()
-    """Bytes of the largest body that has come."""
+    """Size of the largest body received."""
     reads = Field()
-    """Times the loop has looked for a block. It does not while it waits for a worker."""
+    """Times that the loop has looked for a block, which it does not while it waits for a worker."""
     excused_ns = Field()
-    """How much of this block's lag does not count: it passed while archives were asked."""
+    """Part of this block's lag that does not count: time spent reading archives."""
     look_at_held_ns = Field()
-    """When all blocks that wait for the other line are looked at again; by the monotonic clock."""
+    """When all held blocks are checked again; by the monotonic clock."""
     is_shared = Field()
-    """1 when blocks came last from the publisher's shared memory."""
+    """1 if the last blocks came from the publisher's shared memory."""
     other_key_rule = Field()
-    """The key rule, plus 1, of the last block that was refused because of it; 0: none was."""
+    """Key rule, plus 1, of the last block rejected because of it; 0: none."""
     other_version = Field()
-    """The version, plus 1, of the last block that was refused because of it; 0: none was."""
+    """Version, plus 1, of the last block rejected because of it; 0: none."""
     wants_clean = Field()
-    """1: the loop goes back to Python once nothing was delivered behind `OrderState.proven`."""
+    """1: the loop returns to Python once no message after `OrderState.proven` was delivered."""
     other_slice = Field()
-    """The slice, plus 1, of the last block that was refused because of it; 0: none was."""
+    """Slice, plus 1, of the last block rejected because of it; 0: none."""
 
 
 class SliceCounters(SharedRecord):
-    """What a slice thread counts. Unless said otherwise the unit is messages.
+    """Counters of a slice thread, in messages unless stated otherwise.
 
-    *Deliveries* are messages times the callbacks that want them.
+    *Deliveries* are messages times their callbacks.
     """
 
     received = Field()
     blocks = Field()
-    """Blocks received, control blocks not counted."""
+    """Blocks received, without control blocks."""
     body_bytes = Field()
     matched = Field()
     dropped = Field()
-    """Deliveries given up by the slow-subscriber policy."""
+    """Deliveries dropped by the slow-subscriber policy."""
     malformed = Field()
-    """Blocks."""
+    """Invalid blocks."""
     gaps = Field()
     repaired = Field()
-    """Brought by archives."""
+    """Messages from archives."""
     let_go = Field()
-    """Live, but not delivered: the slice was still catching up, and archives brought them."""
+    """Live messages not delivered because the slice was catching up; archives delivered them."""
     duplicates = Field()
     stale = Field()
-    """Of an epoch that had already been followed by another."""
+    """Messages of an earlier epoch."""
     implausible = Field()
-    """In blocks that were not believed: see `epochs` and `gaps`."""
+    """Messages in implausible blocks: see `epochs` and `order`."""
     implausible_control = Field()
-    """Heartbeats, or numbers in them, that were not believed."""
+    """Implausible heartbeats, or sequences in them."""
     untracked = Field()
-    """Delivered, but of a key for which the key table had no room."""
+    """Delivered messages of keys without room in the key table."""
     unnumbered = Field()
-    """Blocks with a topic for which the topic table had no room."""
+    """Blocks with a topic without room in the topic table."""
     epochs = Field()
-    """Runs of the publisher seen."""
+    """Epochs of the publisher seen."""
     held = Field()
-    """Blocks that wait for the other line now."""
+    """Blocks held now for the other line."""
     negative_lag = Field()
-    """Blocks that seemed to come from the future."""
+    """Blocks with a send time in the future."""
     clock_offset_ns = Field()
-    """Taken off every lag. Below 0 it is how far the publisher's clock is ahead, at least."""
+    """Subtracted from every lag. Negative: the publisher's clock is ahead by at least this."""
     clock_steps = Field()
-    """Times a clock was stepped, the publisher's or this host's."""
+    """Steps of the publisher's or this host's clock."""
     slow = Field()
-    """Blocks whose lag was above the limit."""
+    """Blocks with a lag above the limit."""
     conflated = Field()
-    """Deliveries replaced by that of a newer message of the same topic."""
+    """Deliveries replaced by a newer message of the same topic."""
     last_received_ns = Field()
-    """When the last valid frame came, ns since the epoch."""
+    """Time of the last valid frame, ns since the epoch."""
     control = Field()
     """Heartbeats and confirmations."""
     ended_connections = Field()
-    """Connections ended because bytes came on them without end, but no block."""
+    """Connections closed because they carried bytes without end but no block."""
     last_lag_ns = Field()
-    """Of the last block, as corrected."""
+    """Corrected lag of the last block."""
     waits = Field()
-    """Times the slice thread found a worker's queue full."""
+    """Times that the slice thread found a worker's queue full."""
     due = Field()
-    """Deliveries of what was matched."""
+    """Deliveries of matched messages."""
     faults = Fields(32)
-    """Malformed blocks, by `Fault`."""
+    """Malformed blocks by `Fault`."""
 
 
 class WorkerCounters(SharedRecord):
-    """What a worker counts, in a cache line of its own."""
+    """Counters of a worker, in its own cache line."""
 
     delivered = Field(own_line=True)
     """Deliveries made."""
     batches = Field()
     blocks = Field()
-    """Blocks taken off the queue."""
+    """Blocks taken from the queue."""
     sent = Field()
     """Blocks put into the queue; written by the slice thread."""
     errors = Field()
     """Callbacks that raised."""
     busy_since_ns = Field()
-    """When the callback that runs now was entered, by the monotonic clock; 0 between callbacks."""
+    """Start of the running callback by the monotonic clock; 0 between callbacks."""
     has_more = Field()
-    """Not 0: blocks that were taken off the queue wait behind the one that is delivered."""
+    """Not 0: further blocks taken from the queue wait after the current one."""
     failed = Field()
-    """Deliveries on which the callback raised, or that were skipped: `misfits`."""
+    """Deliveries for which the callback raised, or that were skipped: `misfits`."""
     misfits = Field()
-    """Messages that were no record of the schema, for callbacks that get fields."""
+    """Messages that do not match the schema, for callbacks with fields."""
     unwanted = Field()
-    """Deliveries not made: the callback had been removed."""
+    """Deliveries skipped because the callback was removed."""
     untold = Field()
-    """Messages of blocks that it did not get, since it was last told; written by the slice thread."""
+    """Messages of dropped blocks since its last notice; written by the slice thread."""
 
 
 WORKER_COUNTERS_BYTES: Final = WorkerCounters.dtype.itemsize
@@ -198,6 +198,6 @@ slice_counters_at = record_at(SliceCounters)
 worker_counters_at = record_at(WorkerCounters)
 
 IDLE_MS: Final = 100
-"""How long an idle thread sleeps at most before it looks again."""
+"""Longest sleep of an idle thread before it checks again."""
 HELD_MS: Final = 5
-"""The same, of a slice thread in which blocks wait."""
+"""The same for a slice thread with held blocks."""

@@ -1,4 +1,4 @@
-"""Counters of a running subscriber, and the frozen snapshots that users see."""
+"""Counters of a running subscriber, and the immutable snapshots for users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blackbox.subscribe.state import SliceCounters, WorkerCounters
 
 
 class Counters:
-    """All counters of one slice: of its slice thread, of each worker, and each worker's histograms of lag and age."""
+    """All counters of one slice: its slice thread's, each worker's, and each worker's histograms of lag and age."""
 
     def __init__(self, workers: int) -> None:
         self.slice = SliceCounters()
@@ -27,7 +27,7 @@ class Counters:
         self.ages: NDArray[numpy.int64] = shared_array((workers, BUCKETS), numpy.int64)
 
     def settle(self) -> None:
-        """Forget what waited: the slice has ended, and its workers."""
+        """Reset counts of waiting blocks after the slice and its workers have ended."""
         self.slice.held = 0
         for worker in self.workers:
             worker.sent = worker.blocks
@@ -35,7 +35,7 @@ class Counters:
 
 
 class Counted(NamedTuple):
-    """What the statistics of one slice are made from."""
+    """Sources of one slice's statistics."""
 
     slice_id: int
     counters: Counters
@@ -46,119 +46,118 @@ class Counted(NamedTuple):
 
 
 class ReceivedStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What came from the publishers. Units: messages, unless said otherwise."""
+    """Received from publishers, in messages unless stated otherwise."""
 
     messages: int
-    """In valid blocks, duplicates included."""
+    """Messages in valid blocks, including duplicates."""
     blocks: int
-    """Blocks, control blocks not counted."""
+    """Blocks, without control blocks."""
     body_bytes: int
     """Bytes of the bodies of these blocks."""
     control_blocks: int
     """Heartbeats and confirmations."""
     ended_connections: int
-    """Connections to publishers that were ended because bytes came without end, but no block."""
+    """Connections to publishers that were closed because they carried bytes without end but no block."""
     malformed: int
-    """Blocks dropped because they were not valid."""
+    """Invalid blocks, which were dropped."""
     faults: dict[str, int]
-    """`malformed` by what was wrong: name of `blackbox.block.validate.Fault` in small letters, to numbers of blocks."""
+    """`malformed` by fault: lower-case name of `blackbox.block.validate.Fault`, and number of blocks."""
     gaps: int
-    """Sequence numbers that never came."""
+    """Missing messages."""
     repaired: int
-    """Messages that archives have brought; they are not in `messages`."""
+    """Messages delivered from archives; not in `messages`."""
     let_go: int
-    """Of `messages`: those that were not delivered, as archives brought them to a slice that was catching up."""
+    """Part of `messages` not delivered live, since archives delivered them to a slice that was catching up."""
     catching_up: int
-    """Slices that have not yet gone over to what comes live."""
+    """Slices not yet live."""
     duplicates: int
-    """Received again, from the other line."""
+    """Messages received again, from the other line."""
     stale: int
-    """Of an earlier run of the publisher, after a later one had begun."""
+    """Messages of an earlier epoch, after a later one had begun."""
     implausible: int
-    """In blocks that were not believed, and not delivered: one of another epoch between two of the present one, or one
-    whose numbers are far ahead of all that is known."""
+    """Messages in implausible blocks, not delivered: a block of another epoch between two of the present one, or with a
+    sequence far ahead."""
     untracked: int
-    """Delivered without a gap check: the key table was full."""
+    """Messages delivered without a gap check because the key table was full."""
     epochs: int
-    """Runs of the publisher seen; one is seen again by a slice that was released and comes back."""
+    """Epochs of the publisher seen; a released slice that starts again counts its epoch again."""
     held: int
-    """Blocks that wait for the other line now."""
+    """Blocks held now for the other line."""
     subscriptions: int
-    """Filters asked of ZeroMQ."""
+    """ZeroMQ filters."""
     transport: str
-    """What blocks come by: `shm`, `tcp`, `ipc` or `inproc`; several, joined by `+`, where slices differ. Empty in
-    a replay."""
+    """Transport of blocks: `shm`, `tcp`, `ipc` or `inproc`; joined by `+` if slices differ. Empty in a replay."""
     last_ns: int
-    """When the last block or heartbeat came, ns since the epoch; 0: none yet."""
+    """Time of the last block or heartbeat, ns since the epoch; 0: none yet."""
 
 
 class DeliveryStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What callbacks got. Units: deliveries, unless said otherwise: a message that three callbacks want is three.
+    """Delivered to callbacks, in deliveries unless stated otherwise: a message for three callbacks counts three.
 
     Once a subscriber has ended, `due == delivered + failed + dropped + conflated + discarded`; until then the rest of
-    `due` is on its way. With one callback that wants everything, one line and one run of the publisher, `due` is the
-    number of messages received.
+    `due` is on its way. With one callback for everything, one line and one epoch, `due` is the number of messages
+    received.
     """
 
     matched: int
-    """Messages wanted by at least one callback."""
+    """Messages for at least one callback."""
     due: int
-    """Each matched message once for each callback that wants it, and was not removed since."""
+    """Each matched message once for each of its callbacks, except those removed meanwhile."""
     delivered: int
     """Deliveries made: callbacks returned."""
     failed: int
-    """Deliveries on which a callback raised; all of the batch, where it gets batches."""
+    """Deliveries for which a callback raised; the whole batch for batch callbacks."""
     misfits: int
-    """The part of `failed` that callbacks with `fields` were not called for: no records of the schema."""
+    """Part of `failed` for which callbacks with `fields` were not called: records that do not match the schema."""
     dropped: int
-    """Deliveries given up by the slow-subscriber policy: of late blocks, or to a worker whose queue was full."""
+    """Deliveries dropped by the slow-subscriber policy: of late blocks, or to a worker with a full queue."""
     conflated: int
-    """Deliveries replaced by that of a newer message of the same topic (policy "conflate")."""
+    """Deliveries replaced by a newer message of the same topic (policy "conflate")."""
     discarded: int
-    """Deliveries still queued when `terminate` or an error ended the subscriber. 0 until it has ended."""
+    """Deliveries still queued when `terminate` or an error ended the subscriber. 0 until then."""
     callback_errors: int
     """Callbacks that raised."""
     queue_blocks: int
-    """Blocks that wait for workers now; after `terminate`, those that never got to them."""
+    """Blocks waiting for workers now; after `terminate`, those that never reached them."""
     waits: int
-    """Times a worker's queue was full."""
+    """Times that a worker's queue was full."""
     topics: int
     """Distinct topics seen."""
     unnumbered: int
-    """Blocks with a topic that has no number, as the table of `max_topics` was full: matched more slowly, and dropped
-    where "conflate" would keep the newest."""
+    """Blocks with a topic without a number, because the table of `max_topics` was full: matched more slowly, and
+    dropped under "conflate"."""
 
 
 class LagStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How late messages were at delivery. Units: ns, unless said otherwise.
+    """Lag and age of messages at delivery, in ns unless stated otherwise.
 
-    Lag is now - `ts_out`. Age is now - `ts_in`: it holds the time in the publisher too, and is that of a block's oldest
-    message. The slow-subscriber policy looks at lag, and at age where `max_age_ns` is set.
+    Lag is now - `ts_out`. Age is now - `ts_in`: it includes the time in the publisher, and is that of a block's oldest
+    message. The slow-subscriber policy uses lag, and age if `max_age` is set.
     """
 
     last_ns: int
-    """Lag of the last block received; of several slices: the largest."""
+    """Lag of the last block received; of several slices, the largest."""
     p50_ns: int
-    """Lag that half of the messages did not exceed."""
+    """Median lag."""
     p99_ns: int
     max_ns: int
     age_p50_ns: int
-    """Age that half of the messages did not exceed."""
+    """Median age."""
     age_p99_ns: int
     age_max_ns: int
     slow_blocks: int
-    """Blocks whose lag or age was above its limit."""
+    """Blocks with a lag or age above its limit."""
     negative: int
-    """Blocks that seemed to come from the future: the clocks of the two hosts differ."""
+    """Blocks with a send time in the future: the clocks of the two hosts differ."""
     clock_offset_ns: int
-    """How far the publisher's clock is ahead, at least, as blocks of the last minute show: added to every lag. Below 0:
-    how far this host's clock was set forward meanwhile. Of several slices: the furthest."""
+    """Lower bound in the last minute of how far the publisher's clock is ahead, added to every lag. Negative: how far
+    this host's clock was set forward. Of several slices, the largest."""
     clock_steps: int
-    """Times a clock was stepped, the publisher's or this host's."""
+    """Steps of the publisher's or this host's clock."""
 
 
 class SliceStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What one slice of a subscriber has done so far."""
+    """Statistics of one slice of a subscriber."""
 
     slice_id: int
     received: ReceivedStatistics
@@ -167,7 +166,7 @@ class SliceStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a subscriber has done so far, over all its slices, and slice by slice."""
+    """Statistics of a subscriber, over all its slices and slice by slice."""
 
     received: ReceivedStatistics
     delivery: DeliveryStatistics
@@ -176,7 +175,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def statistics_of(counted: Sequence[Counted], has_ended: bool) -> Statistics:
-    """Return a snapshot of the counters of several slices; lag percentiles are of all messages together."""
+    """Return a snapshot of the counters of several slices; lag percentiles are over all messages."""
     slices = tuple(_slice_statistics([each], each.slice_id, has_ended) for each in counted)
     whole = slices[0] if len(slices) == 1 else _slice_statistics(counted, -1, has_ended)
     return Statistics(received=whole.received, delivery=whole.delivery, lag=whole.lag, slices=slices)
@@ -246,6 +245,6 @@ def _slice_statistics(counted: Sequence[Counted], slice_id: int, has_ended: bool
 
 
 def _percentiles(histograms: list[NDArray[numpy.int64]]) -> list[int]:
-    """The 50th and 99th percentile and the maximum of all workers' histograms together."""
+    """Return the 50th and 99th percentile and the maximum over all workers' histograms."""
     none = numpy.zeros((1, BUCKETS), numpy.int64)
     return percentiles_ns(numpy.concatenate([none, *histograms]).sum(axis=0), 50, 99, 100)

@@ -1,4 +1,4 @@
-"""Signals while a subscriber runs in the main thread: a first one stops it, a further one terminates it."""
+"""Signals while a subscriber runs in the main thread: the first one stops it, a further one terminates it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import FrameType
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that stop what runs: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under nohup."""
+    """Return the stopping signals: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under nohup."""
     hung_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
     return (signal.SIGINT, signal.SIGTERM, *hung_up)
 
 
 @contextmanager
 def stopping_at_signals(stop: Callable[[int], None], terminate: Callable[[], None]) -> Iterator[set[int]]:
-    """Call `stop` with the first of the signals, `terminate` for each further one; yield the set of those that came.
+    """Call `stop` with the first signal, `terminate` for each further one; yield the set of received signals.
 
-    Only in the main thread: elsewhere signals are left alone.
+    Only in the main thread: elsewhere signals are not handled.
     """
     came: set[int] = set()
     if threading.current_thread() is not threading.main_thread():

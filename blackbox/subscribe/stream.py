@@ -1,4 +1,4 @@
-"""A stream: messages that wait until they are asked for, in a loop, one by one, or in asyncio."""
+"""A stream: messages that wait until they are pulled, in a loop, one by one, or in asyncio."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ log = logging.getLogger("blackbox")
 WhenFull = Literal["wait", "drop_oldest", "stop"]
 _NOTHING: Final = object()
 _MOST_BYTES: Final = 64 << 20
-"""Most bytes of blocks that may wait: a message that waits keeps its whole block."""
+"""Most bytes of waiting blocks: a waiting message keeps its whole block."""
 
 
 class _Reader(NamedTuple):
-    """Who reads: a thread, or a task in it."""
+    """Identity of the reader: a thread, or a task in it."""
 
     thread: threading.Thread
     task: weakref.ref[asyncio.Task[Any]] | None
@@ -45,23 +45,23 @@ class _Reader(NamedTuple):
 
 
 class StreamLife(Life):
-    """Where a stream is in its life."""
+    """Stages in the life of a stream."""
 
     OPEN = "open", "open", "ending", "ended"
-    """Messages come, up to the limit. ENDING when the subscriber stops, ENDED when it is over."""
+    """Messages arrive, up to the limit. ENDING when the subscriber stops, ENDED at its end."""
     ENDING = "ending", "ended", "open"
-    """What still comes is the rest, taken without a limit. ENDED follows; OPEN if a replay was stopped as it began."""
+    """The remaining messages arrive without a limit. ENDED follows; OPEN if a replay was stopped as it began."""
     ENDED = "ended", "ended", "open"
-    """What waits can still be read. To end it once more changes nothing; OPEN when another replay begins."""
+    """Waiting messages can still be read. A second end does nothing; OPEN when another replay begins."""
 
 
 class Stream:
-    """Messages, or batches, in the order in which a batch callback gets them, until they are taken. For one reader.
+    """Messages or batches, in the order of a batch callback, waiting to be pulled by one reader.
 
-    `for message in stream` and `async for message in stream` end with the subscriber, or the replay, after what is
-    left; they raise what ended it. What is left after a `break` comes next time. For a checkpoint the reader is done
-    with an item once it asks for the next one, or makes the checkpoint itself. `dropped`: messages that were not
-    taken in time, with "drop_oldest". Life: see `StreamLife`.
+    `for message in stream` and `async for message in stream` end with the subscriber, or the replay, after the
+    remaining messages; they raise the error that ended it. Messages left after a `break` stay for the next loop. For a
+    checkpoint, an item is done once the reader requests the next one, or makes the checkpoint itself. `dropped`:
+    messages dropped by "drop_oldest". Life: see `StreamLife`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Stream:
         raise_failure: Callable[[], None],
         remove: Callable[[Stream], None],
     ) -> None:
-        """`raise_failure` raises what ended the subscriber; `remove` takes the stream's callback away."""
+        """`raise_failure` raises the error that ended the subscriber; `remove` removes the stream's callback."""
         check_integers(("limit", limit, 1, 1 << 40))
         if when_full not in get_args(WhenFull):
             raise ValueError(f"when_full was {when_full!r}, expected one of: {', '.join(get_args(WhenFull))}")
@@ -85,22 +85,22 @@ class Stream:
         self._messages = self._bytes = 0
         self._current: Iterator[Any] = iter(())
         self._taking: Batch | None = None
-        """The batch of which `_current` has items, as long as its reader has not asked for what follows."""
+        """Batch of the items of `_current`, until its reader requests the next batch."""
         self._done: dict[int, Position] = {}
-        """By slice, the end of the batches taken before it."""
+        """By slice, the end of earlier batches."""
         self._left: Iterator[int] = iter(())
-        """Counts down how many items of it are not taken."""
+        """Counts down the remaining items of the batch."""
         self._reader: _Reader | None = None
-        """Who took it."""
+        """Reader that took the batch."""
         self._is_cut = False
         self._life = StreamLife.OPEN
         self._failure: BaseException | None = None
         self._sleeper: asyncio.Future[None] | None = None
-        """What a task waits for."""
+        """Future that a task waits for."""
         self._sleeps = False
-        """Whether it is to be woken."""
+        """True if the task must be woken."""
         self._on_change: Callable[[], None] | None = None
-        """Called when a batch came or the stream ended; set before the subscriber starts. It must not block."""
+        """Called when a batch arrives or the stream ends; set before the subscriber starts. It must not block."""
 
     def __repr__(self) -> str:
         return f"Stream({self.prefix!r}, {self._messages} of {self.limit} messages waiting)"
@@ -108,10 +108,10 @@ class Stream:
     # In the threads of callbacks.
 
     def _put(self, batch: Batch) -> None:
-        """Take a batch from the subscriber. Raises SubscriberError when there is no room and `when_full` is "stop"."""
+        """Add a batch from the subscriber. Raises SubscriberError without room and with `when_full` "stop"."""
         with self._changed:
-            # No limit while the subscriber ends, or waits for a checkpoint: its queues bound what still comes, and
-            # perhaps nobody reads any more, or the reader is who waits.
+            # No limit during the subscriber's end or a checkpoint: its queues bound what still arrives, and the reader
+            # may be gone, or waiting itself.
             while self._life is StreamLife.OPEN and not self._is_cut and self._has_no_room(batch):
                 if self.when_full == "wait":
                     self._changed.wait(step_of())
@@ -147,31 +147,31 @@ class Stream:
         self._changed.notify_all()
         if self._on_change is not None:
             self._on_change()
-        sleeper = self._sleeper  # which may go meanwhile
+        sleeper = self._sleeper  # it may be reset meanwhile
         if self._sleeps and sleeper is not None:
             self._sleeps = False
             with suppress(RuntimeError):  # its loop is closed
                 sleeper.get_loop().call_soon_threadsafe(_wake, sleeper)
 
-    # Checkpoints, made by the subscriber.
+    # Checkpoints, called by the subscriber.
 
     def _begin_cut(self) -> None:
-        """Take what still comes without a limit, until `_end_cut`: all that was handed over is to come here."""
+        """Suspend the limit until `_end_cut`, so that everything handed over can arrive."""
         with self._changed:
             self._is_cut = True
             self._changed.notify_all()
 
     def _end_cut(self) -> None:
-        """Keep to the limit again."""
+        """Apply the limit again."""
         with self._changed:
             self._is_cut = False
 
     def _undone(self, by_reader: bool) -> dict[int, Position]:
         """Return the first message that the reader has not finished, for each slice with such messages.
 
-        It is done with what it took before it asked for the next item. `by_reader`: if it is who asks now, also with
-        the last item. Raises SubscriberError where no position is exact: amid an image, and for the reader itself if it
-        took later messages of other keys while a line lacked one.
+        The items before the last request are finished. `by_reader`: the reader itself calls, so its last item is
+        finished too. Raises SubscriberError if no position is exact: within an image, or if the reader itself took
+        later messages of other keys while a line lacked one.
         """
         found: dict[int, Position] = {}
         with self._changed:
@@ -197,19 +197,22 @@ class Stream:
 
     def _undone_from(self, batch: Batch, item: int) -> Position:
         if batch.is_image:
-            raise SubscriberError(f"the reader of a stream of {self.prefix!r} was not done with the image yet")
+            raise SubscriberError(f"the reader of a stream of {self.prefix!r} has not read the whole image yet")
         return Position(batch.block.epoch, int(batch.sequence[item]))
 
-    # Life, told by the subscriber.
+    # Life, controlled by the subscriber.
 
     def _begin(self) -> None:
-        """Messages may come: another replay begins."""
+        """Accept messages: another replay begins."""
         with self._changed:
             self._enter(StreamLife.OPEN)
             self._failure = None
 
     def _end(self, *, at_once: bool = True, failure: BaseException | None = None) -> None:
-        """End, with the `failure` of the subscriber, if any. Not `at_once`: the rest comes first, without a limit."""
+        """End, with the subscriber's error, if any.
+
+        Unless `at_once`, the remaining messages come first, without a limit.
+        """
         with self._changed:
             if at_once:
                 self._enter(StreamLife.ENDED)
@@ -219,21 +222,21 @@ class Stream:
             self._wake()
 
     def _enter(self, life: StreamLife) -> None:
-        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        """Enter `life`. Raises RuntimeError if it cannot follow the current stage."""
         self._life = self._life.enter(life, f"stream of {self.prefix!r}")
 
-    # For its reader.
+    # For the reader.
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that ends this stream, if there is one; its reader gets it after all messages before it."""
+        """Error that ends this stream, or None; its reader gets it after all earlier messages."""
         return self._failure
 
     def get(self, timeout: float | None = None) -> Any:
-        """Return the next message, or batch.
+        """Return the next message or batch.
 
-        Raises TimeoutError when none came in `timeout` seconds (None: no bound); SubscriberError when the stream has
-        ended, or what ended it.
+        Raises TimeoutError if none arrives within `timeout` seconds (None: no limit); SubscriberError or the
+        subscriber's error after the end of the stream.
         """
         item = next(self._current, _NOTHING)
         if item is not _NOTHING:
@@ -257,13 +260,15 @@ class Stream:
         item = next(self._current, _NOTHING)
         if item is not _NOTHING:
             return item
-        await asyncio.sleep(0)  # between batches others have their turn, however many wait
-        while (item := next(self._current, _NOTHING)) is _NOTHING:  # another task may have turned over meanwhile
+        await asyncio.sleep(0)  # other tasks get a turn between batches, however many wait
+        while (
+            item := next(self._current, _NOTHING)
+        ) is _NOTHING:  # another task may have called `_turn_over` meanwhile
             if (sleeper := self._asleep()) is not None:
                 try:
                     await sleeper
                 finally:
-                    if self._sleeper is sleeper:  # of a loop that was closed another may have taken its place
+                    if self._sleeper is sleeper:  # another task may have replaced one of a closed loop
                         self._sleeper = None
             elif not self._turn_over(0):
                 self._raise_what_ended_it()
@@ -271,7 +276,7 @@ class Stream:
         return item
 
     def close(self) -> None:
-        """End the stream and remove its callback; what waits is gone."""
+        """End the stream and remove its callback; waiting messages are dropped."""
         self._end()
         self._remove(self)
         with self._changed:
@@ -292,7 +297,7 @@ class Stream:
         self._raise_failure()
 
     def _turn_over(self, timeout: float | None) -> bool:
-        """Make the batch that waits longest the current one; wait for one if there is none. False: none comes."""
+        """Make the oldest waiting batch the current one, waiting for one if necessary; return False at the end."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             self._finish()
@@ -311,13 +316,13 @@ class Stream:
         return True
 
     def _finish(self) -> None:
-        """Note that the reader is done with the batch that it took last."""
+        """Note that the reader has finished the batch that it took last."""
         if self._taking is not None:
             _add_end(self._done, self._taking, -1)
             self._taking = None
 
     def _asleep(self) -> asyncio.Future[None] | None:
-        """Return what is done once `_turn_over` has something to tell; None: it has now."""
+        """Return a future that is done once `_turn_over` can proceed; None: it can now."""
         if self._sleeper is not None and not self._sleeper.get_loop().is_closed():
             raise SubscriberError(f"stream of {self.prefix!r} was read by two tasks at once, expected one")
         with self._changed:
@@ -328,7 +333,7 @@ class Stream:
 
 
 def _add_end(ends: dict[int, Position], batch: Batch, item: int) -> None:
-    """Note that the items of a batch up to one (-1: the last one) are done."""
+    """Note that the items of a batch up to `item` (-1: the last one) are done."""
     block = batch.block
     row = item if batch.rows is None else int(batch.rows[item])
     if not batch.is_image:

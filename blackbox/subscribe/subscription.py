@@ -1,6 +1,6 @@
-"""The filters of one slice at its publishers: asked for, confirmed by each line, and asked for again if need be.
+"""Filters of one slice at its publishers: requested, confirmed by each line, and requested again if necessary.
 
-A publisher confirms by answering a nonce to which we subscribe after the filters: see the wire format.
+A publisher confirms by answering a nonce that is subscribed to after the filters: see the wire format.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ from blackbox.transport.wakeup import Pipe
 log = logging.getLogger("blackbox")
 
 _PATIENT_BEATS = 3
-"""Least number of heartbeats before an unanswered confirmation is asked for again."""
+"""Least number of heartbeats before an unanswered confirmation is requested again."""
 MOST_PATIENT_S = 60.0
-"""Most time before one is, where that is not less than those heartbeats."""
+"""Longest time before it is, unless those heartbeats take longer."""
 _UNHEARD_NS = 30_000_000_000
-"""Time after which a line that was never heard is connected again."""
+"""Time after which a line without any message is reconnected."""
 
 
 def open_sub(
     context: zmq.Context[zmq.Socket[bytes]], hwm_blocks: int, kind: zmq.SocketType = zmq.SUB
 ) -> zmq.Socket[bytes]:
-    """Return a SUB socket, or an XSUB socket, that is not connected yet."""
+    """Return a SUB socket, or an XSUB socket, not yet connected."""
     sub = context.socket(kind)
     sub.rcvhwm = hwm_blocks
     sub.sndhwm = MAX_SUBSCRIPTIONS
@@ -79,13 +79,13 @@ def open_sub(
 
 
 def address_from(interface: str, endpoint: str) -> str:
-    """Return what to connect to from an interface; an empty one is the system's choice."""
+    """Return the address to connect to through an interface; empty: the system chooses it."""
     host = f"[{interface}]" if ":" in interface else interface
     return endpoint.replace("tcp://", f"tcp://{host}:0;") if interface else endpoint
 
 
 class Subscription:
-    """What a slice asks of its publishers, and what each line's publisher has answered.
+    """Requests of a slice to its publishers, and their answers on each line.
 
     Used by the slice thread, which owns the SUB socket. `news` is poked when a line is confirmed or has ended.
     """
@@ -100,17 +100,17 @@ class Subscription:
         bell: Pipe,
         start_grace_ns: int,
     ) -> None:
-        """`bell` is rung by who writes to shared memory. `start_grace_ns`: of the slow-subscriber policy."""
+        """`bell` is rung by writers of shared memory. `start_grace_ns`: of the slow-subscriber policy."""
         self._start_grace_ns = start_grace_ns
         self._feed, self._slice_id = feed, slice_id
         self._feed_slice = feed.slices[slice_id]
         self._state, self._order, self._news = state, order, news
         self._confirmed_keys = build_trie([])
-        """Keys of the last filters that a publisher confirmed, or that began at a position."""
+        """Keys of the last confirmed filters, or of those that began at a position."""
         self._filters: frozenset[bytes] = frozenset()
         self._wanted: frozenset[bytes] = frozenset()
         self._covered: set[bytes] = set()
-        """Wanted prefixes to withdraw once those that cover them are confirmed: these may be refused."""
+        """Wanted prefixes to withdraw once the prefixes that cover them are confirmed: these may be refused."""
         self._nonce = b""
         self._accepted: list[bytes] = []
         self._said = b""
@@ -118,32 +118,32 @@ class Subscription:
         """A bit for each line."""
         self._was_confirmed = False
         self.note_first: Callable[[], None] = lambda: None
-        """Called when a publisher confirms for the first time."""
+        """Called at the first confirmation by a publisher."""
         self.refuses_alone = False
-        """True if filters that are refused, once some were confirmed, end only callbacks that need them."""
+        """True if refused filters, once some were confirmed, end only the callbacks that need them."""
         self.began_late = False
-        """True if none need be confirmed before: the subscriber had started already."""
+        """True if no earlier confirmation is needed: the subscriber had already started."""
         self.refusals: deque[Refusal] = deque()
-        """Refusals of publishers that the supervisor has not taken yet."""
+        """Refusals that the supervisor has not yet taken."""
         self._epoch_of_line: dict[int, int] = {}
         self._heard_on: dict[int, Connection | None] = {}
-        """For each line, the connection that it was heard on."""
+        """For each line, the connection of its last message."""
         self._silent: set[int] = set()
         self._beats_without_answer = 0
         self._patient_beats = _PATIENT_BEATS
-        """How many heartbeats may be queued ahead of an answer."""
+        """Heartbeats that may be queued ahead of an answer."""
         self._memory = SharedSource(self._feed_slice.shared_memory, bell, f"slice {slice_id}")
         self._reconnected: set[int] = set()
-        """Lines that were connected again, and have not answered since."""
+        """Reconnected lines that have not answered since."""
         self._connected_ns = [time.monotonic_ns()] * len(self._feed_slice.lines)
-        """When each line was last connected."""
+        """Time when each line was last connected."""
         self._bound_number: dict[int, int] = {}
-        """Of each line on inproc, to whom it is connected."""
+        """For each inproc line, the number of the bind that it is connected to."""
 
     def connect(self, sub: zmq.Socket[bytes], keys: Sequence[ClientKeys | None]) -> None:
-        """Connect to every line with its keys, and ask for heartbeats.
+        """Connect to every line with its keys, and subscribe to heartbeats.
 
-        Raises EndpointError naming the line that it could not.
+        Raises EndpointError naming a line that cannot be connected.
         """
         self._sub, self._keys = sub, keys
         for line, endpoint in enumerate(self._feed_slice.lines):
@@ -164,7 +164,7 @@ class Subscription:
 
     @property
     def shared(self) -> ReaderAt:
-        """Where data is read in shared memory."""
+        """Reader of shared memory."""
         return self._memory.at
 
     def _decide(self) -> None:
@@ -179,19 +179,19 @@ class Subscription:
         self._ask_to_confirm()
 
     def look_at_shared(self) -> None:
-        """Detach from a publisher that has gone, once all its blocks are taken; decide again with the next one."""
+        """Detach from a publisher that has ended once all its blocks are taken; decide again with the next one."""
         if self._memory.leave_gone():
             self._ask_to_confirm()
 
     def close(self) -> None:
-        """Give shared memory back."""
+        """Detach from shared memory."""
         self._memory.close()
 
     def _address(self, endpoint: str) -> str:
         return address_from(self._feed_slice.interface, endpoint)
 
     def ask(self, table: Table) -> None:
-        """Ask for what a table needs, and no more; it is then to be confirmed anew."""
+        """Subscribe to what a table needs, and to no more; then request a confirmation."""
         kind = SHARED_KEY if self._memory.is_asked else b""
         for prefix in table.wanted - self._wanted - self._covered:
             self._sub.subscribe(WANT_KEY + prefix)
@@ -217,11 +217,11 @@ class Subscription:
             self._sub.unsubscribe(WANT_KEY + prefix)
 
     def reconnect_silent_lines(self) -> None:
-        """Connect anew where nothing has come for some heartbeats, nothing is queued, and the connection is gone.
+        """Reconnect lines that are silent for some heartbeats, have nothing queued, and have lost their connection.
 
-        libzmq does so by itself, except after what it takes for an attack: a frame above `maxmsgsize`, say. One that
-        stands, and whose host answers, is left alone: a publisher that waits for a slow subscriber is silent, and what
-        it sends while we connect is lost.
+        libzmq reconnects, except after what it considers an attack, such as a frame above `maxmsgsize`. An open
+        connection to a host that answers is kept: a publisher that waits for a slow subscriber is silent, and a
+        reconnect would lose what it sends meanwhile.
         """
         now_ns = time.monotonic_ns()
         self._state.look_again_at_ns = now_ns + self._order.at.line_dead_ns
@@ -229,7 +229,7 @@ class Subscription:
             return
         for line in range(len(self._feed_slice.lines)):
             if line not in self._epoch_of_line:
-                # Never heard: it may not run yet. In case libzmq has given up, we connect again, but not often.
+                # Never heard: it may not run yet. libzmq may have given up, so reconnect, but rarely.
                 if now_ns - self._connected_ns[line] >= _UNHEARD_NS:
                     self._connected_ns[line] = now_ns
                     self._connect_again(line)
@@ -240,7 +240,7 @@ class Subscription:
             address = self._address(self._feed_slice.lines[line])
             finished = bool(self._state.finished_lines >> line & 1)
             if not finished and line not in self._silent:
-                log.warning("slice %d: the publisher at %s is silent, and has not closed", self._slice_id, address)
+                log.warning("slice %d: the publisher at %s is silent but has not closed", self._slice_id, address)
                 self._silent.add(line)
             if is_inproc(address):
                 is_gone = is_bound_anew(address, self._bound_number[line])
@@ -250,7 +250,7 @@ class Subscription:
                 self._connect_again(line)
 
     def _is_connected(self, line: int) -> bool:
-        """Whether the connection that a line was heard on stands, and its host answers."""
+        """Return True if the connection of the line's last message is open and its host answers."""
         connection = self._heard_on.get(line)
         return connection is not None and connection.is_answered()
 
@@ -262,10 +262,12 @@ class Subscription:
         self._bound_number[line] = bound_number(address)
         self._sub.connect(address)
         self._reconnected.add(line)
-        self._state.confirmed_lines &= ~(1 << line)  # who goes on in the same epoch may have lost what we asked for
+        self._state.confirmed_lines &= ~(
+            1 << line
+        )  # a publisher that continues in the same epoch may have lost our filters
 
     def _ask_to_confirm(self) -> None:
-        """Subscribe to a fresh nonce: a publisher that answers has all filters set before it in force."""
+        """Subscribe to a new nonce: a publisher that answers it has applied all earlier filters."""
         if self._nonce:
             self._sub.unsubscribe(CONFIRM_KEY + self._nonce)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
@@ -276,18 +278,18 @@ class Subscription:
         self._sub.subscribe(CONFIRM_KEY + self._nonce)
 
     def acknowledge(self, said: bytes) -> None:
-        """Tell the publishers how far what they sent is recorded, in place of what was told before."""
+        """Report to the publishers how far their messages are recorded, replacing the previous report."""
         self._sub.subscribe(said)
         if self._said:
             self._sub.unsubscribe(self._said)
         self._said = said
 
     def _accept(self, epoch: int, line: int) -> None:
-        """Tell a publisher that its answer came: from now on it counts this subscriber, and waits for it at its end."""
+        """Accept a publisher's answer: from now on it counts this subscriber, and waits for it when it closes."""
         accepted = ACCEPT_KEY + self._nonce + _of_line(epoch, line)
         self._sub.subscribe(accepted)
         self._accepted.append(accepted)
-        self._withdraw(bytes([line]), accepted)  # also of a publisher that was killed
+        self._withdraw(bytes([line]), accepted)  # also for a publisher that was killed
 
     def _withdraw(self, of_line: bytes, but: bytes = b"") -> None:
         for accepted in [a for a in self._accepted if a.endswith(of_line) and a != but]:
@@ -295,7 +297,7 @@ class Subscription:
             self._sub.unsubscribe(accepted)
 
     def read_control(self, at: SliceAt) -> int:
-        """Take in a confirmation, or a heartbeat that changes something; return why to end, or 0."""
+        """Process a confirmation, or a heartbeat that changes something; return why to end, or 0."""
         scratch = at.scratch
         key = string_at(*message_bytes(scratch + KEY_AT))
         ours = key == CONFIRM_KEY + self._nonce
@@ -305,7 +307,7 @@ class Subscription:
         return 0 if self._note_refusal(at, header.flags) else self._take_control(at, header, ours)
 
     def _take_control(self, at: SliceAt, header: Header, ours: bool) -> int:
-        """Take in what a confirmation or heartbeat says that refuses nothing; return as `read_control`."""
+        """Process a confirmation or heartbeat without refusals; return the same as `read_control`."""
         scratch = at.scratch
         if self._memory.is_open and not header.flags & FLAG_END:
             self._decide()
@@ -326,21 +328,21 @@ class Subscription:
             if result:
                 return result
         reconnected = ours and self._is_anew(line, epoch)
-        # The epoch began, or came back, with a block or a heartbeat, not with our answer: what it sent is unconfirmed.
+        # The epoch began, or came back, with a block or heartbeat, not with our answer: it is unconfirmed.
         began = self._state.confirmed_lines != self._confirmed or (entered == NEW and not ours)
         unconfirmed = bool(self._confirmed) and began
         fresh = self._epoch_of_line.get(line) != epoch
         self._epoch_of_line[line] = epoch
         result = self._take_ends(at, header, line, ours and not reconnected, not unconfirmed)
         if reconnected or unconfirmed:
-            # libzmq sends filters again in an order of its own, the nonce first: this answer proves nothing.
+            # libzmq sends filters again in any order, the nonce first: this answer proves nothing.
             self._ask_to_confirm()
         elif ours:
             self._patient_beats = max(_PATIENT_BEATS, 2 * self._beats_without_answer)
             self._confirmed |= 1 << line
             if not self._was_confirmed:
                 self._state.acts_from_ns = time.monotonic_ns() + self._start_grace_ns
-                self.note_first()  # before the subscriber that starts hears of it
+                self.note_first()  # before a starting subscriber is notified
             self._was_confirmed = True
             self._accept(epoch, line)
             self._withdraw_wanted(self._covered)
@@ -348,10 +350,10 @@ class Subscription:
             self._state.confirmed_lines = self._confirmed
             self._news.poke()
         elif not self._confirmed >> line & 1:
-            # A full queue at the publisher may have passed over the answer: libzmq does so without a word.
+            # If its queue was full, the publisher's libzmq has silently dropped the answer.
             self._beats_without_answer += 1
             if self._beats_without_answer >= self._patient_beats:
-                # It may as well be on its way, behind what was queued: give the next one time.
+                # It may also be queued: wait longer for the next one.
                 most = max(_PATIENT_BEATS, int(MOST_PATIENT_S * 1e9) // self._feed.heartbeat_ns)
                 self._patient_beats = min(2 * self._patient_beats, most)
                 self._ask_to_confirm()
@@ -359,7 +361,7 @@ class Subscription:
         return result
 
     def _take_ends(self, at: SliceAt, header: Header, line: int, is_answer: bool, is_sure: bool) -> int:
-        """Note the ends in a control block; return as `read_control`.
+        """Store the ends in a control block; return the same as `read_control`.
 
         `is_answer`: it confirms the filters, unless it may answer an earlier request (not `is_sure`).
         """
@@ -377,9 +379,9 @@ class Subscription:
         return int(look_at_end(at, self._table.at, self._table.topics, tick_ns))
 
     def _note_refusal(self, at: SliceAt, flags: int) -> bool:
-        """Note what of our filters an answer says is not in force, if it does; return whether some is still wanted.
+        """Note refused filters in an answer, if any; return True if some are still wanted.
 
-        Raises RightsError where callbacks do not end alone, or none needs what was refused.
+        Raises RightsError if callbacks cannot end alone, or none needs a refused filter.
         """
         if not flags & FLAG_REFUSED:
             return False
@@ -408,16 +410,16 @@ class Subscription:
         return key.removeprefix(SHARED_KEY) in self._filters
 
     def _is_anew(self, line: int, epoch: int) -> bool:
-        """Whether an answer came on a new connection: libzmq repeats filters there in an order of its own."""
+        """Return True if an answer came on a new connection, where libzmq repeats filters in any order."""
         is_anew = line in self._reconnected
         self._reconnected.discard(line)
         return is_anew or bool(self._confirmed >> line & 1) or self._epoch_of_line.get(line, epoch) != epoch
 
     def _note_end(self, epoch: int, line: int, ended: bool, ours: bool, fresh: bool) -> None:
-        """Note whether a line has ended. A late answer may follow an end; a heartbeat shows that it goes on."""
+        """Note whether a line has ended. A late answer may follow an end; a heartbeat disproves it."""
         goes_on = not ended and not ours
         if goes_on and self._state.finished_lines >> line & 1:
-            self._ask_to_confirm()  # the end was not true, and has withdrawn our acceptance
+            self._ask_to_confirm()  # the end was false, and has withdrawn our acceptance
         if fresh or goes_on:
             self._state.finished_lines &= ~(1 << line)
         if ended:

@@ -1,4 +1,4 @@
-"""Supervise the slices of a subscriber: start them, report what goes wrong, alert when they are slow, end them."""
+"""Supervise the slices of a subscriber: start them, report errors, send alerts when they are slow, end them."""
 
 from __future__ import annotations
 
@@ -52,26 +52,26 @@ log = logging.getLogger("blackbox")
 
 _TICK_S = 0.1
 _END_TICK_S = 0.01
-"""The same while a publisher has said that it ends, and that has to settle."""
+"""The same while a publisher's end must be confirmed."""
 _COMPILE_S = 300.0
-"""How long the first start on a machine may take before its timeout begins to count."""
+"""Longest compilation at the first start on a machine, before the timeout begins."""
 _SECOND_LINE_S = 10.0
-"""How long a start without a timeout waits for the second line, once one of each slice is confirmed."""
+"""Longest wait without a timeout for the second line, once one line of each slice is confirmed."""
 _COMPILING_END_S = 1.0
-"""How long `terminate` waits for a slice that compiles."""
+"""Longest wait of `terminate` for a slice that compiles."""
 
 
 class SubscriberLife(Life):
-    """Where a subscriber is in its life."""
+    """Stages in the life of a subscriber."""
 
     NEW = "new", "running", "ended"
-    """Nothing is opened. `start` makes it RUNNING; `stop` and `terminate` have it ENDED."""
+    """Nothing is open. RUNNING by `start`; ENDED by `stop` and `terminate`."""
     RUNNING = "running", "stopping", "ended"
-    """It starts its slices, then they receive. STOPPING by `stop`, `terminate` or an error; ENDED if none has begun."""
+    """It starts its slices, then receives. STOPPING by `stop`, `terminate` or an error; ENDED if none was started."""
     STOPPING = "stopping", "ended"
-    """What was received is delivered, unless it was terminated. ENDED follows."""
+    """Received messages are delivered, unless it was terminated. ENDED follows."""
     ENDED = "ended", "ended"
-    """Its threads and processes have ended, but for those that hang. To end it once more changes nothing."""
+    """Its threads and processes have ended, except those that hang. A second end does nothing."""
 
 
 def _stop_at_signal(who: Supervisor | Share, number: int) -> None:
@@ -83,7 +83,7 @@ def _stop_at_signal(who: Supervisor | Share, number: int) -> None:
 
 
 def _raise_signal(came: set[int]) -> None:
-    """Raise what a signal means that came during the start, if one came."""
+    """Raise the exception for a signal received during the start, if any."""
     if signal.SIGINT in came:
         raise KeyboardInterrupt from None
     for number in came:
@@ -91,10 +91,10 @@ def _raise_signal(came: set[int]) -> None:
 
 
 class Supervisor:
-    """Run the slices of a feed, each in a thread or process, and watch them from a thread of its own.
+    """Run the slices of a feed, each in a thread or process, and watch them from a separate thread.
 
-    Owns the slices and their end. Life: NEW, `start`, RUNNING, `stop` or `terminate`, STOPPING, ENDED; used once. Any
-    thread may call, also callbacks. `plan` says what is wanted; call `renew` when that has changed, holding `lock`.
+    Owns the slices. Life: NEW, `start`, RUNNING, `stop` or `terminate`, STOPPING, ENDED; used once. Thread-safe, also
+    for callbacks. `plan` returns the needed slices; call `renew` with `lock` held after a change.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Supervisor:
         archives: Archives | None = None,
         sharers: Sharers | None = None,
     ) -> None:
-        """Settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice.
+        """Store the settings; nothing is opened before `start`. `block_handler(slice_id)` gets every block of a slice.
 
-        `archives`: give what was missed. `sharers`: whose hooks are called, and whose streams are told of the end.
+        `archives`: source of missed messages. `sharers`: their hooks are called, and their streams end.
         """
         self.feed = feed
         self.lock = threading.RLock()
@@ -124,26 +124,26 @@ class Supervisor:
         self._since: Callable[[int], Since | None] | None = None
 
         self.accepted: Mapping[int, Position] = {}
-        """By slice: losses up to this position do not end the subscriber. Set before `start`."""
+        """By slice, the position up to which losses do not end the subscriber. Set before `start`."""
         self.on_lost: Callable[[list[Gap]], None] = lambda _: None
-        """Called with the losses that end the subscriber, before the error is raised anywhere."""
+        """Called with the losses that end the subscriber, before the error is raised."""
         self._alerts = Alerts(feed, options.slow)
         self._warnings = LogWarnings()
         self._changed = threading.Condition()
         self._one_cut = threading.Lock()
         self._cutting = 0
-        """The thread that has a checkpoint."""
+        """Ident of the thread that holds a checkpoint; 0: none."""
         self._version = 0
         self._slices: dict[int, SliceThread] = {}
         self._children: dict[int, SliceProcess] = {}
         self._released = ReleasedSlices()
         self._returning: frozenset[int] = frozenset()
-        """Slices that are needed again, and begin once they have ended."""
+        """Slices needed again that start once they have ended."""
         self._error: BlackBoxError | None = None
         self._began_idle = False
-        """True if it was started without callbacks: it goes on when its last one is refused."""
+        """True if it was started without callbacks: it continues when its last one is refused."""
         self._stop_at_end: tuple[Supervisor | Share, ...] = ()
-        """Who is to stop when its publishers have ended."""
+        """Subscribers to stop when their publishers have ended."""
         self._terminated_at = 0.0
         self._pid = os.getpid()
         self._news = Pipe()
@@ -153,11 +153,11 @@ class Supervisor:
 
     @property
     def state(self) -> SubscriberLife:
-        """Where it is in its life."""
+        """Current stage of its life."""
         return self._state
 
     def _enter(self, state: SubscriberLife) -> None:
-        """Go on to `state`, and tell streams of the end. Raises RuntimeError when it may not follow."""
+        """Enter `state`, and end streams at the end. Raises RuntimeError if it cannot follow the current stage."""
         with self.lock:
             self._state = self._state.enter(state, f"subscriber of feed {self.feed.name!r}")
             for stream in self.sharers.streams() if state in (SubscriberLife.STOPPING, SubscriberLife.ENDED) else ():
@@ -171,12 +171,11 @@ class Supervisor:
     def start(self, timeout: float | None = None, since: Callable[[int], Since | None] | None = None) -> None:
         """Start the slices, and return when every publisher has confirmed their filters.
 
-        `since` says where in the past each begins, if it does.
+        `since` returns the start of each slice in the past.
 
-        Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever), or 10
-        seconds if there is no timeout. Raises
-        NotConfirmedError naming the slices without a publisher, or whose publisher has other keys;
-        EndpointError when a slice cannot connect.
+        One of two lines is enough after `timeout` seconds (without compilation at the first start), or after 10 seconds
+        if there is no timeout. Raises NotConfirmedError naming the slices without a publisher, or with a publisher with
+        other keys; EndpointError if a slice cannot connect.
         """
         try:
             self.begin(since)
@@ -186,7 +185,7 @@ class Supervisor:
             raise
 
     def begin(self, since: Callable[[int], Since | None] | None = None) -> None:
-        """Start the slices, as `start` does; whoever calls this terminates when it fails."""
+        """Start the slices as `start` does; the caller must terminate if it fails."""
         with self.lock:
             self.check_new()
             self._since = since
@@ -200,7 +199,7 @@ class Supervisor:
 
     @property
     def is_watched(self) -> bool:
-        """Whether its own thread has begun, which ends what is to end."""
+        """True if its thread has started, which ends the slices."""
         return self._thread.ident is not None
 
     def wait_confirmed(
@@ -210,13 +209,13 @@ class Supervisor:
         who: Share | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wait until publishers have confirmed the filters of the newest plan, but for some slices.
+        """Wait until publishers have confirmed the filters of the newest plan, except for some slices.
 
-        Raises as `start`; also when `who` waits for it has ended, and what `check` raises meanwhile.
+        Raises the same errors as `start`; also if `who` has ended, and the errors of `check`.
         """
         if any(slice_.is_current_thread for slice_ in self._slices.values()):
             raise SubscriberError(
-                "wait_confirmed was called by a callback in the slice's own thread, which takes in the confirmations; "
+                "wait_confirmed was called by a callback in the slice's own thread, which receives the confirmations; "
                 "expected another thread, or workers of at least 1"
             )
         started = time.monotonic()
@@ -230,7 +229,7 @@ class Supervisor:
                 returning = self._returning - leave_out
                 slices = {n: thread for n, thread in self._slices.items() if n not in leave_out}
                 is_confirmed = not returning and all(thread.is_confirmed for thread in slices.values())
-                check()  # last: what is refused is removed, and the rest then confirmed
+                check()  # last: refused filters are removed, and the others then confirmed
                 if is_confirmed:
                     return
                 if (who or self).state is not SubscriberLife.RUNNING:
@@ -252,7 +251,7 @@ class Supervisor:
                 self._changed.wait(_TICK_S)
 
     def wait_live(self, timeout: float) -> None:
-        """Wait until all slices have caught up. Raises what ended it, TimeoutError."""
+        """Wait until all slices have caught up. Raises TimeoutError, and the error that ended it."""
         deadline = time.monotonic() + timeout
         self.raise_failure()
         with self._changed:
@@ -265,14 +264,14 @@ class Supervisor:
                 self._changed.wait(_TICK_S)
 
     def first_positions(self) -> dict[int, Position]:
-        """Return by slice what came next when its start was confirmed, of those that began live."""
+        """Return by slice the position when its start was confirmed, of slices that began live."""
         found = {slice_id: thread.first_position for slice_id, thread in self._slices.items()}
         return {slice_id: position for slice_id, position in found.items() if position is not None}
 
     def wait_complete(self, slice_ids: Collection[int], timeout: float) -> bool:
-        """Wait until all is delivered that slices received, and nothing before it is missing; return False if late.
+        """Wait until all received messages are delivered and no earlier ones are missing; return False on timeout.
 
-        A slice of some keys waits for a heartbeat. Raises as `checkpoint`.
+        A slice of some keys waits for a heartbeat. Raises the same errors as `checkpoint`.
         """
         self._check_checkpoint()
         slices = {n: each for n, each in self._slices.items() if n in slice_ids and each.order.state.is_full == 0}
@@ -290,26 +289,26 @@ class Supervisor:
     def _note_ended(
         self, checkpoint: Checkpoint, slices: Mapping[int, SliceThread], is_exact: bool, missing: set[int]
     ) -> None:
-        """Note where slices are that have ended. `is_exact`: they have no position if messages before it are missing.
+        """Note the positions of ended slices. `is_exact`: none if earlier messages are missing.
 
-        Raises what ended the subscriber, SubscriberError if it was terminated.
+        Raises the error that ended the subscriber, SubscriberError if it was terminated.
         """
         self.raise_failure()
         for slice_id in missing:
             if slices[slice_id].is_done:
                 if slices[slice_id].state.stopping == TERMINATE:
-                    raise SubscriberError("the subscriber was terminated: what was queued was not delivered")
+                    raise SubscriberError("the subscriber was terminated: queued messages were not delivered")
                 has_position = slices[slice_id].order.is_clean or not is_exact
                 checkpoint.note(slice_id, slices[slice_id].position if has_position else None)
 
     @contextmanager
     def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, Position]]:
-        """Let no callback run, and yield what each slice will deliver next; where it has ended, would have.
+        """Pause all callbacks, and yield the position of each slice; for ended slices, the last position.
 
-        Or what the reader of a stream is not done with; see `Stream._undone` for `by_reader`.
+        A stream's reader that is not done yet lowers the position; see `Stream._undone` for `by_reader`.
 
-        Raises TimeoutError when callbacks do not return in time, SubscriberError when it is not known what was
-        delivered; what ended it.
+        Raises TimeoutError if callbacks do not return in time, SubscriberError if the position is unknown, and the
+        error that ended the subscriber.
         """
         self._check_checkpoint()
         if not acquire(self._one_cut, timeout):
@@ -338,12 +337,12 @@ class Supervisor:
             self._one_cut.release()
 
     def begin_cut(self, streams: Iterable[Stream]) -> None:
-        """Have a checkpoint that is being made look at these streams, too. Call with `lock` held."""
+        """Include these streams in the current checkpoint, if any. Call with `lock` held."""
         for stream in streams if self._cutting else ():
             stream._begin_cut()
 
     def _undone(self, by_reader: bool) -> dict[int, Position]:
-        """Return by slice where the reader of a stream is that is furthest behind."""
+        """Return by slice the position of the stream's reader that is furthest behind."""
         found: dict[int, Position] = {}
         for each in [stream._undone(by_reader) for stream in self.sharers.streams()]:
             for slice_id, undone in each.items():
@@ -356,7 +355,7 @@ class Supervisor:
         if self._options.slow.action == "conflate":
             raise SubscriberError("checkpoint was called with the policy 'conflate', which delivers out of order")
         if self.is_own_thread():
-            raise SubscriberError("checkpoint was called by a callback, expected a thread that is none of its own")
+            raise SubscriberError("checkpoint was called by a callback, expected another thread")
         if self._state is SubscriberLife.NEW:
             raise SubscriberError("checkpoint was called before start")
 
@@ -369,12 +368,12 @@ class Supervisor:
         silence_timeout: float | None = None,
         who: Share | None = None,
     ) -> None:
-        """Start (unless it runs), wait, stop. In the main thread signals stop it; a second one terminates.
+        """Start (unless running), wait, stop. In the main thread signals stop it; a second one terminates.
 
         Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
-        all it sent was delivered. Raises what ended it; SilentPublisherError after `silence_timeout` seconds without
-        anything from a slice; SystemExit(143) after SIGTERM, (129) after SIGHUP; KeyboardInterrupt after SIGINT before
-        it has started. `timeout` is `start`'s. `who`: one that shares it, which alone is then stopped.
+        everything is delivered. Raises the error that ended it; SilentPublisherError after `silence_timeout` seconds
+        without a message in a slice; SystemExit(143) after SIGTERM, (129) after SIGHUP; KeyboardInterrupt after SIGINT
+        during the start. `timeout` is `start`'s. `who`: stop only this sharer.
         """
         self.check_process()
         runs = who or self
@@ -383,7 +382,7 @@ class Supervisor:
                 try:
                     (start or self.start)(timeout)
                 except SubscriberError:
-                    _raise_signal(came)  # it ended the start
+                    _raise_signal(came)  # it interrupted the start
                     raise
             with self.lock:
                 self._stop_at_end = (*self._stop_at_end, *[runs] * until_end)
@@ -402,7 +401,7 @@ class Supervisor:
             raise SystemExit(128 + number)
 
     def check_silence(self, silence_timeout: float | None, leave_out: Collection[int] = ()) -> None:
-        """Raise SilentPublisherError when a slice that has not ended has brought nothing for so many seconds."""
+        """Raise SilentPublisherError if a slice that has not ended received nothing for `silence_timeout` seconds."""
         if silence_timeout is None or self._state is not SubscriberLife.RUNNING:
             return
         for slice_id, thread in self._slices.items():
@@ -410,13 +409,14 @@ class Supervisor:
                 endpoints = " or ".join(thread.feed_slice.lines)
                 raise SilentPublisherError(
                     f"feed {self.feed.name!r} slice {slice_id}: nothing came from the publisher at {endpoints} "
-                    f"for {silence_timeout} s, and it has not said that it ends"
+                    f"for {silence_timeout} s, and it has not reported its end"
                 )
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Deliver what was received until now, then end. Returns at once in a callback.
+        """Deliver everything received so far, then end. Returns at once in a callback.
 
-        Raises what ended it; SubscriberError when callbacks are not done in `timeout` seconds (it then terminates).
+        Raises the error that ended it; SubscriberError if callbacks are not done in `timeout` seconds (it then
+        terminates).
         """
         self.check_may_wait()
         self.request_stop()
@@ -430,12 +430,14 @@ class Supervisor:
         self.raise_failure()
 
     def check_may_wait(self) -> None:
-        """Raise SubscriberError where `stop` would wait for itself."""
+        """Raise SubscriberError if `stop` would deadlock."""
         if self._cutting == threading.get_ident():
-            raise SubscriberError("stop was called in a checkpoint, where all callbacks wait; expected it behind")
+            raise SubscriberError(
+                "stop was called in a checkpoint, where all callbacks wait; call it after the checkpoint"
+            )
 
     def request_stop(self) -> None:
-        """Stop as `stop` does, but return at once."""
+        """Do the same as `stop`, but return at once."""
         self.check_process()
         with self.lock:
             if self._state is SubscriberLife.RUNNING:
@@ -444,9 +446,10 @@ class Supervisor:
                 thread.ask_to_stop()
 
     def terminate(self, timeout: float = 5.0) -> None:
-        """End now: the callback that runs is finished, what is queued is lost.
+        """End now: a running callback is finished, queued messages are lost.
 
-        A callback that does not return in `timeout` seconds is left behind in its daemon thread, with an error logged.
+        A callback that does not return in `timeout` seconds is left behind in its daemon thread, and an error is
+        logged.
         """
         self.check_process()
         self.ask_to_terminate()
@@ -460,31 +463,31 @@ class Supervisor:
             log.error("a callback did not return in %s s; its thread is left behind", timeout)
 
     def _still_compiles(self) -> bool:
-        """Return True if a slice compiles and has not connected yet: it ends after that."""
+        """Return True if a slice is still compiling and not connected: it ends after that."""
         compiles = any(thread.life is SliceLife.OPENING for thread in self._slices.values())
         return compiles and is_compiling()
 
     def check_process(self) -> None:
-        """Refuse what a process that was forked from the subscriber's would do to it: its state is shared memory."""
+        """Reject calls from a forked process, which would change the subscriber's shared memory."""
         if self._state is not SubscriberLife.NEW and self._pid != os.getpid() and not self._processes:
             raise SubscriberError(
-                f"feed {self.feed.name!r}: the subscriber is of process {self._pid}, this one was forked from it as "
+                f"feed {self.feed.name!r}: the subscriber belongs to process {self._pid}, this is its fork "
                 f"{os.getpid()}: expected a subscriber made after the fork"
             )
 
     def ask_to_terminate(self) -> None:
-        """Have the slices end now; what is queued is lost."""
+        """Terminate the slices; queued messages are lost."""
         for thread in self._slices.values():
             thread.ask_to_terminate()
 
     def is_own_thread(self) -> bool:
-        """Whether the caller is a callback or hook: what must return before the end cannot wait for it."""
+        """Return True if the caller is a callback or hook, which must not wait for the end."""
         slices = (*self._slices.values(), *self._released.leaving.values())
         threads = [each for thread in slices for each in thread.threads]
         return threading.current_thread() in (self._thread, *threads)
 
     def wait_ended(self, timeout: float = float("inf"), who: Share | None = None) -> bool:
-        """Wait until it, or `who` uses it, has ended; return whether that is so."""
+        """Wait until it, or the use by `who`, has ended; return True if so."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while (who or self).state is not SubscriberLife.ENDED:
@@ -494,14 +497,14 @@ class Supervisor:
         return True
 
     def raise_failure(self) -> None:
-        """Raise what ended it, if something did."""
+        """Raise the error that ended it, if any."""
         if self._error is not None:
             raise self._error
 
     # Slices
 
     def renew(self) -> None:
-        """While it runs: put what the plan says now in force, and start the slices that are wanted now."""
+        """Apply the current plan if it runs, and start newly needed slices."""
         if self._state is not SubscriberLife.RUNNING:
             return
         self.check_process()
@@ -515,10 +518,10 @@ class Supervisor:
                 self._slices[slice_id].set_table(table)
             elif slice_id not in returning:
                 self._start_slice(slice_id, table)
-        self._returning = returning  # last: until it has begun, one that returns is not confirmed
+        self._returning = returning  # last: a returning slice is unconfirmed until it has started
 
     def _check_joining(self, plan: Mapping[int, Table]) -> None:
-        """Raise SubscriberError when a slice that catches up would want keys that it did not: archives pass them by."""
+        """Raise SubscriberError if a slice that catches up would get new keys, which archives have skipped."""
         for slice_id, table in plan.items():
             thread = self._slices.get(slice_id)
             if thread is not None and thread.is_catching_up and not thread.covers(table.upstream):
@@ -528,18 +531,21 @@ class Supervisor:
                 )
 
     def leave(self, registered: Registered) -> None:
-        """Match no more for what a sharer has registered; what was matched is delivered. Call with `lock` held."""
+        """Remove a sharer from later matches; blocks matched before are delivered. Call with `lock` held."""
         self.sharers.leave(registered, self._version + 1)
         self.renew()
         self._news.poke()
 
     def remove(self, callback: Callback) -> None:
-        """Let no further batch reach a callback, also of blocks that were matched before."""
+        """Deliver no further batch to a callback, also of blocks matched before."""
         for thread in self._slices.values():
             thread.remove(callback)
 
     def _check_limits(self, starting: set[int]) -> None:
-        """Raise LimitError unless these slices can be started. A process has what this one has, and opens one slice."""
+        """Raise LimitError unless these slices can be started.
+
+        A process inherits this one's resources, and opens one slice.
+        """
         needs: list[Sequence[Needs]] = [needs_of(self.feed.slices[slice_id], self._options) for slice_id in starting]
         if self._processes:
             threads = [[Needs(threads=need.threads) for need in of_slice] for of_slice in needs]
@@ -548,7 +554,7 @@ class Supervisor:
             check_limits(f"subscriber of feed {self.feed.name!r}", Needs(threads=1), *chain(*needs))
 
     def _start_slice(self, slice_id: int, table: Table) -> None:
-        kept = self._released.kept.get(slice_id)  # one that comes back goes on counting, and begins live
+        kept = self._released.kept.get(slice_id)  # a slice that starts again keeps its counters, and begins live
         thread = SliceThread(
             self.feed,
             slice_id,
@@ -571,7 +577,10 @@ class Supervisor:
         before = self._children, self._slices
         if child is not None:
             self._children = {**self._children, slice_id: child}
-        self._slices = {**self._slices, slice_id: thread}  # a new one: others iterate over the old without the lock
+        self._slices = {
+            **self._slices,
+            slice_id: thread,
+        }  # a new dict: others iterate over the old one without the lock
         try:
             (child or thread).start()
         except BaseException:
@@ -579,7 +588,7 @@ class Supervisor:
             raise
 
     def _renew_locks(self) -> None:
-        """In a process that was forked: what another thread held then would stay locked for ever."""
+        """In a forked process, replace locks that another thread may have held at the fork."""
         self.lock = threading.RLock()
         self._changed = threading.Condition()
 
@@ -587,10 +596,10 @@ class Supervisor:
         return self._children.get(slice_id, self._slices[slice_id])
 
     def acknowledge(self, slice_id: int, said: bytes) -> None:
-        """Tell the publishers of a slice how far what they sent is recorded."""
+        """Report to the publishers of a slice how far their messages are recorded."""
         self._slices[slice_id].acknowledge(said)
 
-    # What it knows
+    # Queries
 
     def statistics(self) -> Statistics:
         """Return a snapshot of all counters; exact once it has ended."""
@@ -620,11 +629,11 @@ class Supervisor:
 
     @property
     def is_finished(self) -> bool:
-        """Return True once it has ended, or every publisher has closed and all it sent is with the workers."""
+        """Return True once it has ended, or every publisher has closed and everything was passed to the workers."""
         return self.have_finished(())
 
     def have_finished(self, leave_out: Collection[int]) -> bool:
-        """As `is_finished`, but for some slices."""
+        """Do the same as `is_finished`, without some slices."""
         if self._state is SubscriberLife.ENDED:
             return True
         slices = [thread for slice_id, thread in self._slices.items() if slice_id not in leave_out]
@@ -632,16 +641,16 @@ class Supervisor:
 
     @property
     def is_done(self) -> bool:
-        """Whether all threads and processes have ended: once it has ENDED, unless one hangs and was left behind."""
+        """True if all threads and processes have ended: once ENDED, unless one hangs and was left behind."""
         running = [self._runner(slice_id) for slice_id in self._slices]
         return all(each.is_done for each in (*running, *self._released.leaving.values()))
 
-    # What follows runs in the supervisor's thread.
+    # The following runs in the supervisor's thread.
 
     def _supervise(self) -> None:
         try:
             self._watch()
-        except Exception as error:  # without a supervisor nothing would ever end
+        except Exception as error:  # without a supervisor nothing would end
             log.exception("the supervisor failed")
             failure = SubscriberError(f"the supervisor failed: {error}")
             failure.__cause__ = error
@@ -660,7 +669,7 @@ class Supervisor:
                 if is_compiling():
                     thread.put_policy_off()
                 self._look_at(slice_id, thread)
-            # A callback in a slice's own process asks to stop through the memory that it shares with this one.
+            # A callback in a slice's process asks to stop through shared memory.
             asked = any(thread.state.stopping for thread in threads.values())
             if self._state is SubscriberLife.RUNNING and asked:
                 self.request_stop()
@@ -674,7 +683,7 @@ class Supervisor:
             if self._state is SubscriberLife.STOPPING and (all(done) or self._is_late(threads)):
                 self._end()
             elif any(done) and self._state is SubscriberLife.RUNNING:
-                self._give_up(SubscriberError("a slice ended by itself"))
+                self._give_up(SubscriberError("a slice ended unexpectedly"))
             with self.lock:
                 self._release_slices()
                 self._let_go()
@@ -682,7 +691,7 @@ class Supervisor:
                 self._changed.notify_all()
 
     def _look_at(self, slice_id: int, thread: SliceThread) -> None:
-        """Take in what went wrong in a slice, is late, or was refused."""
+        """Handle a slice's errors, lag and refusals."""
         self._warnings.check(slice_id, thread.counters.slice, thread.state)
         failure = self._runner(slice_id).failure() or self._alerts.check(slice_id, thread.take_alert)
         if failure is not None:
@@ -691,22 +700,22 @@ class Supervisor:
             self._refuse(refusal)
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Remove the callbacks that need what a publisher has refused; end all if none is left, but where none was."""
+        """Remove the callbacks that a refusal affects; end if none is left, unless it began without callbacks."""
         with self.lock:
             gone = self.sharers.refuse(self.feed, refusal)
             for callback in gone:
                 self.remove(callback)
             if not gone:
-                return  # another line has said so before
+                return  # another line has reported it
             if self._began_idle or any(each.callbacks for each in self.sharers.present):
                 self.renew()
             else:
                 self._give_up(refusal.error(self.feed, chain.from_iterable(each.starts for each in gone)))
 
     def _release_slices(self) -> None:
-        """Release slices that no callback needs any more; begin again those that have ended and are needed again.
+        """Release slices without callbacks; restart released ones that are needed again.
 
-        By the last one the subscriber hears that publishers end, if it waits for that.
+        The last slice is kept if the subscriber waits for the end of publishers.
         """
         leaving = self._released.leaving.values()
         has_ended = self._released.keep_ended()
@@ -728,7 +737,7 @@ class Supervisor:
             self._slices = {n: thread for n, thread in self._slices.items() if n != slice_id}
 
     def _let_go(self) -> None:
-        """Let those go that leave, once all that was matched for them is delivered."""
+        """Remove leaving sharers once everything matched for them is delivered."""
         for registered, version in self.sharers.leaving.items():
             if all(thread.is_past(version) for thread in self._slices.values()):
                 for callback in registered.callbacks:
@@ -753,7 +762,7 @@ class Supervisor:
                 self._enter(SubscriberLife.STOPPING)
 
     def _is_late(self, threads: dict[int, SliceThread]) -> bool:
-        """Whether the grace time since all slices were told to terminate is over: a callback hangs."""
+        """Return True if the grace time after the termination of all slices is over: a callback hangs."""
         if not all(thread.state.stopping == TERMINATE for thread in threads.values()):
             return False
         if self._terminated_at == 0.0:
@@ -761,7 +770,7 @@ class Supervisor:
         return time.monotonic() > self._terminated_at + self._options.slow._grace_ns / 1e9
 
     def _hangs_here(self, slice_id: int) -> bool:
-        """Whether a slice thread of this process is in a callback: it cannot end the process itself."""
+        """Return True if a slice thread of this process is in a callback, so that it cannot end the process."""
         return slice_id not in self._children and self._slices[slice_id].busy_ns() > 0
 
     def _end(self, timeout: float = 0.5) -> None:
@@ -769,7 +778,7 @@ class Supervisor:
             if self._runner(slice_id).release(timeout):
                 continue
             if not thread.is_ready:
-                log.info("slice %d: it compiles, and ends after that", slice_id)
+                log.info("slice %d: it is compiling, and ends after that", slice_id)
             elif slice_id in self._children:
                 self._note_hung(slice_id, "a callback did not return, its process was killed")
             else:
@@ -785,7 +794,7 @@ class Supervisor:
         self._enter(SubscriberLife.ENDED)
 
     def _note_hung(self, slice_id: int, text: str) -> None:
-        """Log a callback that did not return; name it in the error too, if the subscriber was too slow."""
+        """Log a callback that did not return; also name it in a SlowSubscriberError."""
         log.error("slice %d: %s", slice_id, text)
         if isinstance(self._error, SlowSubscriberError):
             self._error = SlowSubscriberError(f"{self._error}; {text}")

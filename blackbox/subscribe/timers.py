@@ -1,4 +1,4 @@
-"""Functions that are called at times, between messages: the multiples of an interval, on a live or a replayed clock."""
+"""Timers: functions called between messages at multiples of an interval, on a live or a replayed clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blackbox.subscribe.worker_state import NEVER
 
 
 class Timer:
-    """A function to call at each multiple of an interval, ns since 1970; `active` until it is removed."""
+    """A function to call at each multiple of an interval, ns since 1970; `active` until removed."""
 
     def __init__(self, interval_ns: int, function: Callable[[int], object], group: str | None) -> None:
         self.interval_ns = interval_ns
@@ -25,31 +25,31 @@ class Timer:
 
 
 class Timers:
-    """Calls timers when their times come. What one raised goes to `on_error`, which says whether to go on."""
+    """Calls timers when they are due. `on_error` gets their exceptions and returns whether to continue."""
 
     def __init__(self, timers: Sequence[Timer], on_error: Callable[[CallbackError], bool]) -> None:
         self._timers = tuple(timers)
         self._on_error = on_error
         self.next_ns = NEVER
-        """The next time at which one is due. Before it has begun: at any, to begin with."""
+        """Time of the next call; before the start, any time."""
         self.least_ns = min((timer.interval_ns for timer in self._timers), default=NEVER)
-        """The shortest interval. Where the next time is further away, a live clock was set back."""
+        """Shortest interval. If the next time is further away, a live clock was set back."""
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew with the time that comes next."""
+        """Start again at the next time."""
         self._due: list[int] = []
         self.next_ns = 1 if self._timers else NEVER
 
     def begin(self, ts_ns: int) -> None:
-        """Begin with the first multiples after a time."""
+        """Start with the first multiples after a time."""
         self._due = [timer.first_after(ts_ns) if timer.active else NEVER for timer in self._timers]
         self.next_ns = min(self._due, default=NEVER)
 
     def advance(self, to_ns: int, is_over: Callable[[], bool] = lambda: False) -> bool:
-        """Call what is due up to a time, in the order of time, then of registration; False: stop here.
+        """Call timers due up to a time, ordered by time, then by registration; return False to stop.
 
-        `is_over` is asked before each time: True to leave it and what follows for later.
+        `is_over` is called before each time; True leaves the rest for later.
         """
         if not self._due:
             self.begin(to_ns)
@@ -65,14 +65,14 @@ class Timers:
         return True
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether there is something to do at a time of a live clock."""
+        """Return True if a timer is due at a time of a live clock."""
         return self.next_ns <= now_ns or self._was_set_back(now_ns)
 
     def _was_set_back(self, now_ns: int) -> bool:
         return self.next_ns != NEVER and self.next_ns - now_ns > self.least_ns
 
     def skip_to(self, to_ns: int) -> None:
-        """Leave out what was due up to a time, but for the last of each. Begin anew on a clock that was set back."""
+        """Skip earlier due times except the last one of each timer. Start again if the clock was set back."""
         if self._was_set_back(to_ns):
             self.begin(to_ns)
         for number, timer in enumerate(self._timers):
@@ -83,6 +83,6 @@ class Timers:
     def _call(self, timer: Timer, now_ns: int) -> bool:
         try:
             timer.function(now_ns)
-        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, also SystemExit
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, even SystemExit
             return self._on_error(callback_error(f"callback {name_of(timer.function)} at {now_ns} ns", error))
         return True

@@ -1,4 +1,4 @@
-"""A worker: one thread of a slice, which runs the callbacks that live on it."""
+"""A worker: one thread of a slice that runs callbacks."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 
 class WorkerLife(Life):
-    """Where a worker is in its life."""
+    """Stages in the life of a worker."""
 
     NEW = "new", "running", "ended"
-    """It compiles and connects. Then it is RUNNING; ENDED if that fails."""
+    """It compiles and connects. RUNNING after that; ENDED if it fails."""
     RUNNING = "running", "ended"
-    """It can be reached. ENDED when nothing follows, at TERMINATE, or by an error."""
+    """It is connected. ENDED after the last block, at TERMINATE, or by an error."""
     ENDED = "ended"
-    """It has left its socket. Nothing follows."""
+    """It has closed its socket. The last stage."""
 
 
 class Worker:
-    """Runs callbacks in a thread of its own; the DEALER socket is created, used and closed there.
+    """Runs callbacks in its own thread; the DEALER socket is created, used and closed there.
 
-    Life: see `WorkerLife`. Ends when the slice thread says that nothing follows, or at TERMINATE. What a callback
-    raised goes to `on_error`, which says whether to go on.
+    Life: see `WorkerLife`. Ends at the slice thread's end mark, or at TERMINATE. `on_error` gets exceptions of
+    callbacks and returns whether to continue.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Worker:
 
     @property
     def table_version(self) -> int:
-        """The version of the table that this worker uses now."""
+        """Version of the table in use."""
         return self._table.version
 
     def _enter(self, life: WorkerLife) -> None:
-        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        """Enter `life`. Raises RuntimeError if it cannot follow the current stage."""
         self.life = self.life.enter(life, f"slice {self.slice_id} worker {self.number}")
 
     def _run(self) -> None:
@@ -103,7 +103,7 @@ class Worker:
             socket.linger = 0
             socket.connect(self._endpoint)
             self._work(socket)
-        except Exception as error:  # noqa: BLE001 - whatever ends this thread must reach run()
+        except Exception as error:  # noqa: BLE001 - any error that ends this thread must be raised by run()
             failure = SubscriberError(f"slice {self.slice_id}: worker {self.number} failed: {error}")
             failure.__cause__ = error
             self._report(failure)
@@ -111,7 +111,7 @@ class Worker:
             if socket is not None:
                 socket.close()
             self._enter(WorkerLife.ENDED)
-            # They refer back to the slice thread: without this cycle its memory goes with the subscriber.
+            # They refer to the slice thread: breaking the cycle frees its memory with the subscriber.
             del self._report, self._delivery, self._table_of_version, self._timers, self._hook_caller
 
     def _work(self, socket: zmq.Socket[bytes]) -> None:
@@ -157,12 +157,12 @@ class Worker:
                 return
 
     def hold_timers(self) -> bool:
-        """Start no more timers; return whether none is running now. For one other thread."""
+        """Start no more timers; return True if none is running. For one other thread."""
         self._holds_timers = self._holds_timers or self._turn.acquire(blocking=False)
         return self._holds_timers
 
     def release_timers(self) -> None:
-        """Let timers be called again. For the thread that held them."""
+        """Allow timers again. For the thread that held them."""
         if self._holds_timers:
             self._holds_timers = False
             self._turn.release()
@@ -172,7 +172,7 @@ class Worker:
             self._delivery.call_timers(self._timers)
 
     def is_idle(self) -> bool:
-        """Whether it has delivered all that it was sent."""
+        """Return True if it has delivered everything sent to it."""
         took_all = self._counters.blocks >= self._counters.sent
         is_busy = self._state.blocks > 0 or self._counters.busy_since_ns > 0
         return (took_all and not is_busy) or self.life is WorkerLife.ENDED

@@ -1,4 +1,4 @@
-"""The compiled half of a worker: take blocks off the queue, pick each callback's rows, run the compiled callbacks."""
+"""The compiled half of a worker: take blocks from the queue, select each callback's rows, call compiled callbacks."""
 
 from __future__ import annotations
 
@@ -58,38 +58,38 @@ from blackbox.transport.libzmq import (
 )
 
 _AHEAD: Final = 4
-"""So many batches ahead, a compiled callback's state is fetched: of 10,000 callbacks most are not in the cache."""
+"""Batches ahead for which a compiled callback's state is prefetched: of 10,000 callbacks most are not in the cache."""
 
-# Why `collect` returned to Python.
+# Reasons for `collect` to return to Python.
 DELIVER: Final = 1
 """There are batches for Python callbacks."""
 SWITCH: Final = 2
 """The next block was matched with another version of the table: `next_version`."""
 ENDED: Final = 3
-"""The slice thread has said that nothing follows, or the end is now."""
+"""The slice thread has sent its end mark, or the subscriber was terminated."""
 TICK: Final = 7
 """A timer is due."""
 GROW: Final = 4
-"""`rows` must hold `rows_needed` for the block at hand."""
+"""`rows` must hold `rows_needed` for the current block."""
 FAILED: Final = 5
-"""libzmq refused something; `errno` says what."""
+"""libzmq returned an error; see `errno`."""
 EPOCH: Final = 6
 """The next block is of another epoch: `next_epoch`."""
 RAISED: Final = 8
 """Compiled callbacks raised, in a slice thread."""
 GAP: Final = 9
-"""Hooks or books are to hear of the gap in `notice`."""
+"""Hooks or books must process the gap in `notice`."""
 FEW: Final = 10
-"""As DELIVER, where the burst is one block of MOST_FEW messages at most, and one Python callback is to get them all."""
+"""Like DELIVER, for a burst of one block of at most MOST_FEW messages that are all for one Python callback."""
 MOST_FEW: Final = 16
 FEW_WORDS: Final = 3
-"""Of each message of a FEW: the address of its payload, its size, and `ts_event`."""
+"""Words per message of a FEW: address of its payload, its size, and `ts_event`."""
 
 BURST_BLOCKS: Final = 32
 _READ_AHEAD_BYTES: Final = 256
-"""Of a message, its time and topic included: of larger ones a callback may well look at the beginning only."""
+"""Bytes prefetched per message, with time and topic: a callback may read only the beginning of larger ones."""
 _LINE_BYTES: Final = 64
-"""Of the processor's cache."""
+"""Bytes of a cache line."""
 SLOT_BYTES: Final = 2 * MESSAGE_BYTES
 """A burst's slot: the envelope's and the body's message."""
 MERGE: Final = -1
@@ -99,7 +99,7 @@ SLOT_AT: Final = EVENTS_SCRATCH_WORDS * 8
 
 @inner
 def _receive(at: WorkerAt) -> int:
-    """Receive envelope and body into scratch: 1; 0: nothing there; GAP; ENDED; -1: libzmq failed."""
+    """Receive envelope and body into scratch: return 1; 0: none; GAP; ENDED; -1: libzmq failed."""
     envelope = at.scratch + SLOT_AT
     if msg_recv(envelope, at.dealer, DONTWAIT) < 0:
         return 0 if zmq_errno() == EAGAIN else -1
@@ -115,7 +115,7 @@ def _receive(at: WorkerAt) -> int:
 
 @inner
 def entry_at(at: WorkerAt, number: int) -> BatchEntry:
-    """A batch of the burst."""
+    """Return a batch of the burst."""
     return batch_entry_at(at.entries + ENTRY_BYTES * number)
 
 
@@ -134,10 +134,10 @@ def add_entry(at: WorkerAt, slot: int, callback: int, rows: int, count: int, cal
 
 @inner
 def select(at: WorkerAt, table: WorkerTableAt, slot: int, rows_used: int) -> int:
-    """List the rows of every callback that wants part of the block in `slot`, as batch entries.
+    """List the rows of every callback with part of the block in `slot`, as batch entries.
 
-    Rows that are one match set are used where the slice thread has put them. Return how many of `rows` are in use now;
-    -1: what must be merged does not fit, `rows_needed` would.
+    Rows of a single match set are used in place. Return how many of `rows` are in use; -1: merged rows do not fit,
+    `rows_needed` would.
     """
     state = worker_state_at(at.state)
     frame = msg_data(state.burst + SLOT_BYTES * slot)
@@ -198,9 +198,9 @@ def select(at: WorkerAt, table: WorkerTableAt, slot: int, rows_used: int) -> int
 
 @inner
 def _read_ahead(address: int, size: int) -> None:
-    """Bring a body near, from end to end: callbacks that take turns on its rows would wait for each by itself.
+    """Prefetch a whole body: callbacks that take turns on its rows would wait for each row separately.
 
-    Five callbacks that share messages of 100 bytes take 20 instead of 36 ns of each so.
+    With five callbacks that share messages of 100 bytes it takes 20 instead of 36 ns per message and callback.
     """
     for place in range(numpy.uint64(0), numpy.uint64(size & -8), numpy.uint64(_LINE_BYTES)):
         load_acquire(address + numpy.int64(place))
@@ -208,7 +208,7 @@ def _read_ahead(address: int, size: int) -> None:
 
 @inner
 def _decide(at: WorkerAt, touched: NDArray[numpy.int32], reached: int, wanted: int) -> int:
-    """Find the callbacks that want all rows, now that they are counted; returns the rows that must be merged."""
+    """Find the callbacks of all rows after counting; return the rows to merge."""
     merged = 0
     for i in range(reached):
         callback = touched[i]
@@ -241,7 +241,7 @@ def _merge(table: WorkerTableAt, frame: int, callback: int, target: int) -> None
 
 @inner
 def _merge_rows(out: NDArray[numpy.int32], used: int, rows: NDArray[numpy.int32], start: int, stop: int) -> int:
-    """Merge ascending `rows[start:stop]` into ascending `out[:used]`, from the back; returns the new length."""
+    """Merge ascending `rows[start:stop]` into ascending `out[:used]`, from the end; return the new length."""
     total = used + stop - start
     left, right = used - 1, stop - 1
     for place in range(total - 1, -1, -1):
@@ -258,13 +258,13 @@ def _merge_rows(out: NDArray[numpy.int32], used: int, rows: NDArray[numpy.int32]
 
 @inner
 def _lost_of(table: WorkerTableAt, callback: int) -> NDArray[numpy.int64]:
-    """Return a compiled callback's count of messages lost, int64[1]."""
+    """Return a compiled callback's counter of lost messages, int64[1]."""
     return int64s_at(int64s_at(table.lost + 8 * callback, 1)[0], 1)
 
 
 @inner
 def _may_be_same(start: int, start_bytes: int, key: int, key_bytes: int) -> bool:
-    """Return True if a start of keys and a key, or a start of one, are the same as far as both go."""
+    """Return True if a start of keys and a key, or a start of one, agree in their common length."""
     many = min(start_bytes, key_bytes)
     left, right = bytes_at(start, many), bytes_at(key, many)
     is_same = True
@@ -275,7 +275,7 @@ def _may_be_same(start: int, start_bytes: int, key: int, key_bytes: int) -> bool
 
 @inner
 def _note_gap(at: WorkerAt, table: WorkerTableAt) -> None:
-    """Tell compiled callbacks, with their next batch, of the gap in `notice`."""
+    """Add the gap in `notice` to compiled callbacks' next batches."""
     place = worker_state_at(at.state).notice
     notice = gap_notice_at(place)
     ends = int64s_at(table.key_ends, table.many + 1)
@@ -289,7 +289,7 @@ def _note_gap(at: WorkerAt, table: WorkerTableAt) -> None:
 
 @inner
 def run_notice(at: WorkerAt, table: WorkerTableAt, ask: int, message: int) -> None:
-    """Tell the callbacks of the slice thread of the gap in a message; `ask` as in `run_block`."""
+    """Pass the gap in a message to the callbacks of the slice thread; `ask` as in `run_block`."""
     state = worker_state_at(at.state)
     state.notice = msg_data(message)
     state.next_epoch = gap_notice_at(state.notice).epoch
@@ -304,7 +304,7 @@ def run_notice(at: WorkerAt, table: WorkerTableAt, ask: int, message: int) -> No
 
 @inner
 def call_compiled(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry, start: int, count: int, origins: int) -> None:
-    """Run a compiled callback on `count` rows of its batch, from place `start` on."""
+    """Run a compiled callback on `count` rows of its batch, from index `start` on."""
     state = worker_state_at(at.state)
     counters = worker_counters_at(at.counters)
     function = int64s_at(table.functions, entry.callback + 1)[entry.callback]
@@ -355,20 +355,20 @@ def call_compiled(at: WorkerAt, table: WorkerTableAt, entry: BatchEntry, start: 
 
 @inner
 def _note_lag(at: WorkerAt, frame: int) -> None:
-    """Record lag and age of a block's messages, less what is known of the clocks; not of what archives have brought."""
+    """Record corrected lag and age of a block's messages, unless it is from an archive."""
     header = read_header(frame)
     if envelope_at(frame).recorded != 0:
         return
     now = now_ns() - slice_counters_at(at.slice_counters).clock_offset_ns
     messages = header.count - envelope_at(frame).first_row
     record(at.lags, now - header.ts_out, messages)
-    if header.ts_in != 0:  # else it is not known
+    if header.ts_in != 0:  # 0: unknown
         record(at.ages, now - header.ts_in, messages)
 
 
 @inner
 def _epoch_of(current: int, frame: int) -> int:
-    """Return the epoch of a block; of an image, whose messages may be of many, the one that goes on: none begins."""
+    """Return the epoch of a block; of an image, whose messages may be of many epochs, the current one."""
     if envelope_at(frame).image != 0:
         return current
     return read_header(frame).epoch
@@ -376,7 +376,7 @@ def _epoch_of(current: int, frame: int) -> int:
 
 @inner
 def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
-    """Put the pending block into the burst: the rows then in use; -1: it waits for the next burst, or for Python."""
+    """Put the pending block into the burst; return the rows in use; -1: it waits for the next burst, or for Python."""
     state = worker_state_at(at.state)
     state.next_version = envelope_at(msg_data(at.scratch + SLOT_AT)).version
     room = at.max_entries - state.entries >= table.total
@@ -408,7 +408,7 @@ def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
 
 @inner
 def keep_place(at: WorkerAt, body_bytes: int, origins: int) -> None:
-    """Note for Python where the next block of the burst lies."""
+    """Store for Python the location of the next block of the burst."""
     state = worker_state_at(at.state)
     slot = state.burst + SLOT_BYTES * state.blocks
     place = block_place_at(at.places_of_blocks + PLACE_BYTES * state.blocks)
@@ -439,7 +439,7 @@ def _are_single(at: WorkerAt) -> int:
 
 @inner
 def _are_few(at: WorkerAt) -> bool:
-    """Whether the burst is one batch, of all messages of a small block; then tell Python where they lie."""
+    """Return True if the burst is one batch, of all messages of a small block; then store their locations."""
     state = worker_state_at(at.state)
     entry, place = entry_at(at, numpy.int64(0)), block_place_at(at.places_of_blocks)
     if state.blocks != 1 or state.entries != 1 or state.raised != 0 or place.origins != 0:
@@ -463,7 +463,7 @@ def _are_few(at: WorkerAt) -> bool:
 
 @inner
 def _how_to_deliver(at: WorkerAt) -> int:
-    """Return DELIVER or FEW for the burst; from the latter on its callback counts as busy."""
+    """Return DELIVER or FEW for the burst; with FEW its callback counts as busy."""
     if _are_few(at):
         store_shared(worker_counters_at(at.counters), "busy_since_ns", coarse_monotonic_ns())
         return FEW
@@ -473,9 +473,9 @@ def _how_to_deliver(at: WorkerAt) -> int:
 
 @inner
 def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -> int:
-    """Run the compiled callbacks of the entries from `first` on; leave those of Python ones, return their number.
+    """Run the compiled callbacks of the entries from `first` on; keep those of Python ones, and return their number.
 
-    `origins`: where the messages of the only block came from, if a replay gathered it; else 0.
+    `origins`: origins of the only block's messages if a replay merged it; else 0.
     """
     state = worker_state_at(at.state)
     counters = worker_counters_at(at.counters)
@@ -507,10 +507,9 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
 
 @njit(nogil=True, cache=True)
 def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: int, body_message: int) -> None:
-    """Run the callbacks of the slice thread on one block, which it has just checked and matched.
+    """Run the callbacks of the slice thread on one block, already checked and matched.
 
-    `ask`: address of a C function that has Python see to what compiled code cannot: EPOCH, GROW, RAISED, DELIVER and
-    FEW.
+    `ask`: address of the C function that calls Python for EPOCH, GROW, RAISED, DELIVER and FEW.
     """
     state = worker_state_at(at.state)
     epoch = _epoch_of(state.epoch, msg_data(envelope_message))
@@ -551,7 +550,7 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
 
 @inner
 def _fill_burst(at: WorkerAt, table: WorkerTableAt) -> int:
-    """Take off the queue what is there, up to a burst: the last `_receive`; 1 when a block is left pending."""
+    """Take blocks from the queue up to a burst; return the last `_receive`, or 1 if a block is left pending."""
     state = worker_state_at(at.state)
     state.blocks = 0
     state.entries = 0
@@ -569,7 +568,7 @@ def _fill_burst(at: WorkerAt, table: WorkerTableAt) -> int:
 
 @inner
 def idle_ms(state: WorkerState) -> int:
-    """Return how long to wait for blocks before the next look, rounded up; 0: a timer is due."""
+    """Return how long to wait for blocks, rounded up; 0: a timer is due."""
     if state.tick_ns == NEVER:
         return numpy.int64(IDLE_MS)
     left_ns = state.tick_ns - now_ns()
@@ -580,7 +579,7 @@ def idle_ms(state: WorkerState) -> int:
 
 @inner
 def _take_notice(at: WorkerAt, table: WorkerTableAt) -> int:
-    """Take the gap that came behind the burst: 0; SWITCH or EPOCH first; or GAP, Python sees to the rest."""
+    """Process the gap after the burst: return 0; SWITCH or EPOCH first; or GAP, if Python must continue."""
     state = worker_state_at(at.state)
     state.next_version = gap_notice_at(state.notice).version
     if state.next_version != table.version:
@@ -599,11 +598,10 @@ def _take_notice(at: WorkerAt, table: WorkerTableAt) -> int:
 
 @njit(nogil=True, cache=True)
 def collect(kept: int) -> int:
-    """Work until Python is needed; returns why. Bursts without Python callbacks never come back.
+    """Work until Python is needed; return the reason. Bursts without Python callbacks stay in compiled code.
 
-    `kept`: address of a `WorkerWithTable`.
-    A burst is what was in the queue at once, up to BURST_BLOCKS: its last batch for a callback is that callback's
-    `end_of_batch`.
+    `kept`: address of a `WorkerWithTable`. A burst is what was in the queue at once, up to BURST_BLOCKS: its last batch
+    for a callback is that callback's `end_of_batch`.
     """
     at, table = worker_with_table_at(kept)
     state = worker_state_at(at.state)
@@ -616,7 +614,7 @@ def collect(kept: int) -> int:
             if status != 0:
                 return status
         status = _fill_burst(at, table)
-        # An end mark that came behind the burst is kept until the burst has been delivered.
+        # An end mark after the burst is kept until the burst is delivered.
         state.last = numpy.int64(status == ENDED)
         taken = state.blocks
         if taken > 0:
@@ -634,7 +632,7 @@ def collect(kept: int) -> int:
             return SWITCH
         elif status == 1 and taken == 0:
             return GROW if state.next_epoch == state.epoch else EPOCH
-        # Behind the burst: timers that take longer than their interval leave the blocks their turn.
+        # After the burst, so that timers longer than their interval do not starve blocks.
         if idle_ms(state) == 0:
             return TICK
     return ENDED

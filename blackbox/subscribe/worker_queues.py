@@ -1,4 +1,4 @@
-"""Hand frames to a worker, compiled: blocks, and notices of missing messages."""
+"""Send frames to a worker, compiled: blocks, and notices of missing messages."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ _NO_BODY: Final = 0
 
 @inner
 def worker_counters(at: SliceAt, worker: int) -> WorkerCounters:
-    """A worker's counters."""
+    """Return a worker's counters."""
     return worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker)
 
 
 @inner
 def fail(at: SliceAt) -> int:
-    """Keep what libzmq refused; return FAILED."""
+    """Store libzmq's error; return FAILED."""
     slice_state_at(at.state).errno = zmq_errno()
     return FAILED
 
 
 @inner
 def hand_over(at: SliceAt, worker: int, ts_out: int, ts_in: int, head_message: int, body_message: int) -> int:
-    """Send copies of two messages to a worker, unless it is over: 0, FAILED or GIVEN_UP. `body_message` 0: it is empty.
+    """Send copies of two messages to a worker, unless it has ended. Return 0, FAILED or GIVEN_UP.
 
-    While the worker's queue is full the slow-subscriber policy looks at the times.
+    `body_message` 0: empty. While the worker's queue is full the slow-subscriber policy checks the times.
     """
     if is_over(at):
         return 0
@@ -100,7 +100,7 @@ def _make_notice(
     key: int,
     key_bytes: int,
 ) -> int:
-    """Write a notice into a fresh message; return the message, 0 when there is no memory: see `fail`."""
+    """Write a notice into a new message; return the message, or 0 if out of memory: see `fail`."""
     message: int = at.scratch + NOTICE_AT
     if msg_init_size(message, GAP_NOTICE_BYTES + key_bytes) != 0:
         fail(at)
@@ -120,7 +120,7 @@ def _make_notice(
 
 @inner
 def _tell(at: SliceAt, worker: int, ts_out: int, message: int) -> int:
-    """Tell a worker, or the slice's own callbacks: 0, FAILED or GIVEN_UP."""
+    """Send a notice to a worker, or to the slice thread's callbacks. Return 0, FAILED or GIVEN_UP."""
     if worker < at.workers:
         result: int = hand_over(at, worker, ts_out, 0, message, _NO_BODY)
         return result
@@ -131,14 +131,14 @@ def _tell(at: SliceAt, worker: int, ts_out: int, message: int) -> int:
 
 @inner
 def leave_untold(at: SliceAt, table: TableAt, worker: int, count: int) -> None:
-    """Note that a worker, or the slice's own callbacks, did not get messages: `tell_dropped` tells of them."""
+    """Count dropped messages of a worker, or of the slice thread's callbacks, for `tell_dropped`."""
     if (table.listeners >> worker) & 1:
         worker_counters(at, worker).untold += count
 
 
 @inner
 def tell_dropped(at: SliceAt, table: TableAt, worker: int, epoch: int, ts_out: int) -> int:
-    """Tell a worker, before what comes next, that messages were dropped: 0, FAILED or GIVEN_UP."""
+    """Report dropped messages to a worker before its next block. Return 0, FAILED or GIVEN_UP."""
     counters = worker_counters(at, worker)
     if counters.untold == 0:
         return 0
@@ -154,7 +154,7 @@ def tell_dropped(at: SliceAt, table: TableAt, worker: int, epoch: int, ts_out: i
 
 @inner
 def tell_live(at: SliceAt, table: TableAt) -> int:
-    """Tell workers that the slice goes over to what comes live: 0 or FAILED."""
+    """Report the switch to live to workers. Return 0 or FAILED."""
     if table.listeners == 0:
         return 0
     epoch, turn = epoch_state_at(at.order.epochs).epoch, order_state_at(at.order.state).lives
@@ -174,7 +174,7 @@ def tell_live(at: SliceAt, table: TableAt) -> int:
 
 @inner
 def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
-    """Tell workers of all messages that are missing: 0 or FAILED. `ts_out`: of the block that told of it."""
+    """Report all missing messages to workers. Return 0 or FAILED. `ts_out`: of the block that showed the loss."""
     result: int = 0
     while result == 0 and has_losses(at.order):
         loss = next_loss(at.order)

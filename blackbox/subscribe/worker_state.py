@@ -1,4 +1,4 @@
-"""What a worker's compiled loop keeps, and where it lies: its burst of blocks, each callback's rows, and its calls."""
+"""State and addresses of a worker's compiled loop: its burst of blocks, each callback's rows, and its calls."""
 
 from __future__ import annotations
 
@@ -8,67 +8,67 @@ from blackbox.native.kept_arguments import kept_at
 from blackbox.native.records import Field, SharedRecord, record_at
 
 NEVER: Final = (1 << 63) - 1
-"""In place of the time at which a timer is due."""
+"""No timer is due."""
 ALL_ROWS: Final = 0
-"""In place of the address of row numbers: every row that was not delivered before."""
+"""Instead of an address of row numbers: every row that was not delivered before."""
 
 
 class WorkerState(SharedRecord):
-    """What a worker's loop keeps between two calls of `collect`, and tells Python."""
+    """State of a worker's loop between two calls of `collect`, also for Python."""
 
     next_version = Field()
-    """Of the match table that the pending block was matched with."""
+    """Version of the match table of the pending block."""
     raised = Field()
-    """How many compiled callbacks raised in the burst: they stand in `raised`, in the order in which they first did."""
+    """Number of compiled callbacks that raised in the burst; they are listed in `raised`, in order."""
     rows = Field()
     """Address of the scratch for row numbers: int32[max_rows]."""
     max_rows = Field()
     rows_needed = Field()
     errno = Field()
     pending = Field()
-    """1: a block has been received that no burst holds yet."""
+    """1: a received block is not yet in a burst."""
     blocks = Field()
-    """Blocks in the burst; what is in it when `collect` is called is freed first."""
+    """Blocks in the burst; a call of `collect` frees them first."""
     entries = Field()
     """Batches of the burst."""
     singles = Field()
-    """1: each of these is the only message of a block, and the only batch of it."""
+    """1: each batch is the only message of a block, and the only batch of it."""
     burst = Field()
-    """Address of the burst: Python puts a fresh one there when it keeps the old."""
+    """Address of the burst: Python replaces a burst that it keeps."""
     last = Field()
-    """1: the slice thread has said that nothing follows."""
+    """1: the slice thread has sent its end mark."""
     tick_ns = Field()
-    """When a timer is due, unix ns; or NEVER."""
+    """Time of the next timer, unix ns; or NEVER."""
     tick_within_ns = Field()
-    """Where `tick_ns` is further away than this, the clock was set back."""
+    """If `tick_ns` is further away than this, the clock was set back."""
     epoch = Field()
-    """Of the blocks that are taken; 0: none has come."""
+    """Epoch of the blocks; 0: none yet."""
     next_epoch = Field()
-    """Of the pending block."""
+    """Epoch of the pending block."""
 
     notice = Field()
-    """Address of a `GapNotice` that came behind the burst; 0: none did."""
+    """Address of a `GapNotice` received after the burst; 0: none."""
 
 
 class GapNotice(SharedRecord):
-    """What a worker is told of messages that will not come; the text of their key stands behind it."""
+    """Notice of lost messages to a worker, followed by the text of their key."""
 
     version = Field()
-    """Of the match table that is in force."""
+    """Version of the current match table."""
     epoch = Field()
     sequence = Field()
-    """The number of the first one; -1: not known, the slow-subscriber policy dropped them."""
+    """First lost sequence; -1: unknown, since the slow-subscriber policy dropped them."""
     count = Field()
-    """0: the slice goes over to live, for the time of number `sequence`."""
+    """0: the slice goes live, for the `sequence`-th time."""
     is_bound = Field()
     """1: `count` is an upper bound."""
     ts_out = Field()
-    """Of what told of it."""
+    """`ts_out` of the block that showed the loss."""
     key_bytes = Field()
 
 
 class BatchEntry(SharedRecord):
-    """Which rows of which block of the burst one callback gets."""
+    """A callback's rows of one block of the burst."""
 
     slot = Field()
     callback = Field()
@@ -80,23 +80,23 @@ class BatchEntry(SharedRecord):
 
 
 class BlockPlace(SharedRecord):
-    """Where a block of the burst lies."""
+    """Addresses of a block of the burst."""
 
     envelope = Field()
     body = Field()
     body_bytes = Field()
     origins = Field()
-    """Address of where each message came from, if a replay gathered them from several blocks; else 0."""
+    """Address of the messages' origins if a replay merged several blocks; else 0."""
     payload = Field()
     """Address of the payload of a block's only message."""
     payload_bytes = Field()
     """Its size; -1: there are more messages, or it has no value."""
     ts_event = Field()
-    """Of the only message."""
+    """`ts_event` of the only message."""
 
 
 class CallbackCall(SharedRecord):
-    """What a compiled callback is called with."""
+    """Argument of a compiled callback's C function."""
 
     rows = Field()
     """Address of the row numbers."""
@@ -116,13 +116,13 @@ class CallbackCall(SharedRecord):
     state = Field()
     """Address of the callback's state."""
     error = Field()
-    """Set to 1 when the callback raised."""
+    """Set to 1 if the callback raised."""
     flags = Field()
-    """Of the block's header."""
+    """Flags of the block's header."""
     origins = Field()
-    """Address of where each message came from; 0: all came with this block."""
+    """Address of the messages' origins; 0: all are of this block."""
     lost = Field()
-    """Messages lost since the callback's last batch that may have been for it."""
+    """Messages lost since the callback's last batch that may have matched its prefix."""
 
 
 worker_state_at = record_at(WorkerState)
@@ -136,7 +136,7 @@ PLACE_BYTES: Final = BlockPlace.dtype.itemsize
 
 
 class WorkerAt(NamedTuple):
-    """What a worker owns, as addresses."""
+    """Addresses of a worker."""
 
     dealer: int
     slice_state: int
@@ -160,7 +160,7 @@ class WorkerAt(NamedTuple):
 
 
 class WorkerTableAt(NamedTuple):
-    """One worker's part of a table: the callbacks of each match set, and where compiled ones and their states are."""
+    """One worker's part of a table: callbacks of each match set, and addresses of compiled ones and their states."""
 
     version: int
     starts: int
@@ -170,19 +170,19 @@ class WorkerTableAt(NamedTuple):
     states: int
     total: int
     many: int
-    """How many callbacks the slice has; those of other workers have no function here."""
+    """Number of callbacks of the slice; those of other workers have no function here."""
     keys: int
-    """Address of the starts of their topics' keys, one behind the other."""
+    """Address of the starts of their topics' keys, concatenated."""
     key_ends: int
-    """Address of int64[many + 1]: where each begins, and where the last one ends."""
+    """Address of int64[many + 1]: start of each, and end of the last one."""
     lost: int
-    """Address of int64[many]: the address of each own compiled callback's count of messages lost; else 0."""
+    """Address of int64[many]: address of each compiled callback's counter of lost messages; 0 for others."""
     listens: int
-    """1: Python is to hear of gaps, for hooks or books."""
+    """1: Python must process gaps, for hooks or books."""
 
 
 class WorkerWithTable(NamedTuple):
-    """A worker, and the callbacks that it calls."""
+    """A worker and its callbacks."""
 
     worker: WorkerAt
     table: WorkerTableAt

@@ -153,7 +153,7 @@ def test_a_subscriber_that_is_terminated_ends_a_checkpoint() -> None:
             subscriber.terminate()
             assert positions[0].sequence == 50
         with (
-            pytest.raises(SubscriberError, match="was terminated: what was queued was not delivered"),
+            pytest.raises(SubscriberError, match="was terminated: queued messages were not delivered"),
             subscriber.checkpoint(),
         ):
             pass

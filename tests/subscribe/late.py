@@ -1,4 +1,4 @@
-"""A feed of one slice, and messages that seem to have left long ago."""
+"""A feed of one slice, and messages with an old send time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blackbox.testing import RawPublisher
 
 SECOND_NS = 10**9
 LIMIT_NS = 100 * SECOND_NS
-"""Lag that is allowed by default here: more than a busy machine ever takes."""
+"""Default lag limit in these tests: more than a busy machine ever takes."""
 LATE_NS = 5 * LIMIT_NS
 
 
@@ -21,5 +21,5 @@ def one_slice(**settings: Any) -> Feed:
 
 
 def late(publisher: RawPublisher, text: bytes, lag_ns: int = LATE_NS, topic: bytes = b"T") -> None:
-    """Send a message that seems to have left `lag_ns` ago."""
+    """Send a message stamped as sent `lag_ns` ago."""
     publisher.send(publisher.encode([(topic, text)], ts_out=time.time_ns() - lag_ns))

@@ -1,4 +1,4 @@
-"""Feeds in shared memory, messages that are numbers, and what a publisher and this process know of the memory."""
+"""Feeds in shared memory, messages with numbers, and the state of the memory in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def shared_feed(**settings: Any) -> Feed:
 
 
 def by_sockets(feed: Feed) -> Feed:
-    """The same feed as seen by who has no shared memory in the feed file."""
+    """The same feed without shared memory in its feed file."""
     slices = tuple(msgspec.structs.replace(each, endpoints=each.lines) for each in feed.slices)
     return msgspec.structs.replace(feed, slices=slices)
 

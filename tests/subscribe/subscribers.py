@@ -15,11 +15,11 @@ from blackbox.testing import Collector
 
 _PATIENT_NS = 60_000_000_000
 PATIENT = SlowPolicy(max_lag=_PATIENT_NS / 1e9)
-"""What stalls a busy machine ends no subscriber of a test that is not about lag."""
+"""A stalled busy machine must not end a subscriber in tests that are not about lag."""
 
 
 in_both_places = pytest.mark.parametrize("worker", [False, True], ids=["in the slice thread", "on a worker"])
-"""Where a compiled callback runs."""
+"""Thread of a compiled callback."""
 
 
 def one_slice(**settings: Any) -> Feed:
@@ -29,7 +29,7 @@ def one_slice(**settings: Any) -> Feed:
 def error_of_start(make: Callable[[], Any], expected: str) -> Any:
     """Start new subscribers until the error has the `expected` text; return the last one.
 
-    Each has more time than the one before: on a busy machine the reason may come late.
+    Each gets more time: on a busy machine the reason may arrive late.
     """
     for seconds in (0.5, 5.0, 60.0):
         made = make()

@@ -1,4 +1,4 @@
-"""The slow-subscriber policy bounds age too: the time since `publish`, which lag does not hold."""
+"""The slow-subscriber policy also limits age: the time since `publish`, which may be long without lag."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def old(publisher: RawPublisher, text: bytes, age_ns: int = LATE_NS) -> None:
     publisher.send(publisher.encode([(b"T", text)], ts_in=time.time_ns() - age_ns))
 
 
-def test_an_old_block_ends_the_subscriber_though_it_does_not_lag() -> None:
+def test_an_old_block_ends_the_subscriber_without_lag() -> None:
     feed = one_slice(max_lag_ns=_FOREVER_NS)
     subscriber, got = Subscriber(feed, slow=SlowPolicy(max_age=LIMIT_NS / 1e9, start_grace=0)), Collector()
     subscriber.on(b"")(got.message)
@@ -36,7 +36,7 @@ def test_an_old_block_ends_the_subscriber_though_it_does_not_lag() -> None:
     assert subscriber.statistics().lag.slow_blocks == 1
 
 
-def test_old_blocks_are_dropped_and_young_ones_are_not() -> None:
+def test_only_old_blocks_are_dropped() -> None:
     feed = one_slice(max_lag_ns=_FOREVER_NS)
     alerts: list[str] = []
     slow = SlowPolicy("drop", max_age=LIMIT_NS / 1e9, on_alert=alerts.append, start_grace=0)
@@ -71,13 +71,13 @@ def test_without_a_limit_old_blocks_are_delivered() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1])
-def test_an_age_below_one_is_refused(value: int) -> None:
+def test_an_age_below_one_is_rejected(value: int) -> None:
     with pytest.raises(ValueError, match=f"max_age was {value}"):
         SlowPolicy(max_age=value / 1e9, start_grace=0)
 
 
-def test_a_publisher_whose_ring_is_full_makes_age_grow_while_lag_stays_small() -> None:
-    """Another subscriber holds the publisher up: what the quick one gets is old, but was sent just now."""
+def test_a_full_ring_of_the_publisher_increases_age_but_not_lag() -> None:
+    """Another subscriber delays the publisher: the fast one gets old messages that were sent just now."""
     feed = one_slice(max_lag_ns=_FOREVER_NS, block_bytes=65_536)
     alerts: list[str] = []
     quick = Subscriber(feed, slow=SlowPolicy("warn", max_age=_STALLED_NS / 1e9, on_alert=alerts.append, start_grace=0))
@@ -97,7 +97,7 @@ def test_a_publisher_whose_ring_is_full_makes_age_grow_while_lag_stays_small() -
         thread.start()
         wait_until(lambda: publisher.statistics().waits > 2, 60, "the publisher waits")
         since_ns = time.time_ns()
-        wait_until(lambda: time.time_ns() - since_ns > _STALLED_NS, 60, "it has waited for long")
+        wait_until(lambda: time.time_ns() - since_ns > _STALLED_NS, 60, "the publisher has waited for long")
         gate.open.set()
         thread.join()
         wait_until(lambda: alerts, what="the alert")

@@ -1,4 +1,4 @@
-"""A record that does not fit its schema, from another publisher, does not end a subscriber that takes fields."""
+"""A record that does not match its schema does not end a subscriber with fields."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_in_one_block(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check(Recording.open(tmp_path), feed, caplog, "stop", 1)
 
 
-def test_an_error_of_the_callback_itself_ends_it_as_before(tmp_path: Path) -> None:
+def test_an_error_of_the_callback_itself_still_ends_it(tmp_path: Path) -> None:
     feed = Feed.local("bad", slices=1, schema="itch50")
     rows = tuple(Row(b"A.A", payload, 1 + number) for number, payload in enumerate(ROWS))
     Day(tmp_path, feed).put(0, Put(rows, schema=ITCH))

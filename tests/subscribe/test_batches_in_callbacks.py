@@ -1,4 +1,4 @@
-"""What a callback is given: marks of the end of a batch, and batches that it may keep."""
+"""Arguments of callbacks: marks of the end of a batch, and batches that are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.gate import Gate
 from tests.subscribe.subscribers import one_slice
 
 
-def test_end_of_batch_marks_the_last_of_what_was_queued() -> None:
+def test_end_of_batch_marks_the_last_queued_message() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), workers=1)
     marks: list[tuple[bytes, bool]] = []
@@ -43,7 +43,7 @@ def test_end_of_batch_marks_the_last_of_what_was_queued() -> None:
     assert other_marks == [(b"u%d" % n, n == 4) for n in range(5)]
 
 
-def test_a_batch_that_is_kept_stays_as_it_was() -> None:
+def test_a_kept_batch_is_unchanged() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed)
     kept: list[Batch] = []

@@ -1,4 +1,4 @@
-"""A block handler gets every block in order and once, and the control blocks between them."""
+"""A block handler gets every block in order and once, with the control blocks between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENTRIES = 1000
 class Log(HandedBlock):
     used = Field()
     entries = Fields(ENTRY * ENTRIES)
-    """Of each block: kind, sequence, rows not given before, blocks held."""
+    """For each block: kind, sequence, new rows, held blocks."""
 
 
 log_at = record_at(Log)
@@ -48,7 +48,7 @@ def keep(address: int) -> None:
 
 @cache
 def compiled() -> int:
-    """Return the address of `keep`, compiled when it is first needed."""
+    """Return the address of `keep`, compiled on first use."""
     return int(cfunc(types.void(types.int64), nogil=True)(keep).address)
 
 
@@ -67,7 +67,7 @@ def handling(feed: Feed, log: Log, **settings: Any) -> Supervisor:
     return Supervisor(feed, options, whole_feed(feed), block_handler=lambda _: BlockHandlerAt(compiled(), log.address))
 
 
-def test_record_of_a_handler_begins_with_that_of_every_handler() -> None:
+def test_a_derived_record_begins_with_the_common_fields() -> None:
     assert Log.dtype.fields is not None
     assert Log.used.start == HandedBlock.dtype.itemsize // 8
     assert [Log.dtype.fields[name] for name in HandedBlock.dtype.names or ()] == [
@@ -76,7 +76,7 @@ def test_record_of_a_handler_begins_with_that_of_every_handler() -> None:
     ]
 
 
-def test_control_blocks_come_in_their_place(log: Log) -> None:
+def test_control_blocks_arrive_in_order(log: Log) -> None:
     feed = msgspec.structs.replace(Feed.local("handled", slices=1), heartbeat_ns=60 * 10**9)
     with RawPublisher(feed) as publisher:
         subscriber = handling(feed, log)
@@ -94,7 +94,7 @@ def test_control_blocks_come_in_their_place(log: Log) -> None:
     assert subscriber.statistics().received.messages == 10
 
 
-def test_control_block_tells_what_still_waits_for_the_other_line(log: Log) -> None:
+def test_a_control_block_reports_blocks_held_for_the_other_line(log: Log) -> None:
     local = Feed.local("handled", slices=1, lines=2)
     feed = msgspec.structs.replace(local, heartbeat_ns=60 * 10**9)
     subscriber = handling(feed, log, line_wait=1_000)
@@ -105,7 +105,7 @@ def test_control_block_tells_what_still_waits_for_the_other_line(log: Log) -> No
         publisher.send(blocks[2], [0])
         wait_until(lambda: subscriber.statistics().received.held == 1)
         publisher.heartbeat(lines=[0])
-        wait_until(lambda: handled(log, CONTROL)[-1][3] == 1, what="a control block told of the held one")
+        wait_until(lambda: handled(log, CONTROL)[-1][3] == 1, what="a control block reports the held block")
         publisher.send(blocks[1], [1])
         wait_until(lambda: len(handled(log, BLOCK)) == 3)
         subscriber.stop()

@@ -1,4 +1,4 @@
-"""Callbacks for each message that live on one worker take turns, live too."""
+"""Message callbacks on one worker take turns, also live."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MESSAGES = 3_000
 
 
 def heard(workers: int, **options: object) -> list[tuple[int, int]]:
-    """Which callback took which message, in order: three callbacks, of which two want half of the messages each."""
+    """Return (callback, message) in order: one callback gets all messages, two get half of them each."""
     feed = Feed.local("turns")
     subscriber = Subscriber(feed, workers=workers)
     came: list[tuple[int, int]] = []
@@ -42,12 +42,12 @@ def test_each_message_reaches_all_callbacks_of_a_worker_before_the_next() -> Non
     assert heard(workers=1) == EXPECTED
 
 
-def test_a_group_lives_on_one_worker() -> None:
+def test_a_group_runs_on_one_worker() -> None:
     assert heard(workers=3, group="pair") == EXPECTED
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_an_independent_callback_takes_no_turns_but_keeps_its_order(number: int) -> None:
+def test_an_independent_callback_takes_no_turns_and_keeps_its_order(number: int) -> None:
     came = heard(workers=1, independent=True)
     assert sorted(came) == sorted(EXPECTED)
     assert [n for callback, n in came if callback == number] == [n for callback, n in EXPECTED if callback == number]

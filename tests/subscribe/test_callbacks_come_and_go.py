@@ -14,7 +14,7 @@ from blackbox.testing import Collector, wait_until
 from tests.subscribe.subscribers import nothing, numbers_of, one_slice
 
 
-def test_a_callback_added_while_running_gets_what_is_sent_once_confirmed() -> None:
+def test_a_callback_added_while_running_gets_messages_once_confirmed() -> None:
     for key_bytes in (0, 4):
         feed = Feed.local("subscriber", slices=2, key_bytes=key_bytes)
         subscriber = Subscriber(feed)
@@ -34,7 +34,7 @@ def test_a_callback_added_while_running_gets_what_is_sent_once_confirmed() -> No
         assert [n for n in numbers_of(late) if n >= 100] == [n for n in range(100, 200) if n % 3 == 2]
 
 
-def test_a_removed_callback_gets_nothing_more_and_others_miss_nothing() -> None:
+def test_a_removed_callback_gets_nothing_and_others_miss_nothing() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed)
     stays, goes = Collector(), Collector()
@@ -55,7 +55,7 @@ def test_a_removed_callback_gets_nothing_more_and_others_miss_nothing() -> None:
         Subscriber(feed).remove(nothing)
 
 
-def test_callbacks_come_and_go_from_within_callbacks() -> None:
+def test_callbacks_are_added_and_removed_by_callbacks() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed)
     first, second = Collector(), Collector()
@@ -79,7 +79,7 @@ def test_callbacks_come_and_go_from_within_callbacks() -> None:
     assert numbers_of(second) == list(range(1, 50))
 
 
-def test_callbacks_that_change_all_the_time_never_disturb_one_that_stays() -> None:
+def test_changing_callbacks_do_not_disturb_one_that_stays() -> None:
     choice = random.Random(5)
     feed = Feed.local("subscriber", slices=2, key_bytes=2)
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))

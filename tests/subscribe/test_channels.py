@@ -1,4 +1,4 @@
-"""A feed with channels over real sockets: each subscriber receives its messages, and few others on the way."""
+"""A feed with channels over real sockets: each subscriber receives its messages and few others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled callback is told of each row: also where numbers do not follow each other, or a value is absent."""
+"""Columns of a compiled callback, also with sequence gaps and absent values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def note(batch: CompiledBatch, state: Any) -> None:
 
 @pytest.mark.parametrize("is_numbered", [False, True])
 @pytest.mark.parametrize("absent", [pytest.param((), marks=pytest.mark.long), (0, 9), tuple(range(ROWS))])
-def test_a_row_has_its_own_number_and_an_absent_value_is_not_an_empty_one(
+def test_each_row_has_its_sequence_and_an_absent_value_is_not_an_empty_one(
     is_numbered: bool, absent: tuple[int, ...]
 ) -> None:
     feed = Feed.local("compiled", slices=1)

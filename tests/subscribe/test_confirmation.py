@@ -1,4 +1,4 @@
-"""A subscription counts once its publisher has confirmed it: what is sent from then on arrives."""
+"""A subscription is active once its publisher has confirmed it: all later messages arrive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.late_answers import late_answers
 from tests.subscribe.subscribers import error_of_start, nothing, numbers_of, one_slice
 
 
-def test_start_names_the_slice_that_has_no_publisher() -> None:
+def test_start_names_the_slice_without_a_publisher() -> None:
     feed = Feed.local("subscriber", slices=2)
     with Publisher(msgspec.structs.replace(feed, slices=(msgspec.structs.replace(feed.slices[0], share=None),))):
         subscriber = Subscriber(feed)
@@ -43,7 +43,7 @@ def test_a_publisher_that_does_not_answer_is_not_confirmed() -> None:
             subscriber.run(timeout=0.2)
 
 
-def test_an_answer_behind_a_long_queue_comes_in_time() -> None:
+def test_an_answer_after_a_long_queue_is_in_time() -> None:
     feed = msgspec.structs.replace(one_slice(), heartbeat_ns=20_000_000)
     subscriber = Subscriber(feed)
     subscriber.on(b"")(nothing)
@@ -82,7 +82,7 @@ def test_nothing_sent_after_start_is_missed() -> None:
         assert sorted(numbers_of(got)) == list(range(20))
 
 
-def test_only_the_slices_that_a_prefix_can_fall_into_are_joined() -> None:
+def test_only_slices_that_match_the_prefix_are_joined() -> None:
     feed = Feed.local("subscriber", slices=3)
     topic = b"SYMBOL.trade"
     subscriber = Subscriber(feed)
@@ -94,7 +94,7 @@ def test_only_the_slices_that_a_prefix_can_fall_into_are_joined() -> None:
         assert [feed_slice.slice_id for feed_slice in subscriber.statistics().slices] == [0, 1, 2]
 
 
-def test_publishers_that_were_killed_leave_no_acceptances_behind() -> None:
+def test_killed_publishers_leave_no_acceptances() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed)
     subscriber.on(b"")(lambda _: None)
@@ -112,7 +112,7 @@ def acceptances(publisher: RawPublisher) -> list[bytes]:
     return [key for key in publisher.subscriptions() if key.startswith(ACCEPT_KEY)]
 
 
-def test_a_callback_added_while_the_queue_is_full_is_confirmed_in_the_end() -> None:
+def test_a_callback_added_while_the_queue_is_full_is_confirmed() -> None:
     feed = one_slice(heartbeat_ns=20_000_000)
     subscriber = Subscriber(feed, hwm_blocks=1, queue_blocks=1, slow=SlowPolicy("warn", max_lag=1e6))
     hold, stop = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Conflation delivers the newest message of each topic, and counts the rest."""
+"""Conflation delivers the newest message of each topic and counts the others."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
             publisher.publish(b"T%d" % (number % 13), b"%d" % number)
             if number % 100 == 99:
                 publisher.flush()
-                assert gate.entered.wait(60)  # a worker that has yet to come takes all that waits
+                assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
         wait_until(lambda: subscriber.statistics().received.messages == total)
         gate.open.set()
     subscriber.run(until_end=True)
@@ -82,8 +82,8 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
     assert statistics.received.transport == transport
 
 
-def test_what_was_conflated_keeps_its_run_its_order_and_its_age() -> None:
-    """Also where a new run of the publisher comes while messages of the one before it still wait."""
+def test_conflated_messages_keep_their_epoch_order_and_age() -> None:
+    """Also if a new epoch begins while messages of the previous one wait."""
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), queue_blocks=2)
     batches: list[tuple[bool, int, int, list[tuple[int, bytes]]]] = []
@@ -112,7 +112,7 @@ def test_what_was_conflated_keeps_its_run_its_order_and_its_age() -> None:
         publisher.epoch = 2
         publisher.sequences[0] = 0
         publisher.send(publisher.encode([(b"%c" % topic, b"2%c" % topic) for topic in b"BCB"], ts_in=begin + 9))
-        publisher.heartbeat()  # one block alone does not begin a run
+        publisher.heartbeat()  # one block alone does not begin an epoch
         wait_until(lambda: subscriber.statistics().received.epochs == 2)
         assert received() == 4 + 5 + 3
         open_.set()
@@ -173,7 +173,7 @@ def test_a_conflated_batch_is_of_one_key() -> None:
     ]
 
 
-def test_what_is_conflated_does_not_wait_for_a_worker_that_has_room_for_a_part() -> None:
+def test_conflated_blocks_do_not_wait_for_a_worker_with_room_for_some() -> None:
     feed = one_slice(key_bytes=1)
     subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag=3_600, start_grace=0), queue_blocks=1, workers=1)
     calls, steps = threading.Semaphore(0), threading.Semaphore(0)

@@ -28,13 +28,13 @@ def test_seconds_and_timedeltas_of_one_length_are_equal(micros: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["1s", None, True, 1j, b"1"])
-def test_other_types_are_refused(wrong: Any) -> None:
+def test_other_types_are_rejected(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"^wait was .*, expected 0 to 60 seconds, as a number or a timedelta$"):
         duration_ns("wait", wrong, 0, 60)
 
 
 @pytest.mark.parametrize("wrong", [-1, 60.000001, math.nan, math.inf, timedelta(seconds=61), 5_000_000_000])
-def test_what_is_out_of_range_is_refused(wrong: Any) -> None:
+def test_values_out_of_range_are_rejected(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^wait was .*, expected 0 to 60 seconds, as a number or a timedelta$"):
         duration_ns("wait", wrong, 0, 60)
 

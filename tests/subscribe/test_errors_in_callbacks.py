@@ -1,4 +1,4 @@
-"""Callbacks that raise, in Python and compiled, under both values of on_error."""
+"""Callbacks that raise, in Python and compiled, under both values of `on_error`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_callback_that_raises_ends_the_subscriber_with_its_traceback(kind: str
 
 
 @pytest.mark.parametrize("kind", ["message", "batch"])
-def test_a_callback_that_exits_ends_the_subscriber_and_kept_batches_stay(kind: str) -> None:
+def test_a_callback_that_exits_ends_the_subscriber_and_kept_batches_remain(kind: str) -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, workers=1)
     kept: list[Batch] = []
@@ -74,7 +74,7 @@ def test_a_callback_that_exits_ends_the_subscriber_and_kept_batches_stay(kind: s
     ) == (1, seen.delivery.due)
 
 
-def test_on_error_log_goes_on_with_the_next_message_and_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_on_error_log_continues_with_the_next_message_and_batch(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, on_error="log")
     got, batches = Collector(), Collector()
@@ -113,7 +113,7 @@ class MuteError(Exception):
         raise RuntimeError("no text")
 
 
-def test_errors_are_logged_with_topic_and_sequence_and_not_without_bound(caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_are_logged_with_topic_and_sequence_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, on_error="log")
 
@@ -133,7 +133,7 @@ def test_errors_are_logged_with_topic_and_sequence_and_not_without_bound(caplog:
 
 
 @pytest.mark.parametrize("kind", ["message", "batch"])
-def test_an_exception_without_a_text_is_told_of(kind: str) -> None:
+def test_an_exception_without_readable_text_is_reported(kind: str) -> None:
     subscriber = Subscriber(feed := one_slice())
 
     def fail(_: object) -> None:
@@ -149,7 +149,7 @@ def test_an_exception_without_a_text_is_told_of(kind: str) -> None:
             subscriber.run()
 
 
-def test_a_callback_that_raises_in_a_process_of_its_own_raises_the_same_error() -> None:
+def test_a_callback_that_raises_in_a_separate_process_raises_the_same_error() -> None:
     subscriber = Subscriber(feed := one_slice(), processes=True)
 
     @subscriber.on(b"T")
@@ -170,7 +170,7 @@ def too_far(batch: Any, state: Any) -> None:
 
 @in_both_places
 @pytest.mark.parametrize("policy", ["stop", "log"])
-def test_a_compiled_callback_that_raises_is_told_of(
+def test_a_compiled_callback_that_raises_is_reported(
     policy: Literal["stop", "log"], worker: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = one_slice()
@@ -195,7 +195,7 @@ def test_a_compiled_callback_that_raises_is_told_of(
 
 
 @pytest.mark.parametrize("policy", first_of(["log", "stop"]))
-def test_every_compiled_callback_that_raises_in_a_burst_is_told_of(
+def test_every_compiled_callback_that_raises_in_a_burst_is_reported(
     policy: Literal["stop", "log"], caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = one_slice()

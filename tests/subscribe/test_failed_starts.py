@@ -1,4 +1,4 @@
-"""A start that fails midway leaves nothing behind: no thread, no socket, no file descriptor."""
+"""A start that fails midway leaves no thread, no socket and no file descriptor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [linux_only, pytest.mark.own_process]
 
 @pytest.fixture(autouse=True)
 def no_log() -> Iterator[None]:
-    """pytest keeps what is logged, with it tracebacks, and with them all that the failed threads had."""
+    """pytest keeps log records, whose tracebacks keep the objects of failed threads."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -41,7 +41,7 @@ def nothing(_: Any) -> None:
 
 
 def check_nothing_is_left(before: tuple[int, int]) -> None:
-    # A thread that was joined just before may still have been counted: hence "at most".
+    # A thread joined just before may still be counted in `before`: hence "at most".
     wait_until(
         lambda: all(now <= then for now, then in zip(held(), before, strict=True)),
         what=f"threads and file descriptors are {before} again",
@@ -55,9 +55,9 @@ def subscriber_of(feed: Feed, **settings: Any) -> Subscriber:
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, error: Exception) -> Callable[[], bool]:
-    """Let call number `call` of a function fail; the answer tells whether it has."""
+    """Make the `call`-th call of a function fail; return a function that returns True once it has."""
     real = getattr(owner, name)
-    calls = iter(range(1_000))  # of any thread: an iterator's step cannot be torn
+    calls = iter(range(1_000))  # an iterator is atomic across threads
     failed = threading.Event()
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -225,11 +225,11 @@ def test_a_subscriber_whose_process_cannot_fork_leaves_nothing(monkeypatch: pyte
             assert subscriber.state is SubscriberLife.ENDED
             del subscriber
         assert not multiprocessing.active_children()
-        # At most: a fork ends OpenBLAS's threads. multiprocessing itself leaves its pipes open when it cannot fork.
+        # At most: a fork ends OpenBLAS's threads. multiprocessing leaves its pipes open if it cannot fork.
         wait_until(lambda: held()[0] <= before[0])
 
 
-def test_a_slice_that_is_not_ready_in_time_is_not_told_as_a_publisher_that_is_missing(
+def test_a_slice_not_ready_in_time_is_not_reported_as_a_missing_publisher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervisor, "_COMPILE_S", 0.0)
@@ -241,7 +241,7 @@ def test_a_slice_that_is_not_ready_in_time_is_not_told_as_a_publisher_that_is_mi
     wait_until(lambda: subscriber.is_done)
 
 
-def test_a_subscriber_that_nobody_confirms_leaves_nothing() -> None:
+def test_an_unconfirmed_subscriber_leaves_nothing() -> None:
     before = held()
     subscriber = subscriber_of(two_slices())
     with pytest.raises(SubscriberError, match="no publisher"):

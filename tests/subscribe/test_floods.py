@@ -1,4 +1,4 @@
-"""A publisher that sends bytes without end, and no block: it cannot fill the memory of its subscribers."""
+"""A publisher that sends bytes without end but no block cannot fill the memory of its subscribers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MOST_MIB = 4_000
 
 
 def send_without_end(publisher: PlainPublisher) -> int:
-    """Send one message that never ends to the next subscriber; return how many MiB left until it hung up.
+    """Send one endless message to the next subscriber; return the MiB sent until it disconnected.
 
-    It is listened to: a peer that hung up with a full window may otherwise be noticed only a minute later.
+    Its replies are read: a peer that disconnects with a full window may otherwise be noticed a minute later.
     """
     with publisher.accept() as peer:
         peer.setblocking(False)
@@ -66,7 +66,7 @@ def test_a_message_that_never_ends_costs_the_connection(caplog: pytest.LogCaptur
     assert f"slice 0: closed the connection to {feed.slices[0].endpoints[0][6:]}: " in caplog.text
 
 
-def test_the_other_line_of_an_endless_message_goes_on() -> None:
+def test_the_other_line_of_an_endless_message_continues() -> None:
     feed = Feed.local("floods", slices=1, lines=2)
     feed = msgspec.structs.replace(feed, heartbeat_ns=3_600 * 10**9)  # a silent line would reconnect
     one_line = Feed(name=feed.name, slices=(Slice(endpoints=feed.slices[0].endpoints[:1]),))
@@ -75,7 +75,7 @@ def test_the_other_line_of_an_endless_message_goes_on() -> None:
     sent: list[int] = []
     with PlainPublisher(feed.slices[0].endpoints[1]) as other, RawPublisher(one_line) as publisher:
         flooding = threading.Thread(target=lambda: sent.append(send_without_end(other)))
-        subscriber.start(timeout=3.0)  # by one line alone
+        subscriber.start(timeout=3.0)  # with one line only
         flooding.start()
         number = 0
         while flooding.is_alive():
@@ -90,7 +90,7 @@ def test_the_other_line_of_an_endless_message_goes_on() -> None:
 
 
 class Flooded:
-    """A SUB socket, a publisher that floods it, and the guard against that."""
+    """A SUB socket, a publisher that floods it, and its guard."""
 
     def __init__(self, heard_ns: Callable[[int], int] = lambda line: 1) -> None:
         (endpoint,) = one_slice().slices[0].endpoints
@@ -121,7 +121,7 @@ class Flooded:
                 self._peer.sendall(PART)
 
 
-def test_nobody_is_ended_while_the_slice_thread_waits_and_reads_nothing() -> None:
+def test_no_peer_is_disconnected_while_the_slice_thread_does_not_read() -> None:
     with Flooded() as flooded:
         guard = flooded.guard
 
@@ -129,9 +129,9 @@ def test_nobody_is_ended_while_the_slice_thread_waits_and_reads_nothing() -> Non
             guard.look()
             return any(mark.reads or not too_much for mark in guard._marks.values())
 
-        wait_until(lambda: has_seen(False), 60, "it has connected")
+        wait_until(lambda: has_seen(False), 60, "it is connected")
         flooded.flood(120)
-        wait_until(lambda: has_seen(True), 60, "more came than may")
+        wait_until(lambda: has_seen(True), 60, "more bytes arrived than allowed")
         for flooded.reads in (1, 2):  # at least one block may be on its way to it
             for _ in range(20):
                 guard.look()
@@ -141,7 +141,7 @@ def test_nobody_is_ended_while_the_slice_thread_waits_and_reads_nothing() -> Non
         assert flooded.counters.ended_connections == 1
 
 
-def test_a_look_that_fails_is_logged_once_and_the_next_ones_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_check_is_logged_once_and_the_next_ones_continue(caplog: pytest.LogCaptureFixture) -> None:
     failures = iter(range(3))
 
     def heard_ns(_: int) -> int:
@@ -151,7 +151,7 @@ def test_a_look_that_fails_is_logged_once_and_the_next_ones_go_on(caplog: pytest
 
     with Flooded(heard_ns) as flooded:
         flooded.guard.start()
-        wait_until(lambda: flooded.guard._marks, 60, "a look succeeded")
+        wait_until(lambda: flooded.guard._marks, 60, "a check succeeded")
 
         def is_ended() -> bool:
             flooded.flood(10)
@@ -164,8 +164,8 @@ def test_a_look_that_fails_is_logged_once_and_the_next_ones_go_on(caplog: pytest
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "localhost"])
-def test_a_line_is_told_from_another_on_the_same_port_of_another_host(host: str) -> None:
-    """Where the feed names it in another form it may be either, and the one heard last counts."""
+def test_lines_on_the_same_port_of_different_hosts_are_distinguished(host: str) -> None:
+    """If the feed names the host differently, it may be either; the line heard last counts."""
     (endpoint,) = one_slice().slices[0].endpoints
     port = int(endpoint.rpartition(":")[2])
     with zmq.Context() as context, context.socket(zmq.SUB) as sub:

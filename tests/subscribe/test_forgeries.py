@@ -1,4 +1,4 @@
-"""One block or heartbeat that no publisher sent: what follows proves it untrue, and nothing true is lost for it."""
+"""A forged block or heartbeat: later messages disprove it, and no genuine message is lost."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_one_heartbeat_of_another_epoch_changes_nothing() -> None:
     assert subscriber.statistics().received.epochs == 1
 
 
-def test_a_forgery_on_each_line_changes_nothing_however_far_one_is_behind() -> None:
-    """The block on line A that proves the first one untrue may come later than the second one, on line B."""
+def test_a_forgery_on_each_line_changes_nothing_however_late_one_is() -> None:
+    """The block on line A that disproves the first forgery may arrive after the second one, on line B."""
     feed = Feed.local("forged", slices=1, lines=2)
     subscriber, got = subscribed(feed)
     with RawPublisher(feed, epoch=100) as publisher:
@@ -91,8 +91,8 @@ def test_a_forgery_on_each_line_changes_nothing_however_far_one_is_behind() -> N
     assert (received.epochs, received.gaps, received.implausible) == (1, 0, 3)
 
 
-def test_a_forgery_between_two_blocks_of_the_run_before_changes_nothing() -> None:
-    """A line that is behind still brings the run before: its blocks prove untrue what stands between them."""
+def test_a_forgery_between_two_blocks_of_the_earlier_epoch_changes_nothing() -> None:
+    """A late line still sends the earlier epoch: its blocks disprove a block between them."""
     feed = Feed.local("forged", slices=1, lines=2)
     subscriber, got = subscribed(feed)
     with RawPublisher(feed, epoch=100) as publisher:
@@ -116,8 +116,8 @@ def test_a_forgery_between_two_blocks_of_the_run_before_changes_nothing() -> Non
 
 
 @pytest.mark.parametrize("lines", [(0, 1), (1, 0)])
-def test_what_each_line_brings_first_of_a_run_is_delivered_in_order(lines: tuple[int, int]) -> None:
-    """One line begins with the run's first message, the other with its third; both are doubted at first."""
+def test_the_first_blocks_of_an_epoch_on_both_lines_are_delivered_in_order(lines: tuple[int, int]) -> None:
+    """One line begins with the epoch's first message, the other with its third; both are unconfirmed at first."""
     feed = Feed.local("forged", slices=1, lines=2)
     subscriber, got = subscribed(feed, line_wait=60)
     with RawPublisher(feed, epoch=100) as publisher:
@@ -132,7 +132,7 @@ def test_what_each_line_brings_first_of_a_run_is_delivered_in_order(lines: tuple
         publisher.send(blocks[1], (early,))
         for block in blocks[2:]:
             publisher.send(block, (early,))
-        got.wait(5)  # else the late line may be believed alone, before the early one has spoken
+        got.wait(5)  # otherwise the late line may be accepted alone, before the early one
         publisher.send(blocks[3], (late,))
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
@@ -141,7 +141,7 @@ def test_what_each_line_brings_first_of_a_run_is_delivered_in_order(lines: tuple
     assert (received.epochs, received.gaps, received.implausible, received.duplicates) == (2, 0, 0, 3)
 
 
-def test_a_run_that_is_not_over_goes_on_after_two_blocks_of_another() -> None:
+def test_an_unfinished_epoch_continues_after_two_blocks_of_another() -> None:
     subscriber, got = subscribed(feed := one_slice())
     with RawPublisher(feed) as publisher:
         subscriber.start()
@@ -159,8 +159,8 @@ def test_a_run_that_is_not_over_goes_on_after_two_blocks_of_another() -> None:
 
 
 @pytest.mark.parametrize("epoch", [50, 200])
-def test_the_first_block_of_a_run_is_delivered_before_its_second_or_its_heartbeat(epoch: int) -> None:
-    """Also of a run with a smaller epoch: the publisher's clock may have been stepped back."""
+def test_the_first_block_of_an_epoch_is_delivered_before_its_second_or_its_heartbeat(epoch: int) -> None:
+    """Also for a smaller epoch: the publisher's clock may have been stepped back."""
     subscriber, got = subscribed(feed := one_slice())
     with RawPublisher(feed, epoch=100) as publisher:
         subscriber.start()
@@ -176,7 +176,7 @@ def test_the_first_block_of_a_run_is_delivered_before_its_second_or_its_heartbea
     assert subscriber.statistics().received.gaps == 0
 
 
-def test_a_run_that_began_in_the_future_is_refused_and_named() -> None:
+def test_an_epoch_that_began_in_the_future_is_rejected_and_named() -> None:
     subscriber, got = subscribed(feed := one_slice())
     with RawPublisher(feed) as publisher:
         subscriber.start()
@@ -196,7 +196,7 @@ def test_a_start_far_into_an_epoch_has_the_position_of_the_confirmation() -> Non
             assert positions == {0: (1, 1 << 25)}
 
 
-def test_one_block_with_a_number_far_ahead_changes_nothing() -> None:
+def test_one_block_with_a_sequence_far_ahead_changes_nothing() -> None:
     subscriber, got = subscribed(feed := one_slice())
     with RawPublisher(feed) as publisher:
         subscriber.start()
@@ -231,7 +231,7 @@ def test_all_received_blocks_are_delivered_after_a_real_gap_of_any_length(key_by
     assert (received.gaps, received.duplicates, received.implausible) == (far - len(topics), 0, 0)
 
 
-def test_what_a_block_waited_until_it_was_believed_is_no_lag() -> None:
+def test_time_until_a_block_is_accepted_is_not_lag() -> None:
     feed = one_slice(max_lag_ns=10**9, heartbeat_ns=60 * 10**9)
     subscriber, got = subscribed(feed)
     limit_ns = 2 * feed.max_lag_ns
@@ -247,7 +247,7 @@ def test_what_a_block_waited_until_it_was_believed_is_no_lag() -> None:
     assert got.payloads == [b"0", b"1", b"2"]
 
 
-def test_one_heartbeat_with_a_number_far_ahead_changes_nothing() -> None:
+def test_one_heartbeat_with_a_sequence_far_ahead_changes_nothing() -> None:
     subscriber, got = subscribed(feed := one_slice())
     with RawPublisher(feed) as publisher:
         subscriber.start()
@@ -264,7 +264,7 @@ def test_one_heartbeat_with_a_number_far_ahead_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("proof", ["a block", "a heartbeat"])
-def test_an_end_that_is_followed_by_anything_is_taken_back(proof: str) -> None:
+def test_an_end_followed_by_any_message_is_withdrawn(proof: str) -> None:
     feed = msgspec.structs.replace(Feed.local("forged", slices=1, lines=2), heartbeat_ns=60 * 10**9)
     subscriber, got = subscribed(feed)
     with RawPublisher(feed) as publisher:
@@ -276,7 +276,7 @@ def test_an_end_that_is_followed_by_anything_is_taken_back(proof: str) -> None:
             publisher.send(publisher.encode([(b"T", b"0")]), lines=[0])
         else:
             publisher.heartbeat(lines=[0])
-        wait_until(lambda: lines.finished_lines == 0, what="line A goes on")
+        wait_until(lambda: lines.finished_lines == 0, what="line A continues")
         publisher.heartbeat(end=True, lines=[1])
         wait_until(lambda: lines.finished_lines == 0b10, what="only line B has ended")
         publisher.heartbeat(end=True, lines=[0])
@@ -284,7 +284,7 @@ def test_an_end_that_is_followed_by_anything_is_taken_back(proof: str) -> None:
     assert got.payloads == ([b"0"] if proof == "a block" else [])
 
 
-def test_after_an_end_that_a_block_takes_back_the_publisher_counts_the_subscriber_again() -> None:
+def test_after_a_disproved_end_the_publisher_counts_the_subscriber_again() -> None:
     subscriber, got = subscribed(feed := msgspec.structs.replace(one_slice(), heartbeat_ns=60 * 10**9))
     with RawPublisher(feed) as publisher:
 
@@ -302,7 +302,7 @@ def test_after_an_end_that_a_block_takes_back_the_publisher_counts_the_subscribe
         subscriber.terminate()
 
 
-def test_refused_blocks_are_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_rejected_blocks_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     subscriber, _ = subscribed(feed := one_slice())
     other = Block.encode([b"T"], [0], b"x", offsets=[0, 1], slice_id=7, epoch=1)
     with caplog.at_level(logging.WARNING, "blackbox"), RawPublisher(feed) as publisher:
@@ -314,7 +314,7 @@ def test_refused_blocks_are_told_in_the_log(caplog: pytest.LogCaptureFixture) ->
 
 
 def with_numbers(block: Block, numbers: list[int]) -> Block:
-    """The same block, whose publisher calls its topics so."""
+    """The same block with these topic numbers of its publisher."""
     fields = wire.unpack(block.header)
     at = block.layout.topic_numbers
     column = wire.pad(struct.pack(f"<{len(numbers)}I", *numbers))
@@ -325,7 +325,7 @@ def with_numbers(block: Block, numbers: list[int]) -> Block:
 
 
 @pytest.mark.parametrize("highest", [0, 3, 1 << 31, (1 << 32) - 1])
-def test_wrong_numbers_of_topics_lead_to_no_other_topic(highest: int) -> None:
+def test_wrong_topic_numbers_never_select_another_topic(highest: int) -> None:
     chance = random.Random(highest)
     topics = [b"T%d" % n for n in range(9)] + [b"a longer topic, %d of them" % n for n in range(9)]
     subscriber, got = subscribed(feed := one_slice())

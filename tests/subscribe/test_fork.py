@@ -1,4 +1,4 @@
-"""A subscriber that a forked process inherits: it is the parent's, and the child is told so."""
+"""A forked process inherits a subscriber, which belongs to the parent: the child gets an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.publish.subscribers import collected, one_slice
 from tests.support import in_child
 
 
-def test_a_child_that_ends_an_inherited_subscriber_is_refused_and_the_parent_misses_nothing() -> None:
+def test_a_child_cannot_end_an_inherited_subscriber_and_the_parent_misses_nothing() -> None:
     feed = one_slice()
     subscriber, got = collected(feed)
     with Publisher(feed) as publisher:
@@ -21,7 +21,7 @@ def test_a_child_that_ends_an_inherited_subscriber_is_refused_and_the_parent_mis
             lambda: subscriber.remove(got.batch),
             lambda: subscriber.on(b"X")(print),
         ):
-            assert in_child(work).startswith("SubscriberError: feed 'publisher': the subscriber is of process ")
+            assert in_child(work).startswith("SubscriberError: feed 'publisher': the subscriber belongs to process ")
         publisher.publish(b"T", b"2")
         publisher.flush()
     subscriber.run(until_end=True)

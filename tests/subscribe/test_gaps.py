@@ -1,4 +1,4 @@
-"""Missing sequence numbers: counted per key, also at the tail; a restart, a late start and a new wish are no gaps."""
+"""Missing sequences are counted per key, also at the tail; a restart, a late start and new filters are not gaps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def subscribed(feed: Feed, *prefixes: bytes) -> tuple[Subscriber, Collector]:
     return subscriber, got
 
 
-def test_missing_numbers_are_counted_exactly() -> None:
+def test_missing_sequences_are_counted_exactly() -> None:
     feed = Feed.local("gaps", slices=1)
     subscriber, got = subscribed(feed, b"")
     with RawPublisher(feed) as publisher:
@@ -42,7 +42,7 @@ def test_missing_numbers_are_counted_exactly() -> None:
 
 
 @pytest.mark.parametrize("key_bytes", [2, 8])
-def test_what_a_filter_keeps_away_is_no_gap(key_bytes: int) -> None:
+def test_filtered_messages_are_not_a_gap(key_bytes: int) -> None:
     feed = Feed.local("gaps", slices=1, key_bytes=key_bytes)
     subscriber, got = subscribed(feed, b"AA", b"BBBB")
     topics = [b"AAPL.t", b"BBBB.t", b"ABCD.t", b"AA", b"ZZ.t"]
@@ -73,7 +73,7 @@ def test_a_gap_belongs_to_one_key() -> None:
     assert [int(m.payload) for m in got.messages if m.topic == b"BB"] == [1, 3, 5, 7, 9]
 
 
-def test_loss_at_the_tail_is_noticed_by_the_next_heartbeat() -> None:
+def test_a_loss_at_the_tail_is_detected_by_the_next_heartbeat() -> None:
     feed = Feed.local("gaps", slices=1, key_bytes=1)
     subscriber, got = subscribed(feed, b"A")
     with RawPublisher(feed) as publisher:
@@ -87,10 +87,10 @@ def test_loss_at_the_tail_is_noticed_by_the_next_heartbeat() -> None:
         publisher.send(publisher.encode([(b"A", b"3")]))
         got.wait(2)
         subscriber.stop()
-    assert subscriber.statistics().received.gaps == 2  # told twice, counted once
+    assert subscriber.statistics().received.gaps == 2  # reported twice, counted once
 
 
-def test_the_first_messages_of_a_new_key_cannot_be_lost_in_silence() -> None:
+def test_lost_first_messages_of_a_new_key_are_reported() -> None:
     feed = Feed.local("gaps", slices=1, key_bytes=1)
     subscriber, got = subscribed(feed, b"")
     with RawPublisher(feed) as publisher:
@@ -104,7 +104,7 @@ def test_the_first_messages_of_a_new_key_cannot_be_lost_in_silence() -> None:
     assert got.payloads == [b"2"]
 
 
-def test_a_late_joiner_sees_no_gap() -> None:
+def test_a_late_join_is_not_a_gap() -> None:
     for key_bytes in (0, 3):
         feed = Feed.local("gaps", slices=2, key_bytes=key_bytes)
         early, _ = subscribed(feed, b"")
@@ -123,7 +123,7 @@ def test_a_late_joiner_sees_no_gap() -> None:
         assert len(got) >= 3_000 * 11 // 40
 
 
-def test_what_happened_while_nobody_wanted_it_is_no_gap() -> None:
+def test_messages_without_a_subscriber_are_not_a_gap() -> None:
     feed = Feed.local("gaps", slices=1, key_bytes=2)
     subscriber, got = subscribed(feed, b"KEEP")
     with Publisher(feed, when_full="wait") as publisher:
@@ -140,7 +140,7 @@ def test_what_happened_while_nobody_wanted_it_is_no_gap() -> None:
             subscriber.wait_confirmed()
             for _ in range(100):
                 publisher.publish(b"COME.t", b"unseen")
-            publisher.flush()  # or the next round would find, and rightly get, what is still on its way
+            publisher.flush()  # otherwise the next round would receive messages still on their way
             got.wait(100 * (round_ + 1))
     subscriber.run(until_end=True)
     assert subscriber.statistics().received.gaps == 0
@@ -169,7 +169,7 @@ def test_a_block_of_an_earlier_epoch_is_stale() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"old 0")]), lines=(0, 1))
-        # Line B's copy would be stale, too, if it came after the next epoch had begun on line A.
+        # Line B's copy would also be stale if it arrived after the next epoch had begun on line A.
         wait_until(lambda: subscriber.statistics().received.duplicates == 1, what="both copies")
         old = publisher.encode([(b"T", b"old 1"), (b"T", b"old 2")])
         publisher.epoch, publisher.sequences[0] = 5, 0
@@ -197,7 +197,7 @@ def test_a_key_beyond_the_table_is_delivered_and_counted_as_untracked() -> None:
     assert subscriber.statistics().received.untracked == 60
 
 
-def test_a_line_is_heard_by_blocks_of_keys_beyond_the_table() -> None:
+def test_blocks_of_keys_beyond_the_table_keep_a_line_alive() -> None:
     feed = msgspec.structs.replace(Feed.local("gaps", slices=1, key_bytes=2), max_topics=1, heartbeat_ns=60 * 10**9)
     subscriber, got = subscribed(feed, b"")
     with RawPublisher(feed) as publisher:
@@ -213,7 +213,7 @@ def test_a_line_is_heard_by_blocks_of_keys_beyond_the_table() -> None:
     assert subscriber.statistics().received.untracked == 1
 
 
-def test_gaps_are_told_for_each_slice() -> None:
+def test_gaps_are_reported_per_slice() -> None:
     feed = Feed.local("gaps", slices=3)
     topics = {feed.slice_of(b"S%d" % number): b"S%d" % number for number in range(50)}
     subscriber, _ = subscribed(feed, b"")
@@ -229,11 +229,11 @@ def test_gaps_are_told_for_each_slice() -> None:
     assert subscriber.statistics().received.gaps == 3
 
 
-# A publisher that comes back.
+# Restarts of a publisher.
 
 
 def epochs_of(messages: list[Received]) -> list[list[int]]:
-    """Sequence numbers, cut where they start again."""
+    """Sequences, split where they start again."""
     parts: list[list[int]] = [[]]
     for message in messages:
         if parts[-1] and message.sequence < parts[-1][-1]:
@@ -243,7 +243,7 @@ def epochs_of(messages: list[Received]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("key_bytes", [0, 4])
-def test_a_publisher_that_is_started_again_is_a_new_epoch_and_no_gap(key_bytes: int) -> None:
+def test_a_restarted_publisher_is_a_new_epoch_and_not_a_gap(key_bytes: int) -> None:
     feed = Feed.local("gaps", slices=1, key_bytes=key_bytes)
     subscriber, got = subscribed(feed, b"TTTT")
     total = 0
@@ -262,7 +262,7 @@ def test_a_publisher_that_is_started_again_is_a_new_epoch_and_no_gap(key_bytes: 
     assert epochs_of(got.messages) == [list(range(100 + run)) for run in range(3)]
 
 
-def test_a_publisher_that_is_killed_and_started_again_is_a_new_epoch_and_no_gap() -> None:
+def test_a_killed_and_restarted_publisher_is_a_new_epoch_and_not_a_gap() -> None:
     feed = Feed.local("gaps", slices=1)
     code = """
         with Publisher(feed, when_full="wait") as publisher:
@@ -297,8 +297,8 @@ def test_a_publisher_that_is_killed_and_started_again_is_a_new_epoch_and_no_gap(
         assert all(b == a + 1 for a, b in pairwise(part))
 
 
-def test_what_a_restarted_publisher_sends_before_filters_are_in_force_is_a_gap() -> None:
-    """libzmq sends filters again in an order of its own, so keys come into force at different times."""
+def test_messages_of_a_restarted_publisher_before_filters_are_active_are_a_gap() -> None:
+    """libzmq sends filters again in any order, so keys become active at different times."""
     feed = Feed.local("gaps", slices=1, key_bytes=4)
     keys = [b"%04d" % number for number in range(500)]
     subscriber = Subscriber(feed, slow=PATIENT)
@@ -332,7 +332,7 @@ def test_what_a_restarted_publisher_sends_before_filters_are_in_force_is_a_gap()
 
 
 def of_numbers(numbers: list[int]) -> Block:
-    """A block whose messages have these sequence numbers, which are their payloads too."""
+    """A block whose messages have these sequences, which are also their payloads."""
     payloads = [b"%d" % number for number in numbers]
     return Block.encode(
         [b"T"],
@@ -347,7 +347,7 @@ def of_numbers(numbers: list[int]) -> Block:
 
 
 @pytest.mark.parametrize("lines", [1, 2])
-def test_numbers_that_a_block_leaves_out_are_neither_lost_nor_delivered_twice(lines: int) -> None:
+def test_sequences_left_out_of_a_block_are_neither_lost_nor_delivered_twice(lines: int) -> None:
     feed = Feed.local("gaps", slices=1, lines=lines)
     subscriber = Subscriber(feed, slow=SlowPolicy("warn"), line_wait=1_000)
     got = Collector()
@@ -359,7 +359,7 @@ def test_numbers_that_a_block_leaves_out_are_neither_lost_nor_delivered_twice(li
         for line in range(lines):
             for numbers in blocks:
                 publisher.send(of_numbers(numbers), [line])
-            # One line after the other: what both have passed is lost.
+            # One line after the other: sequences passed by both lines are lost.
             many = len(blocks) * (line + 1)
             wait_until(lambda many=many: subscriber.statistics().received.blocks == many)  # type: ignore[misc]
         publisher.sequences[0] = 75

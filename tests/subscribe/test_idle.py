@@ -1,4 +1,4 @@
-"""What slices do when nothing is there: park, or look on for a while and then park."""
+"""Idle slices sleep at once, or spin first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def spinning(transport: Literal["tcp", "shm"]) -> Feed:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_slices_that_spin_deliver_everything_and_end(transport: Literal["tcp", "shm"]) -> None:
+def test_spinning_slices_deliver_everything_and_end(transport: Literal["tcp", "shm"]) -> None:
     feed = spinning(transport)
     subscriber, got = Subscriber(feed, workers=0), Collector()
     subscriber.on(b"")(got.message)
@@ -39,7 +39,7 @@ def test_slices_that_spin_deliver_everything_and_end(transport: Literal["tcp", "
 
 
 @linux_only
-def test_slices_that_spin_park_when_nothing_comes() -> None:
+def test_spinning_slices_sleep_without_messages() -> None:
     feed = spinning("shm")
     subscriber, got = Subscriber(feed), Collector()
     subscriber.on(b"")(got.message)

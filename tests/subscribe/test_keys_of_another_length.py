@@ -1,4 +1,4 @@
-"""A publisher and a subscriber whose feed files differ in `key_bytes`: nothing is delivered, and both learn why."""
+"""Publisher and subscriber with different `key_bytes`: nothing is delivered, and both report the reason."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_one_block_with_a_key_on_a_feed_without_keys_changes_nothing(key: bytes,
     assert (received.gaps, received.duplicates, received.faults) == (1, 1, {fault: 1})
 
 
-def test_a_key_that_is_cut_shorter_than_the_feeds_is_refused() -> None:
+def test_a_key_shorter_than_the_feeds_is_rejected() -> None:
     feed = Feed.local("keys", slices=1, key_bytes=4)
     subscriber, got = Subscriber(feed), Collector()
     subscriber.on(b"")(got.message)

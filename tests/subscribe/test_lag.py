@@ -1,4 +1,4 @@
-"""Lag is measured with the publisher's clock taken off, and its percentiles are those of the messages."""
+"""Lag is corrected for the publisher's clock, and its percentiles are over messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.gate import Gate
 from tests.subscribe.late import LATE_NS, LIMIT_NS, SECOND_NS, late, one_slice
 
 
-def test_a_clock_ahead_is_estimated_and_taken_off_every_lag() -> None:
+def test_a_clock_ahead_is_estimated_and_subtracted_from_every_lag() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy("warn", max_lag=LIMIT_NS / 1e9, start_grace=0))
     got = Collector()
@@ -27,7 +27,7 @@ def test_a_clock_ahead_is_estimated_and_taken_off_every_lag() -> None:
     assert subscriber.statistics().lag.max_ns < LIMIT_NS
 
 
-def test_one_block_stamped_ahead_leaves_a_healthy_subscriber_healthy() -> None:
+def test_one_block_stamped_ahead_does_not_affect_the_subscriber() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=LIMIT_NS / 1e9, start_grace=0))
     got = Collector()
@@ -43,7 +43,7 @@ def test_one_block_stamped_ahead_leaves_a_healthy_subscriber_healthy() -> None:
     assert (lag.negative, lag.slow_blocks, lag.clock_offset_ns, lag.clock_steps) == (1, 0, 0, 2)
 
 
-def test_a_clock_ahead_is_never_fatal() -> None:
+def test_a_clock_ahead_never_ends_a_subscriber() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=LIMIT_NS / 1e9, start_grace=0))
     got = Collector()
@@ -57,7 +57,7 @@ def test_a_clock_ahead_is_never_fatal() -> None:
     assert subscriber.statistics().lag.negative == 3
 
 
-def test_a_negative_lag_is_counted_once_for_each_block_however_long_a_queue_is_full() -> None:
+def test_a_negative_lag_is_counted_once_per_block_however_long_a_queue_is_full() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, queue_blocks=1)
     gate = Gate()
@@ -70,7 +70,7 @@ def test_a_negative_lag_is_counted_once_for_each_block_however_long_a_queue_is_f
         subscriber.start()
         for number in range(10):
             late(publisher, b"%d" % number, lag_ns=-3_600 * SECOND_NS)
-            assert gate.entered.wait(60)  # a worker that has yet to come takes all that waits
+            assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
         wait_until(lambda: subscriber.statistics().delivery.waits > 5)
         gate.open.set()
         publisher.heartbeat(end=True)
@@ -78,7 +78,7 @@ def test_a_negative_lag_is_counted_once_for_each_block_however_long_a_queue_is_f
     assert subscriber.statistics().lag.negative == 10
 
 
-def test_lag_percentiles_are_those_of_the_messages() -> None:
+def test_lag_percentiles_are_over_messages() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy("warn", start_grace=0))
     got = Collector()

@@ -1,4 +1,4 @@
-"""Two lines of a slice over sockets: what one loses the other has."""
+"""Two lines of a slice over sockets: each line replaces the losses of the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def two_line_feed(slices: int = 1, key_bytes: int = 0, heartbeat_ns: int = 10**9
 @pytest.mark.parametrize("seed", range(3))
 def test_random_loss_and_skew_of_two_lines_over_sockets(seed: int) -> None:
     choice = random.Random(seed)
-    feed = two_line_feed(key_bytes=1, heartbeat_ns=60 * 10**9)  # no line is taken for dead on a busy machine
+    feed = two_line_feed(key_bytes=1, heartbeat_ns=60 * 10**9)  # neither line counts as dead on a busy machine
     subscriber = Subscriber(feed, line_wait=60, slow=SlowPolicy(max_lag=3_600))
     got = Collector()
     subscriber.on(b"")(got.message)
@@ -81,7 +81,7 @@ def test_losing_either_line_loses_nothing() -> None:
         assert subscriber.statistics().received.gaps == 0
 
 
-def test_what_the_living_line_lost_after_the_other_died_is_counted() -> None:
+def test_losses_of_the_live_line_after_the_other_died_are_counted() -> None:
     feed = two_line_feed(heartbeat_ns=20_000_000)
     subscriber = Subscriber(feed, line_wait=0.005)
     got = Collector()
@@ -99,7 +99,7 @@ def test_what_the_living_line_lost_after_the_other_died_is_counted() -> None:
 
 
 def test_a_held_block_waits_for_the_other_line() -> None:
-    feed = two_line_feed(heartbeat_ns=60 * 10**9)  # neither line is taken for dead
+    feed = two_line_feed(heartbeat_ns=60 * 10**9)  # neither line counts as dead
     subscriber = Subscriber(feed, line_wait=60, slow=PATIENT)
     got = Collector()
     subscriber.on(b"")(got.message)
@@ -116,8 +116,8 @@ def test_a_held_block_waits_for_the_other_line() -> None:
         subscriber.stop()
 
 
-def test_a_held_block_waits_no_longer_than_told() -> None:
-    feed = two_line_feed(heartbeat_ns=60 * 10**9)  # neither line is taken for dead
+def test_a_held_block_waits_only_for_line_wait() -> None:
+    feed = two_line_feed(heartbeat_ns=60 * 10**9)  # neither line counts as dead
     subscriber = Subscriber(feed, line_wait=0.01, slow=PATIENT)
     got = Collector()
     subscriber.on(b"")(got.message)
@@ -131,7 +131,7 @@ def test_a_held_block_waits_no_longer_than_told() -> None:
     assert subscriber.statistics().received.gaps == 1
 
 
-def test_a_held_block_does_not_wait_for_a_line_that_was_only_received_in_an_earlier_epoch() -> None:
+def test_a_held_block_does_not_wait_for_a_line_of_an_earlier_epoch() -> None:
     feed = two_line_feed(heartbeat_ns=60 * 10**9)
     subscriber = Subscriber(feed, line_wait=1_000, slow=PATIENT)
     got = Collector()
@@ -156,7 +156,7 @@ def test_a_held_block_does_not_wait_for_a_line_that_was_only_received_in_an_earl
     assert subscriber.statistics().received.gaps == 1
 
 
-def test_a_subscriber_starts_on_one_line_when_the_other_has_no_publisher(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_subscriber_starts_on_one_line_if_the_other_has_no_publisher(caplog: pytest.LogCaptureFixture) -> None:
     feed = two_line_feed()
     subscriber = Subscriber(feed, slow=PATIENT)
     got = Collector()
@@ -173,7 +173,7 @@ def test_a_subscriber_starts_on_one_line_when_the_other_has_no_publisher(caplog:
 
 
 def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> None:
-    feed = two_line_feed(key_bytes=1, heartbeat_ns=60 * 10**9)  # neither line is taken for dead
+    feed = two_line_feed(key_bytes=1, heartbeat_ns=60 * 10**9)  # neither line counts as dead
     subscriber = Subscriber(feed, line_wait=10, slow=PATIENT)
     keep, drop = Collector(), Collector()
     subscriber.on(b"K")(keep.message)

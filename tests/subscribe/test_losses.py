@@ -1,4 +1,4 @@
-"""Every message that a callback wanted is delivered, or counted once under the name of what became of it."""
+"""Every message for a callback is delivered, or counted once under the reason why not."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def terminate_behind(gate: Gate, subscriber: Subscriber) -> None:
     ending.join()
 
 
-def test_terminate_counts_what_is_queued_at_every_place() -> None:
-    """In a worker's hands, in its queue, in the slice thread's, and held for the other line."""
+def test_terminate_counts_everything_queued_anywhere() -> None:
+    """In a worker, in its queue, in the slice thread's queue, and held for the other line."""
     feed = Feed.local("losses", slices=1, lines=2, key_bytes=1)
     subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag=3_600), queue_blocks=4, line_wait=1_000)
     gate = Gate()
@@ -67,7 +67,7 @@ def test_terminate_counts_what_is_queued_at_every_place() -> None:
     assert statistics.delivery.delivered == gate.messages == 3
 
 
-def test_a_slow_subscriber_that_dies_counts_what_it_did_not_deliver() -> None:
+def test_a_slow_subscriber_that_ends_counts_undelivered_messages() -> None:
     feed = one_slice()
     gate = Gate()
     subscriber = Subscriber(
@@ -106,7 +106,7 @@ def test_a_late_block_that_ends_the_subscriber_is_counted() -> None:
     assert (statistics.received.messages, statistics.delivery.due, statistics.delivery.discarded) == (3, 2, 2)
 
 
-def test_terminate_while_conflating_counts_the_newest_that_were_not_delivered() -> None:
+def test_terminate_while_conflating_counts_the_newest_undelivered_messages() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag=3_600, start_grace=0), queue_blocks=2)
     gate = Gate()
@@ -117,7 +117,7 @@ def test_terminate_while_conflating_counts_the_newest_that_were_not_delivered() 
         subscriber.start()
         for _ in range(50):
             publisher.send(publisher.encode(rows))
-            assert gate.entered.wait(60)  # a worker that has yet to come takes all that waits
+            assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
         wait_until(lambda: subscriber.statistics().received.messages == 5_000)
         terminate_behind(gate, subscriber)
     statistics = subscriber.statistics()
@@ -126,11 +126,11 @@ def test_terminate_while_conflating_counts_the_newest_that_were_not_delivered() 
     assert statistics.delivery.due == 5_000 + 2_500
     assert statistics.delivery.delivered == gate.messages
     assert statistics.delivery.conflated > 5_000
-    # The newest of 26 topics, half of which two callbacks want, had not even left the slice thread.
+    # The newest messages of 26 topics, half of them for two callbacks, were still in the slice thread.
     assert statistics.delivery.discarded >= 26 + 13
 
 
-def test_an_error_counts_what_it_kept_from_being_delivered() -> None:
+def test_an_error_counts_the_messages_that_it_kept_from_delivery() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag=3_600))
     gate = Gate()
@@ -143,7 +143,7 @@ def test_an_error_counts_what_it_kept_from_being_delivered() -> None:
 
     @subscriber.on_batch(b"T")
     def never(batch: Batch) -> None:
-        raise AssertionError("called behind an error")
+        raise AssertionError("called after an error")
 
     with RawPublisher(feed) as publisher:
         subscriber.start()
@@ -165,7 +165,7 @@ def test_an_error_counts_what_it_kept_from_being_delivered() -> None:
     assert statistics.delivery.discarded == 2 * 15 - 4
 
 
-def test_what_a_removed_callback_did_not_get_is_no_loss() -> None:
+def test_undelivered_messages_of_a_removed_callback_are_not_a_loss() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag=3_600))
     gate = Gate()
@@ -195,7 +195,7 @@ def test_what_a_removed_callback_did_not_get_is_no_loss() -> None:
     assert (statistics.delivery.due, statistics.delivery.delivered, statistics.delivery.discarded) == (11, 11, 0)
 
 
-def test_drop_counts_only_the_deliveries_of_the_worker_that_was_full() -> None:
+def test_drop_counts_only_deliveries_of_the_full_worker() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy("drop", max_lag=0.05, start_grace=0), queue_blocks=2, workers=2)
     gate, free = Gate(), Counter[bytes]()
@@ -206,7 +206,7 @@ def test_drop_counts_only_the_deliveries_of_the_worker_that_was_full() -> None:
 
         return note
 
-    # In turn on worker 0 and 1: all of worker 0's wait at the gate, none of worker 1's.
+    # Alternating on worker 0 and 1: all callbacks of worker 0 wait at the gate, none of worker 1.
     for prefix, is_stuck in ((b"T", True), (b"T", False), (b"T1", True), (b"", False), (b"T2", True), (b"T1", False)):
         subscriber.on_batch(prefix)(gate.batch if is_stuck else count(prefix))
     rows = [(topic, b"") for topic in (b"T1", b"T2", b"T", b"U", b"T1", b"T2", b"T", b"U", b"T1", b"T2")]
@@ -225,7 +225,7 @@ def test_drop_counts_only_the_deliveries_of_the_worker_that_was_full() -> None:
         subscriber.run(until_end=True)
     statistics = subscriber.statistics()
     check_sum(statistics)
-    late = statistics.lag.slow_blocks  # none, unless the machine stood still
+    late = statistics.lag.slow_blocks  # none, unless the machine stalled
     assert free == {prefix: (20 - late) * each for prefix, each in wanted.items()}
     assert statistics.delivery.due == 20 * (stuck + sum(wanted.values()))
     assert statistics.delivery.delivered == gate.messages + sum(free.values())
@@ -234,7 +234,7 @@ def test_drop_counts_only_the_deliveries_of_the_worker_that_was_full() -> None:
     assert statistics.delivery.discarded == 0
 
 
-def test_drop_counts_of_a_late_block_what_was_wanted() -> None:
+def test_drop_counts_only_wanted_messages_of_a_late_block() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy("drop", start_grace=0))
     for prefix in (b"T", b"T1"):
@@ -261,7 +261,7 @@ def test_drop_counts_of_a_late_block_what_was_wanted() -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "terminate"])
-def test_the_parent_of_processes_knows_what_was_discarded(end: Literal["stop", "terminate"]) -> None:
+def test_the_parent_of_processes_reports_discarded_messages(end: Literal["stop", "terminate"]) -> None:
     feed = Feed.local("losses", slices=2, key_bytes=1)
     subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=3_600))
 
@@ -283,7 +283,7 @@ def test_the_parent_of_processes_knows_what_was_discarded(end: Literal["stop", "
 
 
 @pytest.mark.parametrize("shown", ["block", "heartbeat"])
-def test_what_a_new_run_sent_of_a_key_unheard_of_before_we_were_there_again_is_a_gap(shown: str) -> None:
+def test_first_messages_of_a_new_epoch_before_we_reconnect_are_a_gap(shown: str) -> None:
     feed = Feed.local("losses", slices=1, key_bytes=1)
     subscriber, told = Subscriber(feed), list[tuple[str, int, int]]()
     subscriber.on(b"", fields=("topic", "epoch", "sequence"))(lambda _, epoch, n: told.append(("came", epoch, n)))

@@ -55,7 +55,7 @@ def test_two_thousand_subscriptions_survive_a_restart_of_the_publisher() -> None
 
 
 def test_wait_for_subscribers_after_a_restart_means_all_their_filters() -> None:
-    """libzmq sends the filters again in an order of its own, so the first one is no sign of the others."""
+    """libzmq sends the filters again in any order, so the first one does not imply the others."""
     feed, subscriber, got = subscribed_to_topics(slices=1)
     for run in range(3):
         with Publisher(feed, when_full="wait") as publisher:
@@ -69,7 +69,7 @@ def test_wait_for_subscribers_after_a_restart_means_all_their_filters() -> None:
     assert len(got) == 6_000
 
 
-def test_a_killed_subscriber_hurts_neither_publisher_nor_other_subscribers() -> None:
+def test_a_killed_subscriber_affects_neither_publisher_nor_other_subscribers() -> None:
     feed = one_slice(block_bytes=4_096)
     code = """
         subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=1, hwm_blocks=1)
@@ -121,8 +121,8 @@ def test_a_subscriber_on_inproc_survives_a_restart_of_the_publisher() -> None:
     got.wait(2)
 
 
-def test_a_subscriber_on_inproc_stays_with_a_publisher_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a publisher that is slow sends while a subscriber connects anew is lost."""
+def test_a_subscriber_on_inproc_stays_with_a_silent_publisher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reconnect would lose what a slow publisher sends meanwhile."""
     looks, connected = [0], [0]
     look, connect = Subscription.reconnect_silent_lines, Subscription._connect_again
 
@@ -145,7 +145,7 @@ def test_a_subscriber_on_inproc_stays_with_a_publisher_that_is_silent(monkeypatc
     assert connected[0] == 0
 
 
-def test_logs_tell_of_a_new_epoch(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_epoch_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(nothing)
@@ -156,18 +156,18 @@ def test_logs_tell_of_a_new_epoch(caplog: pytest.LogCaptureFixture) -> None:
     assert "slice 0: publisher epoch 17000 began" in caplog.text
 
 
-def test_a_publisher_that_falls_silent_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_publisher_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(heartbeat_ns=10_000_000)
     subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(print)
     with RawPublisher(feed), subscriber:
-        wait_until(lambda: "is silent, and has not closed" in caplog.text, what="the silence is told")
+        wait_until(lambda: "is silent but has not closed" in caplog.text, what="the silence is logged")
         told = caplog.text.count("is silent")
     assert told == 1
 
 
-def test_a_line_that_was_silent_is_asked_again_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
-    """A publisher with an outbox goes on in its epoch, so that nothing but the silence tells that it is another one."""
+def test_a_silent_line_is_asked_again_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    """A publisher with an outbox continues its epoch, so only the silence shows that it was restarted."""
     feed = one_slice(heartbeat_ns=10_000_000)
     subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(nothing)
@@ -178,10 +178,10 @@ def test_a_line_that_was_silent_is_asked_again_until_it_answers(caplog: pytest.L
     with RawPublisher(feed) as publisher:
         subscriber.start()
         before = asked(publisher)
-    wait_until(lambda: "is silent, and has not closed" in caplog.text, what="the silence is told")
+    wait_until(lambda: "is silent but has not closed" in caplog.text, what="the silence is logged")
     with subscriber, RawPublisher(feed) as publisher:
         publisher.confirms = False
-        wait_until(lambda: asked(publisher) == before, what="the subscriber is connected again")
+        wait_until(lambda: asked(publisher) == before, what="the subscriber is reconnected")
 
         def asks_again() -> bool:
             publisher.heartbeat()
@@ -191,8 +191,8 @@ def test_a_line_that_was_silent_is_asked_again_until_it_answers(caplog: pytest.L
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])
-def test_a_silent_publisher_keeps_its_connection_while_that_stands(transport: Any) -> None:
-    """One that waits for a slow subscriber is silent: what it sends while another connects anew would be lost."""
+def test_a_silent_publisher_keeps_its_open_connection(transport: Any) -> None:
+    """A publisher that waits for a slow subscriber is silent: a reconnect would lose what it sends meanwhile."""
     feed = msgspec.structs.replace(Feed.local("silent", slices=1, transport=transport), heartbeat_ns=10_000_000)
     subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(nothing)
@@ -203,14 +203,14 @@ def test_a_silent_publisher_keeps_its_connection_while_that_stands(transport: An
             state = subscriber._supervisor._slices[0].state
             for _ in range(5):
                 looked_ns = state.look_again_at_ns
-                wait_until(lambda: state.look_again_at_ns != looked_ns, what="a look at a silent line")
+                wait_until(lambda: state.look_again_at_ns != looked_ns, what="a check of a silent line")
         is_again = publisher._call(lambda: news.recv_multipart() and news.poll(0))
         publisher._call(socket.disable_monitor)
         publisher._call(news.close)
     assert not is_again
 
 
-def test_both_lines_are_connected_anew_when_neither_was_ever_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_lines_are_reconnected_if_neither_was_ever_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscription, "_UNHEARD_NS", 100_000_000)
     feed = msgspec.structs.replace(Feed.local("subscriber", slices=1, lines=2), heartbeat_ns=20_000_000)
     subscriber = Subscriber(feed, slow=PATIENT)
@@ -235,13 +235,13 @@ def start_in_vain(subscriber: Subscriber) -> None:
 
 
 def accepted_by(publisher: RawPublisher) -> set[bytes]:
-    """Return what the subscriber has said to have got an answer; a new connection repeats what was said before."""
+    """Return the acceptances of the subscriber; a new connection repeats earlier ones."""
     return {said for said in publisher.subscriptions() if said.startswith(ACCEPT_KEY)}
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_the_first_messages_of_a_key_that_are_lost_with_their_connection_are_missing(is_killed: bool) -> None:
-    """The publisher had sent nothing when it confirmed: who is confirmed expects its first message."""
+def test_first_messages_of_a_key_lost_with_their_connection_are_a_gap(is_killed: bool) -> None:
+    """The publisher had sent nothing when it confirmed, so the subscriber expects its first message."""
     feed = one_slice()
     subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)

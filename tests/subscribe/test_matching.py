@@ -1,4 +1,4 @@
-"""Who gets which message: every kind of callback against a slow, obvious reference, over real sockets."""
+"""Every kind of callback, compared with a slow and simple reference over real sockets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from blackbox.testing import wait_until
 from tests.examples import examples
 from tests.subscribe.subscribers import in_both_places
 
-# Few letters, so that random prefixes overlap; the awkward ones among them: a dot, the last byte, a zero that is not
-# the first byte, a byte that is no text.
+# Few letters, so that random prefixes overlap; with special ones: a dot, the last byte, a zero that is not the first
+# byte, a byte that is not text.
 LETTERS = st.sampled_from([b"A", b"B", b".", b"\xff", b"\0", b"\x80"])
 TOPICS = st.lists(LETTERS, min_size=1, max_size=11).map(b"".join).filter(lambda topic: topic[0] != 0)
 PREFIXES = st.one_of(st.just(b""), TOPICS, TOPICS.map(lambda topic: topic[:2]))
@@ -32,7 +32,7 @@ MAX_MESSAGES = 120
 
 
 class Listener:
-    """Notes the number in each payload, by slice, in the order of the calls."""
+    """Records the number in each payload, by slice, in the order of the calls."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, list[int]] = defaultdict(list)
@@ -49,14 +49,14 @@ class Listener:
 
 
 def note(batch: Any, state: Any) -> None:
-    """The same in compiled code: `state[0]` counts, the numbers stand behind it."""
+    """The same in compiled code: `state[0]` is the count, the numbers follow."""
     for row in batch.rows:
         state[0] += 1
         state[state[0]] = little_endian(payload(batch, row), 0, 8)
 
 
 class Pair:
-    """A publisher and a subscriber that serve many examples; messages are numbered over all of them."""
+    """A publisher and a subscriber for many examples; messages are numbered over all of them."""
 
     def __init__(self, key_bytes: int, slices: int) -> None:
         self.feed = Feed.local("matching", slices=slices, key_bytes=key_bytes)
@@ -80,7 +80,7 @@ class Pair:
         return numbers
 
     def expected(self, prefix: bytes | tuple[bytes, ...], numbers: range) -> dict[int, list[int]]:
-        """The reference: for each slice the numbers of the messages that match, in publish order."""
+        """The reference: for each slice the numbers of matching messages, in publish order."""
         matching = [number for number in numbers if self.topics[number].startswith(prefix)]
         found = defaultdict(list)
         for number in matching:
@@ -88,7 +88,7 @@ class Pair:
         return dict(found)
 
     def in_key_order(self, numbers: dict[int, list[int]]) -> dict[tuple[int, bytes], list[int]]:
-        """Order is promised for each key of a slice, so that is what is compared."""
+        """Group numbers by key, since order is promised per key of a slice."""
         found = defaultdict(list)
         for slice_id, some in numbers.items():
             for number in some:
@@ -96,7 +96,7 @@ class Pair:
         return dict(found)
 
     def check(self, listener: Listener, numbers: range, expected: dict[int, list[int]]) -> None:
-        # What was under way when the callback was added may have come to it as well.
+        # Messages under way when the callback was added may have reached it too.
         came = {i: [number for number in some if number >= numbers.start] for i, some in listener.numbers.items()}
         assert self.in_key_order(came) == self.in_key_order(expected)
 
@@ -112,7 +112,7 @@ class Pair:
             statistics.delivery.dropped,
         ) == (0, 0, 0, 0)
         for past in self.past:
-            self.check(*past)  # and nothing came late
+            self.check(*past)  # and nothing arrived late
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_longest_prefix_is_the_longest(prefixes: list[bytes], topics: list[bytes
         assert found == (prefixes.index(max(matching, key=len)) + 1 if matching else 0)
 
 
-def test_prefixes_of_all_256_byte_values_are_told_apart() -> None:
+def test_prefixes_of_all_256_byte_values_are_distinguished() -> None:
     prefixes = [bytes([value]) for value in range(256)]
     trie = build_trie(prefixes)
     for value in range(256):

@@ -1,4 +1,4 @@
-"""What runs for long keeps its size: threads, file descriptors and memory, of publishers and subscribers."""
+"""Threads, file descriptors and memory of long-running publishers and subscribers stay constant."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_starting_and_stopping_leaves_no_threads_and_no_files() -> None:
     for _ in range(3):
         cycle()
     before = held()
-    gc.disable()  # nothing here goes in circles: everything is freed at once
+    gc.disable()  # no reference cycles: everything is freed at once
     try:
         for _ in range(25):
             cycle()
@@ -100,7 +100,7 @@ SUBSCRIBER = """
 
 @linux_only
 @pytest.mark.parametrize("lines", first_of([1, 2]))
-def test_memory_stays_flat_however_much_is_sent(lines: int) -> None:
+def test_memory_stays_constant_however_much_is_sent(lines: int) -> None:
     feed = Feed.local("memory", slices=2, lines=lines)
     warm_up, rounds = 10, 100
     with Script(SUBSCRIBER, feed) as subscriber, Script(PUBLISHER, feed) as publisher:
@@ -124,7 +124,7 @@ def test_memory_stays_flat_however_much_is_sent(lines: int) -> None:
 KEEPER = """
     from tests.process_state import resident_bytes
     import gc
-    gc.disable()  # what is dropped is to go by itself
+    gc.disable()  # dropped objects must be freed without it
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
     kept = []
     subscriber.on_batch(b"S")(kept.append)
@@ -150,7 +150,7 @@ KEEPER = """
 
 
 @linux_only
-def test_batches_that_are_kept_outlive_their_subscriber_and_go_when_they_are_dropped() -> None:
+def test_kept_batches_outlive_their_subscriber_and_are_freed_when_dropped() -> None:
     feed = one_slice(block_bytes=128 << 10)
     payload_bytes, messages = 1_000, 100_000
     with Script(KEEPER, feed) as keeper, Publisher(feed, when_full="wait") as publisher:
@@ -167,7 +167,7 @@ def test_batches_that_are_kept_outlive_their_subscriber_and_go_when_they_are_dro
         assert keeper.finish()[0] == 0
 
 
-def test_a_callback_left_behind_never_writes_to_a_file_of_others(tmp_path: Path) -> None:
+def test_a_callback_left_behind_never_writes_to_a_reused_descriptor(tmp_path: Path) -> None:
     feed, others = one_slice(), set(threading.enumerate())
     began, may_end = threading.Event(), threading.Event()
     subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(grace=0.1, start_grace=0))
@@ -195,7 +195,7 @@ def test_a_callback_left_behind_never_writes_to_a_file_of_others(tmp_path: Path)
 
 
 @linux_only
-def test_keys_that_nobody_has_take_no_memory() -> None:
+def test_unused_keys_take_no_memory() -> None:
     counters = Counters(1)
     before = resident_bytes()
     order = Order(1 << 20, 1, 0, 0, 0, counters.slice)

@@ -1,4 +1,4 @@
-"""What delivery runs is compiled before `start` returns: a compilation behind it would look like a slow subscriber."""
+"""All code for delivery is compiled before `start` returns; a later compilation would look like a slow subscriber."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ say(sorted(name for name in after if after[name] != before.get(name, 0)))
 """
 
 
-def test_nothing_is_compiled_behind_the_start() -> None:
+def test_nothing_is_compiled_after_the_start() -> None:
     feed = msgspec.structs.replace(Feed.local("warm", slices=1, schema="itch50"), max_lag_ns=10**12)
     with Script(CALLBACKS, feed) as script:
         script.expect("[]")

@@ -1,4 +1,4 @@
-"""Compiled callbacks keep the same promises in the slice thread, where they run by default, and on a worker."""
+"""Compiled callbacks behave the same in the slice thread, where they run by default, and on a worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOUR_NS = 3_600 * 10**9
 
 
 def hold(batch: Any, state: Any) -> None:
-    """Take the block, and stay in it until somebody writes to the first word."""
+    """Take the block, and stay in it until the first word is written."""
     state[1] += len(batch.rows)
     while load_acquire(state.ctypes.data) == 0:
         pass
@@ -43,7 +43,7 @@ def too_far(batch: Any, state: Any) -> None:
 
 
 def blocks_of_places(subscriber: Subscriber) -> list[int]:
-    """Blocks that each worker took, and the slice thread's own callbacks."""
+    """Return the blocks taken by each worker, and by the slice thread's callbacks."""
     [thread] = subscriber._supervisor._slices.values()
     return [place.blocks for place in thread.counters.workers]
 
@@ -51,7 +51,7 @@ def blocks_of_places(subscriber: Subscriber) -> list[int]:
 @pytest.mark.parametrize(
     ("workers", "settings", "place"), [(2, {}, 2), (63, {}, 63), (2, {"worker": True}, 0), (2, {"group": "g"}, 0)]
 )
-def test_a_compiled_callback_runs_in_the_slice_thread_unless_it_asks_for_a_worker(
+def test_a_compiled_callback_runs_in_the_slice_thread_unless_worker_is_set(
     workers: int, settings: dict[str, Any], place: int
 ) -> None:
     subscriber = Subscriber(feed := one_slice(), workers=workers)
@@ -70,7 +70,7 @@ def test_a_compiled_callback_runs_in_the_slice_thread_unless_it_asks_for_a_worke
 
 
 @in_both_places
-def test_a_compiled_callback_that_takes_long_is_lag_that_is_told(worker: bool) -> None:
+def test_a_slow_compiled_callback_causes_a_lag_alert(worker: bool) -> None:
     heard: list[str] = []
     policy = SlowPolicy("warn", max_lag=0.05, on_alert=heard.append, start_grace=0)
     subscriber = Subscriber(feed := one_slice(), slow=policy)
@@ -89,7 +89,7 @@ def test_a_compiled_callback_that_takes_long_is_lag_that_is_told(worker: bool) -
 
 
 @in_both_places
-def test_terminate_leaves_a_compiled_callback_that_hangs_behind(worker: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_terminate_leaves_a_hung_compiled_callback_behind(worker: bool, caplog: pytest.LogCaptureFixture) -> None:
     policy = SlowPolicy(max_lag=3_600, grace=0.1, start_grace=0)
     subscriber = Subscriber(feed := one_slice(), slow=policy)
     held = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64), worker=worker)(hold)
@@ -104,7 +104,7 @@ def test_terminate_leaves_a_compiled_callback_that_hangs_behind(worker: bool, ca
 
 
 @in_both_places
-def test_compiled_callbacks_that_come_and_go_never_disturb_one_that_stays(worker: bool) -> None:
+def test_changing_compiled_callbacks_do_not_disturb_one_that_stays(worker: bool) -> None:
     subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy(max_lag=3_600))
     stays = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64), worker=worker)(count_rows)
     changes, stop = 0, threading.Event()
@@ -151,7 +151,7 @@ def test_conflation_gives_a_compiled_callback_the_newest_of_each_topic(worker: b
 
 
 @in_both_places
-def test_rows_of_several_prefixes_come_in_order_however_many(worker: bool) -> None:
+def test_rows_of_several_prefixes_are_in_order_however_many(worker: bool) -> None:
     rows = 70_000
     subscriber = Subscriber(feed := one_slice())
     got = subscriber.on_compiled(b"A", state=numpy.zeros(2, numpy.int64), worker=worker)(ascending)
@@ -165,7 +165,7 @@ def test_rows_of_several_prefixes_come_in_order_however_many(worker: bool) -> No
 
 
 @in_both_places
-def test_what_follows_an_error_is_not_delivered(worker: bool) -> None:
+def test_messages_after_an_error_are_not_delivered(worker: bool) -> None:
     subscriber = Subscriber(feed := one_slice())
     subscriber.on_compiled(b"", state=numpy.zeros(2), worker=worker)(too_far)
     with RawPublisher(feed) as publisher:
@@ -178,7 +178,7 @@ def test_what_follows_an_error_is_not_delivered(worker: bool) -> None:
 
 
 @in_both_places
-def test_a_return_to_the_past_comes_between_the_messages_of_a_compiled_callback(worker: bool) -> None:
+def test_a_return_to_the_past_resets_a_compiled_callback_between_messages(worker: bool) -> None:
     subscriber = Subscriber(feed := one_slice(), workers=2, slow=SlowPolicy(max_lag=3_600))
     may_go_on, slow, at_reset = threading.Event(), [0], []
 
@@ -195,12 +195,12 @@ def test_a_return_to_the_past_comes_between_the_messages_of_a_compiled_callback(
         for _ in range(5):
             publisher.publish(b"B", b"")
         publisher.flush()
-        wait_until(lambda: counted.total()[0] == 5, what="all of the compiled one")
+        wait_until(lambda: counted.total()[0] == 5, what="all messages of the compiled callback")
         publisher.new_epoch()
         for _ in range(3):
             publisher.publish(b"B", b"")
         publisher.flush()
         may_go_on.set()
-        wait_until(lambda: counted.total()[0] == 3, what="what came after, on a fresh state")
+        wait_until(lambda: counted.total()[0] == 3, what="later messages, on a fresh state")
         subscriber.stop()
     assert at_reset == [(1, [5])]

@@ -1,4 +1,4 @@
-"""`on(prefix, fields=...)` against a plain loop that reads each message by itself."""
+"""`on(prefix, fields=...)`, compared with a plain loop that reads each message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOPICS = (b"A.x", b"A.y", b"B.x", b"C.C.z")
 
 
 def payloads(schema: Schema) -> st.SearchStrategy[bytes]:
-    """Mostly records, also of the wrong length, of no type, empty."""
+    """Mostly records, also of the wrong length, of no type, or empty."""
     records = [
         st.binary(min_size=dtype.itemsize - 1, max_size=dtype.itemsize - 1).map(kind.encode().__add__)
         for kind, dtype in schema.records.items()
@@ -66,11 +66,11 @@ def write_day(path: Path, name: str, schema: Schema, of: list[list[tuple[bytes, 
 
 
 def comparable(value: Any) -> object:
-    return bytes(value) if hasattr(value, "_length_") else value  # arrays of ctypes are equal to themselves alone
+    return bytes(value) if hasattr(value, "_length_") else value  # ctypes arrays are equal only to themselves
 
 
 def values_of(message: Message, fields: tuple[str, ...]) -> tuple[object, ...]:
-    """The values, read one by one."""
+    """Return the values, read one by one."""
     values: list[object] = []
     for name in fields:
         if name in OWN:
@@ -133,7 +133,7 @@ def replayed(recordings: Any, feed: Feed, wishes: list[Wish], plain: bool) -> tu
 
 @settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 @given(blocks(MADE), blocks(OTHER), wishes_strategy, st.booleans())
-def test_values_and_errors_are_those_of_messages_read_one_by_one(
+def test_values_and_errors_equal_those_of_single_messages(
     of: list[Any], others: list[Any], wishes: list[Wish], several: bool
 ) -> None:
     with TemporaryDirectory() as directory:
@@ -145,7 +145,7 @@ def test_values_and_errors_are_those_of_messages_read_one_by_one(
         assert found == replayed(recordings, recording.feed, wishes, plain=True)
 
 
-def test_a_type_that_is_named_twice_comes_once() -> None:
+def test_a_type_named_twice_is_delivered_once() -> None:
     feed = Feed.local("plain", slices=1, schema=MADE)
     subscriber, seen = Subscriber(feed, slow=PATIENT), list[int]()
     subscriber.on(b"", fields=("sequence",), message_type=("trade", "T"))(seen.append)
@@ -160,7 +160,7 @@ def test_a_type_that_is_named_twice_comes_once() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_live_values_come_with_their_types(workers: int) -> None:
+def test_live_values_have_their_types(workers: int) -> None:
     feed = Feed.local("plain", slices=1, schema=MADE)
     subscriber = Subscriber(feed, workers=workers)
     seen: list[Any] = []
@@ -190,7 +190,7 @@ def test_live_values_come_with_their_types(workers: int) -> None:
     assert (delivery.due, delivery.delivered) == (4, 4)
 
 
-def test_a_message_without_a_value_has_no_fields_but_its_own() -> None:
+def test_a_message_without_a_value_has_no_record_fields() -> None:
     feed = Feed.local("plain", slices=1, schema=MADE)
     subscriber = Subscriber(feed, slow=PATIENT)
     seen: list[Any] = []
@@ -202,7 +202,7 @@ def test_a_message_without_a_value_has_no_fields_but_its_own() -> None:
     assert seen == [(b"A", None, None)]
 
 
-def test_an_error_in_a_callback_tells_its_message() -> None:
+def test_an_error_in_a_callback_names_its_message() -> None:
     feed = Feed.local("plain", slices=1)
     subscriber = Subscriber(feed, slow=PATIENT)
     seen: list[int] = []
@@ -230,7 +230,7 @@ def test_an_error_in_a_callback_tells_its_message() -> None:
         ({"message_type": ("trade", "bar")}, "message_type was 'bar', expected one of: quote trade"),
     ],
 )
-def test_a_name_that_no_schema_has_is_refused(tmp_path: Path, wish: dict[str, Any], error: str) -> None:
+def test_an_unknown_name_is_rejected(tmp_path: Path, wish: dict[str, Any], error: str) -> None:
     feed = Feed.local("plain", slices=1, schema=MADE)
     with Publisher(feed):
         for act in ("start", "run"):
@@ -248,10 +248,10 @@ def test_a_name_that_no_schema_has_is_refused(tmp_path: Path, wish: dict[str, An
         subscriber.replay(write_day(tmp_path, "made", MADE, [[(b"A", b"T")]]))
 
 
-def test_fields_of_plain_bytes_are_refused() -> None:
+def test_fields_of_plain_bytes_are_rejected() -> None:
     subscriber = Subscriber(feed := Feed.local("plain", slices=1))
     subscriber.on(b"", fields=("price",))(print)
-    with Publisher(feed), pytest.raises(ConfigError, match="'price', expected .*, of which this feed has none"):
+    with Publisher(feed), pytest.raises(ConfigError, match="'price', expected .*, but this feed has no records"):
         subscriber.start()
 
 
@@ -264,12 +264,12 @@ def test_fields_of_plain_bytes_are_refused() -> None:
         ({"message_type": ()}, ConfigError, r"message_type was \(\), expected a message type, or a list"),
     ],
 )
-def test_wrong_names_are_refused_at_once(wish: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_wrong_names_are_rejected_at_once(wish: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         Subscriber(Feed.local("plain")).on(b"", **wish)
 
 
-def test_a_function_of_another_number_of_values_is_refused() -> None:
+def test_a_function_with_the_wrong_number_of_parameters_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"one takes .*, expected a function of \(topic, price\)"):
 
         @Subscriber(Feed.local("plain")).on(b"", fields=("topic", "price"))
@@ -277,7 +277,7 @@ def test_a_function_of_another_number_of_values_is_refused() -> None:
             pass
 
 
-def test_fields_of_a_callback_that_joins_a_running_feed_come() -> None:
+def test_fields_arrive_for_a_callback_added_to_a_running_feed() -> None:
     feed = Feed.local("plain", slices=1)
     subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(lambda message: None)
@@ -298,7 +298,7 @@ def test_fields_of_a_callback_that_joins_a_running_feed_come() -> None:
         (Tape, "tape", "lean/bac_20131007_quote.zip"),
     ],
 )
-def test_every_field_of_a_real_day_is_that_of_its_record(
+def test_every_field_of_a_real_day_equals_that_of_its_record(
     tmp_path: Path, shared_data: Path, source: Any, schema: str, name: str
 ) -> None:
     feed = Feed.local(schema, slices=2, schema=schema)
@@ -309,7 +309,7 @@ def test_every_field_of_a_real_day_is_that_of_its_record(
     fields = (*(f"record.{name}" for name in names), *OWN)
     found: list[object] = []
     read: list[object] = []
-    subscriber = Subscriber(recording.feed, on_error="log")  # of DBN's messages one is no record
+    subscriber = Subscriber(recording.feed, on_error="log")  # one of DBN's messages is not a record
 
     @subscriber.on(b"", fields=fields)
     def take(*values: object) -> None:

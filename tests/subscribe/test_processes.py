@@ -23,7 +23,7 @@ from tests.support import Script
 
 
 def children_of(subscriber: Subscriber) -> list[int]:
-    """Process ids of the slices that are alive."""
+    """Return the process ids of the live slices."""
     pids = [child._process.pid for child in subscriber._supervisor._children.values()]
     return [pid for pid in pids if pid is not None and is_alive(pid)]
 
@@ -79,7 +79,7 @@ def test_everything_is_delivered_and_counted_in_the_parent() -> None:
     seen = [told.get() for _ in range(11)]
     assert sorted(topic for topic, _ in seen) == sorted(topic for topic in topics if topic.startswith(b"S1"))
     assert len({pid for _, pid in seen} | {os.getpid()}) == 3
-    assert batches == 0  # what a Python callback changes stays in its process
+    assert batches == 0  # changes by a Python callback stay in its process
     assert children_of(subscriber) == []
 
 
@@ -100,7 +100,7 @@ def test_compiled_state_is_visible_while_it_runs(worker: bool) -> None:
         assert subscriber.statistics().lag.max_ns > 0
 
 
-def test_a_killed_process_is_told_of_and_ends_the_others() -> None:
+def test_a_killed_process_is_reported_and_ends_the_others() -> None:
     feed = Feed.local("processes", slices=2)
     subscriber = Subscriber(feed, processes=True)
     subscriber.on(b"")(lambda message: None)
@@ -133,7 +133,7 @@ def test_processes_end_when_their_parent_is_killed() -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "terminate"])
-def test_the_end_leaves_no_process_behind(end: str) -> None:
+def test_no_process_is_left_behind(end: str) -> None:
     feed = Feed.local("processes", slices=3)
     subscriber = Subscriber(feed, processes=True)
     subscriber.on(b"")(lambda message: None)
@@ -172,7 +172,7 @@ def test_a_signal_to_the_whole_group_stops_cleanly() -> None:
     assert (status, out.strip()) == (0, "delivered 10"), errors
 
 
-def test_a_callback_that_raises_in_its_process_is_an_error_with_its_traceback() -> None:
+def test_a_callback_that_raises_in_its_process_raises_with_its_traceback() -> None:
     feed = Feed.local("processes", slices=2)
     subscriber = Subscriber(feed, processes=True)
 
@@ -205,7 +205,7 @@ def test_a_slow_slice_alerts_in_the_parent_and_ends_all() -> None:
     assert children_of(subscriber) == []
 
 
-def test_a_callback_that_hangs_in_its_process_does_not_keep_the_parent() -> None:
+def test_a_hung_callback_in_its_process_does_not_block_the_parent() -> None:
     feed = Feed.local("processes", slices=2)
     subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=2, grace=0.3, start_grace=0))
     hangs = get_context("fork").Event()
@@ -227,7 +227,7 @@ def test_a_callback_that_hangs_in_its_process_does_not_keep_the_parent() -> None
 
 
 @in_both_places
-def test_a_compiled_callback_that_hangs_in_its_process_does_not_keep_the_parent(worker: bool) -> None:
+def test_a_hung_compiled_callback_in_its_process_does_not_block_the_parent(worker: bool) -> None:
     feed = Feed.local("processes", slices=2)
     subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=0.2, grace=0.3, start_grace=0))
 
@@ -242,7 +242,7 @@ def test_a_compiled_callback_that_hangs_in_its_process_does_not_keep_the_parent(
         is_over = threading.Event()
 
         def send_on() -> None:
-            while not is_over.wait(0.02):  # one of them waits behind the one that hangs
+            while not is_over.wait(0.02):  # one of them waits for the hung callback
                 publisher.send(publisher.encode([(topic, b"")]))
 
         sending = threading.Thread(target=send_on)
@@ -270,7 +270,7 @@ def test_a_callback_in_its_process_may_stop_the_subscriber() -> None:
     assert children_of(subscriber) == []
 
 
-def test_a_callback_that_hangs_does_not_outlive_its_killed_parent() -> None:
+def test_a_hung_callback_does_not_outlive_its_killed_parent() -> None:
     feed = Feed.local("processes", slices=1)
     code = """
         subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(grace=0.3, start_grace=0))

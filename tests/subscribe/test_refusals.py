@@ -1,4 +1,4 @@
-"""Callbacks and settings that a subscriber refuses, and how its errors name them."""
+"""Rejected callbacks and settings, and the errors that name them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blackbox import CallbackError, ConfigError, Feed, Publisher, SlowPolicy, Su
 from tests.subscribe.subscribers import nothing, one_slice
 
 
-def test_wrong_callbacks_and_settings_are_refused() -> None:
+def test_wrong_callbacks_and_settings_are_rejected() -> None:
     feed = Feed.local("subscriber", slices=1)
     feed_slice = msgspec.structs.replace(feed.slices[0], share=None, prefixes=("A.",))
     subscriber = Subscriber(msgspec.structs.replace(feed, slices=(feed_slice,)))
@@ -43,7 +43,7 @@ def test_wrong_callbacks_and_settings_are_refused() -> None:
             Subscriber(feed, **settings)  # type: ignore[arg-type]
 
 
-def test_policy_out_of_range_is_refused() -> None:
+def test_a_policy_out_of_range_is_rejected() -> None:
     for settings, text in (
         ({"max_lag": 0}, "max_lag was 0"),
         ({"grace": -1}, "grace was -1, expected 0 to"),
@@ -53,7 +53,7 @@ def test_policy_out_of_range_is_refused() -> None:
             SlowPolicy(**settings)  # type: ignore[arg-type]
 
 
-def test_cpus_that_are_not_there_are_named() -> None:
+def test_missing_cpus_are_named() -> None:
     feed = one_slice()
     wrong = msgspec.structs.replace(feed, slices=(msgspec.structs.replace(feed.slices[0], cpus=(60_000,)),))
     subscriber = Subscriber(wrong)

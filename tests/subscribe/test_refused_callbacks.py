@@ -1,4 +1,4 @@
-"""A prefix that a publisher refuses to a callback added while running ends that callback, and nothing else."""
+"""A publisher's refusal of a prefix ends only the callback that was added with it while running."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.subscribe.subscribers import nothing
 
 
 def feeds(tmp_path: Path, rights: str) -> tuple[Feed, Feed]:
-    """A feed as its publisher has it, who gives `rights`, and as a desk has it."""
+    """A feed as seen by its publisher, which grants `rights`, and by a desk."""
     ring = Keyring(tmp_path, "exchange", "desk")
     ring.allow("exchange", "desk")
     (ring.directory / "allowed-by-exchange" / "rights.toml").write_text(rights)
@@ -24,7 +24,7 @@ def feeds(tmp_path: Path, rights: str) -> tuple[Feed, Feed]:
     return ring.feed(feed, "exchange"), ring.feed(feed, "desk", "exchange")
 
 
-def test_a_refused_callback_ends_alone_and_its_owner_hears_why(tmp_path: Path) -> None:
+def test_a_refused_callback_ends_alone_and_its_owner_gets_the_reason(tmp_path: Path) -> None:
     above, below = feeds(tmp_path, 'desk = ["AAPL", "MSFT"]')
     subscriber, got, other = Subscriber(below), Collector(), Collector()
     subscriber.on(b"AAPL")(got.message)
@@ -48,7 +48,7 @@ def test_a_refused_callback_ends_alone_and_its_owner_hears_why(tmp_path: Path) -
     assert (len(got), len(other)) == (1, 1)
 
 
-def test_a_refusal_at_the_start_and_of_the_last_callback_ends_the_subscriber(tmp_path: Path) -> None:
+def test_a_refusal_at_the_start_or_of_the_last_callback_ends_the_subscriber(tmp_path: Path) -> None:
     above, below = feeds(tmp_path, 'desk = ["AAPL"]')
     with Publisher(above):
         first = Subscriber(below)
@@ -66,7 +66,7 @@ def test_a_refusal_at_the_start_and_of_the_last_callback_ends_the_subscriber(tmp
             last.stop()
 
 
-def test_max_subscriptions_ends_only_callbacks_beyond_it(tmp_path: Path) -> None:
+def test_max_subscriptions_ends_only_callbacks_above_it(tmp_path: Path) -> None:
     local = Feed.local("quotes", slices=1, key_bytes=4)
     feed = msgspec.structs.replace(local, heartbeat_ns=100_000_000, max_subscriptions=8)
     subscriber, got = Subscriber(feed), Collector()

@@ -1,4 +1,4 @@
-"""A slice that no callback needs any more is released, and comes back when one wants it again."""
+"""A slice without callbacks is released, and starts again when a callback needs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.subscribe.subscribers import PATIENT, nothing, numbers_of
 
 
 def two_slices(**settings: Any) -> tuple[Feed, bytes, bytes]:
-    """A feed, and for each of its two slices a topic."""
+    """A feed, and a topic in each of its two slices."""
     feed = Feed.local("released", slices=2, transport=settings.pop("transport", "tcp"))
     feed = msgspec.structs.replace(feed, **{"max_lag_ns": 60_000_000_000} | settings)
     topics = [b"S%d.t" % number for number in range(100)]
@@ -42,27 +42,27 @@ def running(subscriber: Subscriber) -> list[int]:
 
 
 def wait_released(subscriber: Subscriber, *left: int) -> None:
-    """Wait until these slices alone are left, and the others have ended."""
+    """Wait until only these slices are left and the others have ended."""
     supervisor = subscriber._supervisor
     wait_until(lambda: running(subscriber) == list(left) and not supervisor._released.leaving, 60, f"only {left} left")
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice is released as soon as nobody needs it."""
+    """Release slices as soon as no callback needs them."""
     monkeypatch.setattr(released_slices, "_UNNEEDED_S", 0.0)
 
 
 @pytest.mark.own_process
 @linux_only
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_its_threads_descriptors_and_memory_go_and_come_again(transport: str) -> None:
+def test_threads_descriptors_and_memory_are_released_and_opened_again(transport: str) -> None:
     feed, first, second = two_slices(transport=transport)
     got, subscriber = Collector(), Subscriber(feed, slow=PATIENT)
     subscriber.on(first)(nothing)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
-        for topic in (first, second):  # what the publisher's side needs for a connection is there
+        for topic in (first, second):  # opens the publisher's resources for a connection
             publisher.publish(topic, b"")
         wait_until(lambda: subscriber.statistics().delivery.delivered == 1)
         before, mappings = held(), mapped()
@@ -73,12 +73,12 @@ def test_its_threads_descriptors_and_memory_go_and_come_again(transport: str) ->
             publisher.publish(second, b"%d" % round_)
             got.wait(round_ + 1)
             gone = weakref.ref(subscriber._supervisor._slices[1])
-            gc.disable()  # nothing here goes in circles: everything is freed at once
+            gc.disable()  # no reference cycles: everything is freed at once
             try:
                 subscriber.remove(got.message)
                 wait_released(subscriber, 0)
-                wait_until(lambda: gone() is None, what="the slice's own memory is freed")
-                wait_until(lambda: mapped() == mappings, what="shared memory is given back")
+                wait_until(lambda: gone() is None, what="the slice's memory is freed")
+                wait_until(lambda: mapped() == mappings, what="shared memory is unmapped")
                 wait_until(lambda: held(collect=False) <= before, what=f"{before} threads and descriptors")
             finally:
                 gc.enable()
@@ -86,7 +86,7 @@ def test_its_threads_descriptors_and_memory_go_and_come_again(transport: str) ->
     assert numbers_of(got) == [0, 1, 2]
 
 
-def test_what_was_counted_stays_and_goes_on_when_it_comes_back() -> None:
+def test_counters_continue_when_a_slice_starts_again() -> None:
     feed, first, second = two_slices()
     other = next(topic for topic in (b"T%d.t" % n for n in range(100)) if feed.slice_of(topic) == 1)
     subscriber, got, late = Subscriber(feed), Collector(), Collector()
@@ -103,7 +103,7 @@ def test_what_was_counted_stays_and_goes_on_when_it_comes_back() -> None:
         assert (of_gone.slice_id, of_gone.received.messages, of_gone.delivery.delivered) == (1, 10, 10)
         assert (of_gone.received.transport, of_gone.received.subscriptions) == ("tcp", 0)
         assert subscriber.topics(1) == [second]
-        publisher.publish(second, b"10")  # nobody wants it
+        publisher.publish(second, b"10")  # without a subscriber
         publisher.flush()
         subscriber.on(other)(late.message)
         subscriber.wait_confirmed()
@@ -118,7 +118,7 @@ def test_what_was_counted_stays_and_goes_on_when_it_comes_back() -> None:
     assert (statistics.delivery.due, statistics.delivery.discarded, statistics.delivery.queue_blocks) == (19, 0, 0)
 
 
-def test_all_go_and_come_back() -> None:
+def test_all_slices_are_released_and_start_again() -> None:
     feed, first, second = two_slices()
     subscriber, got = Subscriber(feed, workers=0), Collector()
     subscriber.on(b"")(got.message)
@@ -140,7 +140,7 @@ def test_all_go_and_come_back() -> None:
     assert sorted(numbers_of(got)) == [0, 1]
 
 
-def test_one_without_any_slice_stops() -> None:
+def test_a_subscriber_without_slices_stops() -> None:
     feed, first, _ = two_slices()
     subscriber = Subscriber(feed)
     subscriber.on(first)(nothing)
@@ -152,7 +152,7 @@ def test_one_without_any_slice_stops() -> None:
     assert subscriber.is_done
 
 
-def test_the_publisher_is_told_that_it_has_gone() -> None:
+def test_the_publisher_is_notified_of_a_released_slice() -> None:
     feed, first, second = two_slices(heartbeat_ns=50_000_000)
     subscriber = Subscriber(feed)
     subscriber.on(first)(nothing)
@@ -163,7 +163,7 @@ def test_the_publisher_is_told_that_it_has_gone() -> None:
         gone, stays = subscriber.callbacks[1], subscriber.callbacks[0]
         subscriber.remove(gone)
         wait_released(subscriber, 0)
-        wait_until(lambda: not publisher.wants(second), what="the slice's publisher knows")
+        wait_until(lambda: not publisher.wants(second), what="the slice's publisher is notified")
         assert publisher.wants(first)
         assert stays in subscriber.callbacks
         subscriber.stop()
@@ -171,7 +171,7 @@ def test_the_publisher_is_told_that_it_has_gone() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.usefixtures("at_once")
-def test_a_callback_takes_itself_off_in_its_own_slice_and_another_comes(workers: int) -> None:
+def test_a_callback_removes_itself_and_adds_another_in_its_slice(workers: int) -> None:
     feed, _, second = two_slices()
     subscriber, got, after = Subscriber(feed, workers=workers), Collector(), Collector()
 
@@ -194,7 +194,7 @@ def test_a_callback_takes_itself_off_in_its_own_slice_and_another_comes(workers:
     assert (numbers_of(got), numbers_of(after)) == ([0], [2])
 
 
-def test_one_callback_that_takes_the_place_of_another_keeps_the_slice() -> None:
+def test_replacing_a_callback_keeps_the_slice() -> None:
     feed, _, second = two_slices()
     subscriber, got = Subscriber(feed), Collector()
     subscriber.on(second)(nothing)
@@ -210,7 +210,7 @@ def test_one_callback_that_takes_the_place_of_another_keeps_the_slice() -> None:
         subscriber.stop()
 
 
-def test_a_stream_that_is_closed_releases_its_slice() -> None:
+def test_closing_a_stream_releases_its_slice() -> None:
     feed, first, second = two_slices()
     subscriber = Subscriber(feed)
     subscriber.on(first)(nothing)
@@ -224,7 +224,7 @@ def test_a_stream_that_is_closed_releases_its_slice() -> None:
         subscriber.stop()
 
 
-def test_a_timer_keeps_its_slice_until_it_is_off() -> None:
+def test_a_timer_keeps_its_slice_until_it_is_removed() -> None:
     feed, first, _ = two_slices()
     subscriber, times = Subscriber(feed), list[int]()
     subscriber.on(first)(nothing)
@@ -242,7 +242,7 @@ def test_a_timer_keeps_its_slice_until_it_is_off() -> None:
         subscriber.stop()
 
 
-def test_a_callback_that_still_runs_is_finished_first() -> None:
+def test_a_running_callback_is_finished_first() -> None:
     feed, _, second = two_slices()
     subscriber, entered, go_on, done = Subscriber(feed), threading.Event(), threading.Event(), list[int]()
 
@@ -268,7 +268,7 @@ def test_a_callback_that_still_runs_is_finished_first() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_slices_that_come_and_go_all_the_time_disturb_none_that_stays() -> None:
+def test_slices_that_come_and_go_do_not_disturb_one_that_stays() -> None:
     feed, first, second = two_slices()
     subscriber, stays = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on_batch(first)(stays.batch)
@@ -300,7 +300,7 @@ def numbers_of_first(got: Collector, count: int) -> list[int]:
 
 
 class _Held(logging.Handler):
-    """Holds up who logs that errors of callbacks were not logged: a slice does so as it ends."""
+    """Blocks while a slice logs, as it ends, how many errors were not logged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ def raises(_: Message) -> None:
 
 
 def ending(subscriber: Subscriber, publisher: Publisher, topic: bytes, held_up: _Held) -> None:
-    """Have a slice be released, and held up as it ends."""
+    """Release a slice, and hold it up as it ends."""
     for _ in range(20):
         publisher.publish(topic, b"")
     wait_until(lambda: subscriber.statistics().delivery.callback_errors == 20)
@@ -334,7 +334,7 @@ def held_up() -> Any:
     logging.getLogger("blackbox").removeHandler(handler)
 
 
-def test_one_that_is_wanted_while_it_ends_begins_again_after_that(held_up: _Held) -> None:
+def test_a_slice_needed_while_it_ends_starts_again_after_that(held_up: _Held) -> None:
     feed, first, second = two_slices()
     subscriber, got = Subscriber(feed, on_error="log"), Collector()
     subscriber.on(first)(nothing)
@@ -358,7 +358,7 @@ def test_one_that_is_wanted_while_it_ends_begins_again_after_that(held_up: _Held
 
 
 @pytest.mark.parametrize("end", [Subscriber.stop, Subscriber.terminate])
-def test_the_end_waits_for_one_that_is_ending(held_up: _Held, end: Callable[[Subscriber], None]) -> None:
+def test_the_end_waits_for_a_slice_that_is_ending(held_up: _Held, end: Callable[[Subscriber], None]) -> None:
     feed, first, second = two_slices()
     subscriber = Subscriber(feed, on_error="log")
     subscriber.on(first)(nothing)
@@ -366,7 +366,7 @@ def test_the_end_waits_for_one_that_is_ending(held_up: _Held, end: Callable[[Sub
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         ending(subscriber, publisher, second, held_up)
-        subscriber.on(second)(nothing)  # it does not come back any more
+        subscriber.on(second)(nothing)  # it does not start again
         subscriber.request_stop()
         with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
             subscriber.wait_confirmed()
@@ -377,7 +377,7 @@ def test_the_end_waits_for_one_that_is_ending(held_up: _Held, end: Callable[[Sub
 
 
 @pytest.mark.own_process
-def test_one_that_cannot_begin_again_ends_the_subscriber_with_the_limit(held_up: _Held) -> None:
+def test_a_slice_that_cannot_start_again_ends_the_subscriber_with_the_limit(held_up: _Held) -> None:
     feed, first, second = two_slices()
     subscriber = Subscriber(feed, on_error="log")
     subscriber.on(first)(nothing)
@@ -396,7 +396,7 @@ def test_one_that_cannot_begin_again_ends_the_subscriber_with_the_limit(held_up:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_run_until_the_end_keeps_the_last_slice_to_hear_of_the_end() -> None:
+def test_run_until_the_end_keeps_the_last_slice() -> None:
     feed, _, _ = two_slices()
     subscriber = Subscriber(feed)
     subscriber.on(b"")(nothing)
@@ -416,7 +416,7 @@ def test_run_until_the_end_keeps_the_last_slice_to_hear_of_the_end() -> None:
     assert subscriber.is_done
 
 
-def test_one_whose_publisher_has_ended_stays_as_nobody_would_tell_it_again() -> None:
+def test_a_slice_whose_publisher_has_ended_is_not_released() -> None:
     feed, first, second = two_slices()
     subscriber, got = Subscriber(feed), Collector()
     subscriber.on(first)(got.message)
@@ -436,7 +436,7 @@ def test_one_whose_publisher_has_ended_stays_as_nobody_would_tell_it_again() -> 
     assert numbers_of(got) == [0]
 
 
-def test_nothing_late_or_silent_of_a_slice_that_is_gone_ends_the_subscriber(
+def test_lag_or_silence_of_a_released_slice_does_not_end_the_subscriber(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     feed, first, second = two_slices()
@@ -457,12 +457,12 @@ def test_nothing_late_or_silent_of_a_slice_that_is_gone_ends_the_subscriber(
             subscriber._check_silence(30.0)
         assert (subscriber.state.value, alerts) == ("running", [])
         monkeypatch.setattr(subscriber._supervisor._slices[0], "silence_s", lambda: 0.1)
-        subscriber._check_silence(0.2)  # of the other one nothing has come for longer
+        subscriber._check_silence(0.2)  # the other slice has been silent for longer
         subscriber.stop()
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_a_named_consumer_keeps_where_it_was_when_it_was_released(tmp_path: Path, key_bytes: int) -> None:
+def test_a_named_consumer_keeps_the_position_of_a_released_slice(tmp_path: Path, key_bytes: int) -> None:
     archive = free_endpoint()
     feed, first, second = two_slices(key_bytes=key_bytes, archives=(archive,))
     settings: dict[str, Any] = {"name": "strategy", "positions": tmp_path / "positions", "slow": PATIENT}
@@ -482,7 +482,7 @@ def test_a_named_consumer_keeps_where_it_was_when_it_was_released(tmp_path: Path
             assert {n: each.sequence for n, each in positions.items()} == {0: 5, 1: 5}
         subscriber.remove(got.message)
         wait_released(subscriber, 0)
-        for number in range(5, 10):  # nobody wants them now
+        for number in range(5, 10):  # without a subscriber
             publisher.publish(second, b"%d" % number)
         publisher.flush()
         with subscriber.checkpoint() as positions:
@@ -500,7 +500,7 @@ def test_a_named_consumer_keeps_where_it_was_when_it_was_released(tmp_path: Path
     assert numbers_of(got) == list(range(5))
 
 
-def test_one_that_began_in_the_past_comes_back_live(tmp_path: Path) -> None:
+def test_a_slice_that_began_in_the_past_starts_again_live(tmp_path: Path) -> None:
     feed, first, second = two_slices(archives=(free_endpoint(),))
     with Publisher(feed, when_full="wait") as publisher:
         recorder = Recorder(feed, tmp_path / "days", serve=True).start()
@@ -525,7 +525,7 @@ def test_one_that_began_in_the_past_comes_back_live(tmp_path: Path) -> None:
         recorder.stop()
 
 
-def test_one_that_catches_up_is_released_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_a_slice_that_catches_up_is_released_without_waiting(tmp_path: Path) -> None:
     feed, first, second = two_slices(archives=(free_endpoint(),))  # an archive that never answers
     subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(first)(nothing)
@@ -545,7 +545,7 @@ def test_one_that_catches_up_is_released_and_nobody_waits_for_it(tmp_path: Path)
         subscriber.stop()
 
 
-def test_compiled_callbacks_of_a_slice_that_comes_back_keep_their_states() -> None:
+def test_compiled_callbacks_keep_their_states_when_a_slice_starts_again() -> None:
     feed, first, second = two_slices()
     subscriber = Subscriber(feed)
     subscriber.on(first)(nothing)

@@ -1,4 +1,4 @@
-"""Slices with an endpoint in shared memory: who reads there, and what is lost and what is not."""
+"""Slices with an endpoint in shared memory: readers, and losses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.subscribe.subscribers import _PATIENT_NS, PATIENT, nothing, numbers_o
 pytestmark = linux_only
 
 
-def test_readers_with_other_keys_get_theirs_and_nothing_is_sent_on_sockets() -> None:
+def test_readers_of_different_keys_get_theirs_and_sockets_carry_nothing() -> None:
     feed = shared_feed(key_bytes=2)
     a, b = Collector(), Collector()
     first, second = Subscriber(feed, slow=PATIENT), Subscriber(feed, slow=PATIENT)
@@ -53,7 +53,7 @@ def test_readers_with_other_keys_get_theirs_and_nothing_is_sent_on_sockets() -> 
     assert first.statistics().received.gaps == second.statistics().received.gaps == 0
 
 
-def test_who_has_no_shared_memory_in_its_feed_file_is_served_beside_on_sockets() -> None:
+def test_a_subscriber_without_shared_memory_is_served_on_sockets() -> None:
     feed = shared_feed()
     near, far = Collector(), Collector()
     reader, other = Subscriber(feed, slow=PATIENT), Subscriber(by_sockets(feed))
@@ -71,7 +71,7 @@ def test_who_has_no_shared_memory_in_its_feed_file_is_served_beside_on_sockets()
     assert (came_by(reader), came_by(other)) == ("shm", "tcp")
 
 
-def test_a_publisher_without_shared_memory_is_read_on_its_sockets() -> None:
+def test_a_publisher_without_shared_memory_is_read_on_sockets() -> None:
     feed = shared_feed()
     subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
@@ -110,7 +110,7 @@ def test_a_subscriber_that_starts_first_reads_shared_memory() -> None:
     assert came_by(subscriber) == "shm"
 
 
-def test_a_name_that_another_publisher_has_is_refused() -> None:
+def test_a_name_in_use_by_another_publisher_is_rejected() -> None:
     feed = shared_feed()
     other = msgspec.structs.replace(Feed.local("other", slices=1).slices[0], share=None)
     endpoints = (*other.lines, f"shm://{feed.slices[0].shared_memory}")
@@ -120,7 +120,7 @@ def test_a_name_that_another_publisher_has_is_refused() -> None:
 
 
 def slow_reader(feed: Feed) -> tuple[Subscriber, list[int], threading.Event]:
-    """One that stays in each batch until it may go on; and the numbers that it got."""
+    """A subscriber that stays in each batch until the event is set, and the numbers that it received."""
     subscriber, got, go_on = Subscriber(feed, workers=0), list[int](), threading.Event()
 
     @subscriber.on_batch(b"")
@@ -131,7 +131,7 @@ def slow_reader(feed: Feed) -> tuple[Subscriber, list[int], threading.Event]:
     return subscriber, got, go_on
 
 
-def test_a_slow_reader_loses_what_is_overwritten_and_counts_it_as_a_gap() -> None:
+def test_a_slow_reader_counts_overwritten_blocks_as_a_gap() -> None:
     feed = shared_feed(block_bytes=4_096)
     subscriber, got, go_on = slow_reader(feed)
     with Publisher(feed, when_full="drop", hwm_blocks=4) as publisher:
@@ -140,7 +140,7 @@ def test_a_slow_reader_loses_what_is_overwritten_and_counts_it_as_a_gap() -> Non
         publish_numbers(publisher, 0, 1, 1_024)
         wait_until(lambda: got)
         publish_numbers(publisher, 1, 1_000, 1_024)
-        publisher.flush()  # which it could not, if it waited
+        publisher.flush()  # it could not if it waited
         assert publisher.statistics().shared_memory_dropped == 0
         go_on.set()
     subscriber.run(until_end=True)
@@ -150,7 +150,7 @@ def test_a_slow_reader_loses_what_is_overwritten_and_counts_it_as_a_gap() -> Non
     assert subscriber.statistics().received.gaps == 1_000 - len(got) > 500
 
 
-def test_a_publisher_that_has_no_place_for_large_blocks_counts_their_messages() -> None:
+def test_a_publisher_without_a_place_for_large_blocks_counts_their_messages() -> None:
     feed = shared_feed(block_bytes=4_096)
     subscriber, got, go_on = slow_reader(feed)
     with Publisher(feed, when_full="drop") as publisher:
@@ -161,7 +161,7 @@ def test_a_publisher_that_has_no_place_for_large_blocks_counts_their_messages() 
         publish_numbers(publisher, 1, 11, 8_192)
         publisher.flush()
         assert publisher.statistics().shared_memory_dropped == 10 - LARGE_PLACES
-        assert publisher.statistics().messages == 11, "they have their numbers"
+        assert publisher.statistics().messages == 11, "they have sequences"
         go_on.set()
         wait_until(lambda: got[-1] == LARGE_PLACES)
         publish_numbers(publisher, 11, 12, 8_192)
@@ -170,7 +170,7 @@ def test_a_publisher_that_has_no_place_for_large_blocks_counts_their_messages() 
     assert subscriber.statistics().received.gaps == 10 - LARGE_PLACES
 
 
-def test_a_publisher_that_waits_loses_nothing_to_a_slow_reader() -> None:
+def test_a_waiting_publisher_loses_nothing_with_a_slow_reader() -> None:
     feed = shared_feed(block_bytes=4_096)
     subscriber, got, go_on = slow_reader(feed)
     with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher:
@@ -185,7 +185,7 @@ def test_a_publisher_that_waits_loses_nothing_to_a_slow_reader() -> None:
 
 
 @pytest.mark.own_process
-def test_a_reader_that_keeps_its_batches_has_them_whole_and_takes_no_memory_of_others() -> None:
+def test_a_reader_that_keeps_its_batches_has_them_whole_without_copies() -> None:
     feed = shared_feed(block_bytes=4_096)
     keeper, other = Subscriber(feed, workers=0), Subscriber(feed, workers=0)
     kept: list[Batch] = []
@@ -205,12 +205,12 @@ def test_a_reader_that_keeps_its_batches_has_them_whole_and_takes_no_memory_of_o
     assert got == list(range(20_000))
     assert [number for batch in kept for number in numbers_in(batch)] == got
     assert len(kept) > 300
-    assert mapped() == 2, "the bodies that are kept lie in the publisher's memory"
+    assert mapped() == 2, "kept bodies are in the publisher's memory"
     kept.clear()
     assert mapped() == 0
 
 
-def test_a_block_larger_than_a_place_of_usual_size_is_read_too() -> None:
+def test_a_block_larger_than_a_small_place_is_read() -> None:
     feed = shared_feed(block_bytes=4_096)
     subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
@@ -224,7 +224,7 @@ def test_a_block_larger_than_a_place_of_usual_size_is_read_too() -> None:
     assert came_by(subscriber) == "shm"
 
 
-def test_slices_in_processes_of_their_own_read_it() -> None:
+def test_slices_in_separate_processes_read_shared_memory() -> None:
     feed = msgspec.structs.replace(Feed.local("shared", slices=2, transport="shm"), max_lag_ns=_PATIENT_NS)
     subscriber = Subscriber(feed, processes=True)
     subscriber.on_batch(b"")(nothing)
@@ -239,7 +239,7 @@ def test_slices_in_processes_of_their_own_read_it() -> None:
     assert statistics.received.gaps == 0
 
 
-def test_both_lines_have_one_memory() -> None:
+def test_both_lines_share_one_memory() -> None:
     feed = shared_feed(lines=2)
     subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
@@ -253,7 +253,7 @@ def test_both_lines_have_one_memory() -> None:
     assert (received.gaps, received.duplicates, received.transport) == (0, 0, "shm")
 
 
-def test_a_recorder_records_from_it_what_was_sent(tmp_path: Path) -> None:
+def test_a_recorder_records_from_shared_memory(tmp_path: Path) -> None:
     feed = shared_feed()
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path) as recorder:
         publisher.wait_for_subscribers(timeout=60)
@@ -266,7 +266,7 @@ def test_a_recorder_records_from_it_what_was_sent(tmp_path: Path) -> None:
     assert [n for batch in recording.batches() for n in numbers_in(batch)] == list(range(100_000))
 
 
-def test_new_prefixes_and_removed_ones_take_effect() -> None:
+def test_added_and_removed_prefixes_take_effect() -> None:
     feed = shared_feed(key_bytes=1)
     subscriber, a, b = Subscriber(feed, slow=PATIENT), Collector(), Collector()
     subscriber.on(b"A")(a.message)

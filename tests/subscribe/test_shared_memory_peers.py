@@ -1,4 +1,4 @@
-"""Peers in shared memory that are killed, stopped, strange or gone: what they hold up, and what they leave behind."""
+"""Killed, stopped, hostile and ended peers in shared memory block no other peer and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STUCK = """
 """
 
 
-def test_the_reader_that_finds_no_slot_is_served_on_sockets() -> None:
+def test_a_reader_without_a_free_slot_is_served_on_sockets() -> None:
     feed = shared_feed()
     subscriber, got, bell = Subscriber(feed, slow=PATIENT), Collector(), Pipe()
     subscriber.on(b"")(got.message)
@@ -71,7 +71,7 @@ def test_a_lost_bell_delays_a_block_and_loses_none() -> None:
         bells = shared_state(publisher).bells
         rung, bells[0] = bells[0], deaf.writer
         number = 0
-        while not select.select([deaf.reader], [], [], 0)[0]:  # it is rung for a reader that sleeps
+        while not select.select([deaf.reader], [], [], 0)[0]:  # the bell is rung for a sleeping reader
             publisher.publish(b"T", b"%d" % number)
             number += 1
             got.wait(number)
@@ -81,7 +81,7 @@ def test_a_lost_bell_delays_a_block_and_loses_none() -> None:
 
 
 @pytest.mark.parametrize("when_full", first_of(["wait", "drop"]))
-def test_a_killed_reader_gives_back_what_it_had(when_full: Any) -> None:
+def test_a_killed_reader_releases_everything(when_full: Any) -> None:
     feed = shared_feed(block_bytes=4_096)
     survivor, got = Subscriber(feed, slow=PATIENT), list[int]()
     survivor.on_batch(b"")(lambda batch: got.extend(numbers_in(batch)))
@@ -104,7 +104,7 @@ def test_a_killed_reader_gives_back_what_it_had(when_full: Any) -> None:
     assert got == list(range(100_000)) or when_full == "drop"
 
 
-def test_a_stopped_reader_is_not_dead_and_goes_on_where_it_was() -> None:
+def test_a_stopped_reader_is_not_dead_and_continues() -> None:
     feed = shared_feed(block_bytes=4_096)
     code = """
         subscriber, got = Subscriber(feed, workers=0), 0
@@ -131,7 +131,7 @@ def test_a_stopped_reader_is_not_dead_and_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("killed", first_of([True, False]), ids=["killed", "closed"])
-def test_readers_take_all_of_a_publisher_that_has_gone_and_share_the_next_ones_memory(killed: bool) -> None:
+def test_readers_take_all_blocks_of_an_ended_publisher_and_attach_to_the_next(killed: bool) -> None:
     feed = shared_feed()
     code = """
         with Publisher(feed) as publisher:
@@ -180,7 +180,7 @@ def test_nothing_is_left_behind() -> None:
         attach(feed.slices[0].shared_memory, Pipe())
 
 
-def test_a_process_that_says_nothing_of_use_gets_nothing() -> None:
+def test_a_process_with_an_invalid_hello_gets_nothing() -> None:
     feed = shared_feed()
     subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
@@ -195,7 +195,7 @@ def test_a_process_that_says_nothing_of_use_gets_nothing() -> None:
     assert came_by(subscriber) == "shm"
 
 
-def test_a_message_that_outlives_its_subscriber_stays_as_it_was() -> None:
+def test_a_message_that_outlives_its_subscriber_is_unchanged() -> None:
     feed = shared_feed(block_bytes=4_096)
     subscriber, got = Subscriber(feed, slow=PATIENT), list[Message]()
     subscriber.on(b"")(got.append)
@@ -209,7 +209,7 @@ def test_a_message_that_outlives_its_subscriber_stays_as_it_was() -> None:
         assert got[0].payload == b"kept"
 
 
-def test_a_reader_that_closes_with_places_pinned_keeps_them_from_being_overwritten() -> None:
+def test_pinned_places_of_a_closed_reader_are_not_overwritten() -> None:
     feed = shared_feed(block_bytes=4_096)
     subscriber, other, kept = Subscriber(feed, workers=0), Subscriber(feed, slow=PATIENT), list[Batch]()
     subscriber.on_batch(b"")(kept.append)
@@ -221,7 +221,7 @@ def test_a_reader_that_closes_with_places_pinned_keeps_them_from_being_overwritt
         publish_numbers(publisher, 0, 1_000)
         wait_until(lambda: sum(map(len, kept)) == 1_000)
         subscriber.stop()
-        assert shared_state(publisher).readers == 2, "it is one as long as it keeps places"
+        assert shared_state(publisher).readers == 2, "it counts as a reader while it pins places"
         publish_numbers(publisher, 1_000, 500_000)
         publisher.flush(60)
         assert [n for batch in kept for n in numbers_in(batch)] == list(range(1_000))
@@ -230,7 +230,7 @@ def test_a_reader_that_closes_with_places_pinned_keeps_them_from_being_overwritt
     other.run(until_end=True)
 
 
-def test_a_forked_process_gives_back_no_place_that_its_parent_keeps() -> None:
+def test_a_forked_process_releases_no_place_of_its_parent() -> None:
     feed = shared_feed(block_bytes=4_096)
     subscriber, kept = Subscriber(feed, workers=0), list[Batch]()
     subscriber.on_batch(b"")(kept.append)
@@ -245,7 +245,7 @@ def test_a_forked_process_gives_back_no_place_that_its_parent_keeps() -> None:
     assert [n for batch in kept for n in numbers_in(batch)] == list(range(10_000))
 
 
-def test_a_reader_that_closes_hangs_up_though_a_forked_process_has_its_connection() -> None:
+def test_a_closing_reader_disconnects_though_a_forked_process_has_its_connection() -> None:
     feed, bell = shared_feed(), Pipe()
     with Publisher(feed) as publisher:
         reader = attach(feed.slices[0].shared_memory, bell)
@@ -255,7 +255,7 @@ def test_a_reader_that_closes_hangs_up_though_a_forked_process_has_its_connectio
         os.close(inherited)
 
 
-def test_a_publisher_that_closes_hangs_up_though_a_forked_process_has_its_connections() -> None:
+def test_a_closing_publisher_disconnects_though_a_forked_process_has_its_connections() -> None:
     feed = shared_feed()
     subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
@@ -280,11 +280,11 @@ def test_a_publisher_that_closes_hangs_up_though_a_forked_process_has_its_connec
 
 
 @pytest.mark.own_process
-def test_a_reader_that_closes_maps_nothing_any_more() -> None:
+def test_a_closed_reader_maps_nothing() -> None:
     feed, bell = shared_feed(), Pipe()
     with Publisher(feed):
         reader: SharedReader = attach(feed.slices[0].shared_memory, bell)
-        assert mapped() == 3, "the publisher's, the reader's, and once more the reader's slot"
+        assert mapped() == 3, "the publisher's mapping, the reader's, and the reader's slot"
         reader.close()
         assert mapped() == 1
 
@@ -314,7 +314,7 @@ def test_a_process_of_another_user_gets_nothing() -> None:
         assert shared_state(publisher).readers == 0
 
 
-def test_a_listener_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_of_another_user_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = shared_feed()
     with Publisher(feed):
         name = address_of(feed.slices[0].shared_memory)

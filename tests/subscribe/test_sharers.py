@@ -1,4 +1,4 @@
-"""Several subscribers of a process on the same sockets and threads: each has what is its own, and the last one ends."""
+"""Subscribers of a process share sockets and threads: each gets its messages, and the last one ends the slices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def topics_of_slices(feed: Feed) -> list[bytes]:
 
 
 def two(feed: Feed, **options: Any) -> tuple[Subscriber, Collector, Subscriber, Collector]:
-    """Two that share, and want everything."""
+    """Two subscribers to everything that share slices."""
     first = Subscriber(feed, **{"slow": PATIENT} | options)
     second = first.share()
     of_first, of_second = Collector(), Collector()
@@ -62,7 +62,7 @@ class Wanting:
             self.counted.append(subscriber.on_compiled(prefix, state=numpy.zeros(1, numpy.int64))(count_rows))
 
     def heard(self) -> list[Any]:
-        """All that came, by topic in its order, and what was counted."""
+        """Everything received, in order by topic, and the counters."""
         by_topic = [
             (prefix, kind, {topic: [m.payload for m in got.messages if m.topic == topic] for topic in TOPICS})
             for prefix, kind, got in self.got
@@ -77,7 +77,7 @@ class Wanting:
     slices=st.integers(1, 2),
     key_bytes=st.sampled_from([0, 2]),
 )
-def test_each_gets_what_it_would_get_alone(
+def test_each_sharer_gets_what_it_would_get_alone(
     wishes: list[list[bytes]], topics: list[bytes], slices: int, key_bytes: int
 ) -> None:
     feed = sliced(slices, key_bytes)
@@ -101,7 +101,7 @@ def test_each_gets_what_it_would_get_alone(
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1])
-def test_one_that_leaves_gets_all_up_to_a_point_and_the_others_miss_nothing(key_bytes: int) -> None:
+def test_a_leaving_sharer_gets_all_up_to_a_point_and_the_others_miss_nothing(key_bytes: int) -> None:
     feed = sliced(1, key_bytes)
     stays = Subscriber(feed, slow=PATIENT)
     kept = Collector()
@@ -139,10 +139,10 @@ def test_one_that_leaves_gets_all_up_to_a_point_and_the_others_miss_nothing(key_
     stays.run(until_end=True)
     assert numbers_of(kept) == list(range(sent))
     assert (lost, stays.statistics().received.gaps) == ([], 0)
-    assert len(got) == len(numbers), "nothing came behind its end"
+    assert len(got) == len(numbers), "nothing arrived after its end"
 
 
-def test_a_later_one_misses_nothing_from_its_start_on() -> None:
+def test_a_late_sharer_misses_nothing_after_its_start() -> None:
     for key_bytes in (0, 4):
         feed = sliced(2, key_bytes)
         first = Subscriber(feed, slow=PATIENT)
@@ -188,14 +188,14 @@ def test_the_last_one_closes_sockets_and_threads(last: int) -> None:
             assert publisher.statistics().peers
             both[last].stop()
 
-        share()  # what is there after the first time stays
+        share()  # resources opened the first time are kept
         wait_until(lambda: not publisher.statistics().peers)
         before = held()
         share()
         wait_until(lambda: held() <= before, what=f"{before} threads and descriptors")
 
 
-def test_stop_delivers_what_its_callbacks_were_sent_and_terminate_does_not() -> None:
+def test_stop_delivers_queued_messages_and_terminate_does_not() -> None:
     feed = one_slice()
     first = Subscriber(feed, slow=PATIENT, workers=1)
     others = Collector()
@@ -227,7 +227,7 @@ def test_stop_delivers_what_its_callbacks_were_sent_and_terminate_does_not() -> 
         wait_until(lambda: len(others) == 20)
 
 
-def test_an_error_in_one_ends_all_that_are_there_with_it() -> None:
+def test_an_error_in_one_sharer_ends_all() -> None:
     feed = one_slice()
     first, _, second, _ = two(feed)
     gone = first.share()
@@ -251,11 +251,11 @@ def test_an_error_in_one_ends_all_that_are_there_with_it() -> None:
         with pytest.raises(CallbackError, match="raised KeyError"):
             list(stream)
         gone.stop()
-        with pytest.raises(SubscriberError, match="share was called|start was called after the last one"):
+        with pytest.raises(SubscriberError, match="share was called|start was called after the shared slices"):
             first.share()
 
 
-def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
+def test_invalid_sharing_is_rejected(tmp_path: Path) -> None:
     feed = one_slice()
     with pytest.raises(SubscriberError, match="share was called with processes=True"):
         Subscriber(feed, processes=True).share()
@@ -267,7 +267,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     late, timed, unused = first.share(), first.share(), first.share()
     timed.every(1)(nothing)
     with Publisher(archived), first:
-        with pytest.raises(SubscriberError, match="start was called with since or back, but the slices"):
+        with pytest.raises(SubscriberError, match="start was called with since or back, but the shared slices"):
             late.start(since=10**18)
         with pytest.raises(SubscriberError, match="every was called, but the shared slices run already"):
             timed.start()
@@ -275,11 +275,11 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
         assert first.state is SubscriberLife.RUNNING
         with pytest.raises(SubscriberError, match="start was called when running"):
             first.start()
-    with pytest.raises(SubscriberError, match="start was called after the last one that shares its slices"):
+    with pytest.raises(SubscriberError, match="start was called after the shared slices had ended"):
         unused.start()
 
 
-def test_one_whose_slice_has_no_publisher_leaves_the_others_alone() -> None:
+def test_a_sharer_whose_slice_has_no_publisher_does_not_affect_the_others() -> None:
     feed = sliced(2)
     topics = topics_of_slices(feed)
     first = Subscriber(feed, slow=PATIENT)
@@ -301,7 +301,7 @@ def test_one_whose_slice_has_no_publisher_leaves_the_others_alone() -> None:
         starting = threading.Thread(target=start)
         starting.start()
         wait_until(lambda: second.state is not SubscriberLife.NEW)
-        third.start()  # what it needs is confirmed
+        third.start()  # its slices are confirmed
         third._check_silence(60.0)
         starting.join(ENOUGH_S)
         assert refused.is_set()
@@ -312,7 +312,7 @@ def test_one_whose_slice_has_no_publisher_leaves_the_others_alone() -> None:
         first.stop()
 
 
-def test_run_until_the_end_waits_for_the_slices_that_it_needs() -> None:
+def test_run_until_the_end_waits_for_the_needed_slices() -> None:
     feed = sliced(2)
     topics = topics_of_slices(feed)
     first = Subscriber(feed, slow=PATIENT)
@@ -333,14 +333,14 @@ def test_run_until_the_end_waits_for_the_slices_that_it_needs() -> None:
     assert second.is_done
 
 
-def test_gap_hooks_and_groups_are_of_one_subscriber_alone() -> None:
+def test_gap_hooks_and_groups_belong_to_one_subscriber() -> None:
     feed = one_slice()
     first = Subscriber(feed, slow=PATIENT)
     second = first.share()
     told: list[Gap] = []
     first.on(b"", group="mine")(nothing)
     for _ in range(3):
-        second.on(b"", group="mine")(nothing)  # all on another worker than that of the first one
+        second.on(b"", group="mine")(nothing)  # all on another worker than the first one's
     first.on_gap(b"")(told.append)
     first.on_gap(b"", group="mine")(told.append)
     workers = [{callback.worker for callback in each.callbacks} for each in (first, second)]
@@ -356,7 +356,7 @@ def test_gap_hooks_and_groups_are_of_one_subscriber_alone() -> None:
     assert [gap.count for gap in told] == [1, 1]
 
 
-def test_a_checkpoint_is_of_all_and_not_for_one_that_has_left() -> None:
+def test_a_checkpoint_covers_all_sharers_but_not_one_that_has_left() -> None:
     feed = one_slice()
     first, of_first, second, of_second = two(feed)
     stream = second.stream(b"")
@@ -376,7 +376,7 @@ def test_a_checkpoint_is_of_all_and_not_for_one_that_has_left() -> None:
             assert positions[0].sequence == 4
         with pytest.raises(SubscriberError, match="checkpoint was called when it had left"), left.checkpoint():
             pass
-        second.stop()  # and with it what its reader had not done
+        second.stop()  # with it, what its reader had not done
         with first.checkpoint() as positions:
             assert positions[0].sequence == 10
             with pytest.raises(SubscriberError, match="stop was called in a checkpoint"):
@@ -384,7 +384,7 @@ def test_a_checkpoint_is_of_all_and_not_for_one_that_has_left() -> None:
         first.stop()
 
 
-def test_one_that_stops_in_a_callback_ends_by_itself_with_its_stream_and_timers() -> None:
+def test_a_sharer_that_stops_in_a_callback_ends_with_its_stream_and_timers() -> None:
     feed = one_slice()
     first = Subscriber(feed, slow=PATIENT)
     got, calls = Collector(), Collector()
@@ -400,12 +400,12 @@ def test_one_that_stops_in_a_callback_ends_by_itself_with_its_stream_and_timers(
         second.stop()
 
     with Publisher(feed) as publisher:
-        second.start()  # the first to start: it has timers
+        second.start()  # it starts first, because it has timers
         first.start()
         wait_until(lambda: len(ticks) > 2)
         publisher.publish(b"T", b"0")
         publisher.flush()
-        assert [message.payload for message in stream] == [b"0"]  # its end comes though nobody waits for it
+        assert [message.payload for message in stream] == [b"0"]  # it ends without a wait
         wait_until(lambda: second.state is SubscriberLife.ENDED)
         ticked = len(ticks)
         publisher.publish(b"T", b"1")
@@ -418,7 +418,7 @@ def test_one_that_stops_in_a_callback_ends_by_itself_with_its_stream_and_timers(
     assert calls.payloads == [b"0"]
 
 
-def test_hooks_come_and_go_with_their_subscriber() -> None:
+def test_hooks_are_added_and_removed_with_their_subscriber() -> None:
     feed = one_slice()
     first, _, second, _ = two(feed)
     of_first: list[int] = []
@@ -440,7 +440,7 @@ def test_hooks_come_and_go_with_their_subscriber() -> None:
     assert (len(of_first), of_second) == (4, of_first[1:3])
 
 
-def test_a_forked_process_is_refused_all_of_them() -> None:
+def test_a_forked_process_can_use_none_of_them() -> None:
     feed = one_slice()
     first, got, second, _ = two(feed)
     unused = first.share()
@@ -449,14 +449,14 @@ def test_a_forked_process_is_refused_all_of_them() -> None:
         first.start()
         second.start()
         for work in (first.stop, second.stop, second.terminate, unused.start):
-            assert in_child(work).startswith("SubscriberError: feed 'subscriber': the subscriber is of process ")
+            assert in_child(work).startswith("SubscriberError: feed 'subscriber': the subscriber belongs to process ")
         publisher.publish(b"T", b"1")
         got.wait(1)
         second.stop()
         first.stop()
 
 
-def test_an_error_in_the_with_block_of_one_leaves_the_other() -> None:
+def test_an_error_in_the_with_block_of_one_does_not_end_the_other() -> None:
     feed = one_slice()
     first, got, second, _ = two(feed)
     with Publisher(feed) as publisher, first:

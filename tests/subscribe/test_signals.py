@@ -33,7 +33,7 @@ SIGNALLED = """
 
 
 @pytest.mark.parametrize("number", first_of([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], keep=2))
-def test_a_signal_stops_run_and_what_was_received_is_delivered(number: signal.Signals) -> None:
+def test_a_signal_stops_run_and_received_messages_are_delivered(number: signal.Signals) -> None:
     feed = one_slice()
     extra = """
     wait_until(lambda: subscriber.statistics().received.messages == 50)
@@ -45,7 +45,7 @@ def test_a_signal_stops_run_and_what_was_received_is_delivered(number: signal.Si
             publisher.send(publisher.encode([(b"T", b"x")]))
         publisher.heartbeat()
         script.expect("received")
-        # The script says nothing more until it is stopped: it has installed its handlers once signals are not fatal.
+        # The script prints nothing more until it is stopped: its handlers are installed once signals are not fatal.
         wait_until(lambda: _handles(script.process.pid, number), what="run() handles signals")
         script.process.send_signal(number)
         status, out, errors = script.finish()
@@ -57,7 +57,7 @@ def test_a_signal_stops_run_and_what_was_received_is_delivered(number: signal.Si
 
 @contextmanager
 def blocking(signals: str) -> Iterator[tuple[Script, RawPublisher]]:
-    """Give a script whose callback does `signals`, then takes 1.5 s for each message; and who sends them."""
+    """Yield a script whose callback does `signals`, then takes 1.5 s per message; and the publisher."""
     feed = one_slice()
     extra = f"""
     @subscriber.on(b"")
@@ -98,14 +98,14 @@ def test_two_signals_at_once_terminate() -> None:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal, as Linux tells it."""
+    """Return True if a process handles a signal, according to Linux."""
     with open(f"/proc/{pid}/status") as status:  # noqa: PTH123
         caught = next(line for line in status if line.startswith("SigCgt"))
-    # Python itself handles SIGINT from the beginning: SIGTERM tells that run() has begun.
+    # Python itself handles SIGINT from the beginning: SIGTERM shows that run() has begun.
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def test_signals_are_left_alone_outside_of_the_main_thread() -> None:
+def test_signals_are_ignored_outside_the_main_thread() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed)
     subscriber.on(b"")(nothing)
@@ -119,7 +119,7 @@ def test_signals_are_left_alone_outside_of_the_main_thread() -> None:
         running.join()
 
 
-def test_signals_that_hit_its_threads_change_nothing() -> None:
+def test_signals_received_by_its_threads_change_nothing() -> None:
     feed = one_slice()
     got = Collector()
     subscriber = Subscriber(feed)

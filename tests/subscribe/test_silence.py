@@ -1,4 +1,4 @@
-"""A publisher that is killed never says that it ends: `silence_timeout` bounds the wait for it."""
+"""A killed publisher never reports its end: `silence_timeout` limits the wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.archive.recorders import wait_recorded
 from tests.subscribe.subscribers import one_slice
 
 
-def test_run_gives_up_on_a_publisher_that_was_killed_and_delivers_what_came() -> None:
+def test_run_gives_up_a_killed_publisher_and_delivers_received_messages() -> None:
     subscriber, got = Subscriber(feed := one_slice()), Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -26,7 +26,7 @@ def test_run_gives_up_on_a_publisher_that_was_killed_and_delivers_what_came() ->
     assert [int(payload) for payload in got.payloads] == list(range(10))
 
 
-def test_a_publisher_that_has_ended_is_not_silent_while_another_goes_on() -> None:
+def test_an_ended_publisher_is_not_silent_while_another_continues() -> None:
     feed = Feed.local("silence", slices=2)
     subscriber, got = Subscriber(feed), Collector()
     subscriber.on(b"")(got.message)
@@ -38,7 +38,7 @@ def test_a_publisher_that_has_ended_is_not_silent_while_another_goes_on() -> Non
             subscriber.run(until_end=True, silence_timeout=0.5)
 
 
-def test_a_recorder_gives_up_too_and_keeps_what_came(tmp_path: Path) -> None:
+def test_a_recorder_gives_up_too_and_keeps_received_messages(tmp_path: Path) -> None:
     recorder = Recorder(feed := one_slice(), tmp_path)
     with RawPublisher(feed) as publisher:
         recorder.start()

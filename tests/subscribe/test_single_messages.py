@@ -1,4 +1,4 @@
-"""Small blocks reach callbacks the short way, and are to them what larger blocks are."""
+"""Small blocks take a short path to callbacks, with the same results as larger blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def count_rows(batch: Any, state: Any) -> None:
 
 
 @in_both_threads
-def test_fields_of_messages_that_a_callback_keeps(workers: int) -> None:
+def test_fields_of_kept_messages(workers: int) -> None:
     subscriber = Subscriber(feed := one_slice(), workers=workers)
     kept: list[Message] = []
     subscriber.on(b"A")(kept.append)
@@ -49,7 +49,7 @@ def test_fields_of_messages_that_a_callback_keeps(workers: int) -> None:
 
 
 @in_both_threads
-def test_a_callback_that_raises_now_and_then(workers: int) -> None:
+def test_a_callback_that_raises_sometimes(workers: int) -> None:
     subscriber = Subscriber(feed := one_slice(), workers=workers, on_error="log")
     seen: list[bytes] = []
 
@@ -119,7 +119,7 @@ def test_a_callback_removed_by_its_own_message_gets_no_more(workers: int) -> Non
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 40])
 @pytest.mark.parametrize("fixed", [True, False], ids=["of one size", "of many sizes"])
 def test_messages_of_a_block_of_any_size(workers: int, count: int, fixed: bool) -> None:
-    """16 are few: beyond that a block goes the long way."""
+    """16 messages take the short path; larger blocks take the long one."""
     subscriber = Subscriber(feed := one_slice(), workers=workers)
     kept: list[Message] = []
     subscriber.on(b"A")(kept.append)
@@ -139,8 +139,8 @@ def test_messages_of_a_block_of_any_size(workers: int, count: int, fixed: bool) 
     assert delivery.delivered == delivery.due == 10 * count
 
 
-def test_the_one_block_for_python_of_a_burst_whose_others_were_for_compiled_callbacks() -> None:
-    """What compiled code leaves of a burst may be any block of it, not the first."""
+def test_a_burst_with_one_block_for_python_among_compiled_ones() -> None:
+    """The block left for Python may be any block of the burst, not only the first."""
     subscriber = Subscriber(feed := one_slice(), workers=1, queue_blocks=64)
     got: list[tuple[bytes, bytes | None, int]] = []
     counted = subscriber.on_compiled(b"A", state=numpy.zeros(1), group="together")(count_rows)
@@ -148,7 +148,7 @@ def test_the_one_block_for_python_of_a_burst_whose_others_were_for_compiled_call
 
     @subscriber.on(b"B", group="together")
     def message(message: Message) -> None:
-        held.wait(ENOUGH_S)  # so that the rest is one burst
+        held.wait(ENOUGH_S)  # so that the others form one burst
         got.append((message.topic, message.payload, message.sequence))
 
     expected = [(b"B", b"%d" % number, number) for number in range(0, 60, 7)]
@@ -157,7 +157,7 @@ def test_the_one_block_for_python_of_a_burst_whose_others_were_for_compiled_call
         for number in range(60):
             publisher.send(publisher.encode([(b"B" if number % 7 == 0 else b"A", b"%d" % number)]))
         publisher.heartbeat(end=True)
-        wait_until(lambda: subscriber.statistics().delivery.due == 60, what="all is handed over")
+        wait_until(lambda: subscriber.statistics().delivery.due == 60, what="all messages are handed over")
         held.set()
         subscriber.run(until_end=True)
     assert got == expected

@@ -1,4 +1,4 @@
-"""A subscriber that cannot keep up: the alert, its end, hung callbacks, and the policies drop and warn."""
+"""A subscriber that cannot keep up: alert, end, hung callbacks, and the policies drop and warn."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_operator_console_gets_the_alert() -> None:
         assert console.recv().decode() == str(caught.value)
 
 
-def test_an_operator_who_is_not_there_delays_nothing() -> None:
+def test_a_missing_operator_delays_nothing() -> None:
     feed = one_slice()
     [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
 
@@ -82,7 +82,7 @@ def test_an_operator_who_is_not_there_delays_nothing() -> None:
             subscriber.run()
 
 
-def test_the_end_of_the_with_block_tells_that_the_subscriber_was_slow() -> None:
+def test_the_end_of_the_with_block_raises_that_the_subscriber_was_slow() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=0))
     subscriber.on(b"")(lambda message: None)
@@ -91,8 +91,8 @@ def test_the_end_of_the_with_block_tells_that_the_subscriber_was_slow() -> None:
         wait_until(lambda: subscriber.state is SubscriberLife.ENDED)
 
 
-def test_a_subscriber_that_ended_as_too_slow_is_finished_and_says_why() -> None:
-    """A loop on `is_finished` ends; what the program calls next raises."""
+def test_a_subscriber_that_was_too_slow_is_finished_and_raises() -> None:
+    """A loop on `is_finished` ends; the next call of the program raises."""
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=0))
     subscriber.on(b"")(nothing)
@@ -115,7 +115,7 @@ def test_a_subscriber_that_ended_as_too_slow_is_finished_and_says_why() -> None:
     assert subscriber.is_finished
 
 
-def test_a_callback_that_is_too_slow_fills_the_queue_and_ends_the_subscriber() -> None:
+def test_a_slow_callback_fills_the_queue_and_ends_the_subscriber() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=0.2, start_grace=0), queue_blocks=2)
     done = threading.Event()
@@ -133,7 +133,7 @@ def test_a_callback_that_is_too_slow_fills_the_queue_and_ends_the_subscriber() -
     assert subscriber.statistics().delivery.waits > 0
 
 
-def test_a_worker_that_is_stuck_is_noticed_without_new_blocks() -> None:
+def test_a_stuck_worker_is_detected_without_new_blocks() -> None:
     feed = one_slice()
     let_go = threading.Event()
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=0.2, on_alert=lambda text: let_go.set(), start_grace=0))
@@ -170,7 +170,7 @@ def test_one_slow_slice_ends_all() -> None:
 
 
 HUNG = {
-    # The regular expression engine never lets go of the interpreter, so that no other Python code can run.
+    # The regular expression engine never releases the GIL, so no other Python code can run.
     "with the interpreter": "__import__('re').match('(a+)+$', 'a' * 64 + 'b')",
     "in a sleep": "time.sleep(1000)",
     "in a loop": "while True: pass",
@@ -178,7 +178,7 @@ HUNG = {
 
 
 @pytest.mark.parametrize("how", first_of(HUNG))
-def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
+def test_a_process_with_a_hung_callback_ends_itself(how: str) -> None:
     feed = one_slice()
     [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
     code = f"""
@@ -199,9 +199,9 @@ def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
         Script(code, feed) as script,
     ):
         console.bind(endpoint)
-        publisher.encode([(b"T", b"")])  # compiled before anything waits for it
+        publisher.encode([(b"T", b"")])  # compiled before a callback waits for it
         script.expect("started")
-        # The slice thread looks after lines that are silent while the callback hangs, which needs the interpreter.
+        # While the callback hangs, the slice thread checks for silent lines, which needs the GIL.
         looks_at = time.monotonic() + 3 * feed.heartbeat_ns / 1e9
         wait_until(lambda: time.monotonic() > looks_at - 0.5)
         publisher.send(publisher.encode([(b"T", b"0")]))
@@ -215,7 +215,7 @@ def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
 
 
 @pytest.mark.parametrize("worker", first_of([False, True]), ids=["in the slice thread", "on a worker"])
-def test_a_process_whose_compiled_callback_hangs_ends_itself(worker: bool) -> None:
+def test_a_process_with_a_hung_compiled_callback_ends_itself(worker: bool) -> None:
     feed = one_slice()
     code = f"""
         subscriber = Subscriber(feed, slow=SlowPolicy("exit_process", max_lag=0.2, grace=0.3, start_grace=0))
@@ -241,8 +241,8 @@ def test_a_process_whose_compiled_callback_hangs_ends_itself(worker: bool) -> No
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_a_callback_that_hangs_is_lag_while_what_its_worker_has_taken_waits(rows: int) -> None:
-    """Nothing is left in the queue then: the worker took all that waited in one go."""
+def test_a_hung_callback_is_lag_while_blocks_of_its_worker_wait(rows: int) -> None:
+    """Nothing is left in the queue then: the worker took all waiting blocks at once."""
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3, grace=60, start_grace=0))
     gates = {payload: Gate() for payload in (b"0", b"1", b"2")}
@@ -268,7 +268,7 @@ def test_a_callback_that_hangs_is_lag_while_what_its_worker_has_taken_waits(rows
             subscriber.run()
 
 
-def test_a_callback_that_returns_within_the_grace_time_lets_the_process_live() -> None:
+def test_a_callback_that_returns_within_the_grace_time_keeps_the_process() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=2, grace=60, start_grace=0))
     gate = Gate()
@@ -309,7 +309,7 @@ def test_drop_drops_late_blocks_and_counts_them() -> None:
     assert heard[0].endswith("policy drop")
 
 
-def test_drop_gives_up_what_a_full_queue_has_no_room_for() -> None:
+def test_drop_discards_blocks_without_room_in_a_full_queue() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy("drop", max_lag=2, start_grace=0), queue_blocks=2)
     got = Collector()
@@ -324,7 +324,7 @@ def test_drop_gives_up_what_a_full_queue_has_no_room_for() -> None:
         subscriber.start()
         for number in range(200):
             publisher.send(publisher.encode([(b"T", b"%d" % number)]))
-            assert gate.entered.wait(60)  # a worker that has yet to come takes all that waits
+            assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
         wait_until(lambda: subscriber.statistics().received.messages == 200)
         wait_until(lambda: subscriber.statistics().delivery.dropped > 0)
         gate.open.set()

@@ -1,4 +1,4 @@
-"""By default a process survives a callback that stands still: the subscriber ends itself and names the callback."""
+"""By default a process survives a blocked callback: the subscriber ends and names the callback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.subscribe.late import late, one_slice
 from tests.support import Script
 
 
-def test_a_breakpoint_in_a_callback_is_named_in_the_error_and_left_behind() -> None:
+def test_a_breakpoint_in_a_callback_is_named_in_the_error() -> None:
     feed, gate = one_slice(), Gate()
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=0.2, grace=0.1, start_grace=0))
 
@@ -52,7 +52,7 @@ def test_a_breakpoint_in_a_callback_is_named_in_the_error_and_left_behind() -> N
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_thread_left_behind_does_not_keep_the_interpreter_from_exiting(workers: int) -> None:
+def test_a_thread_left_behind_does_not_block_the_exit_of_the_interpreter(workers: int) -> None:
     feed = one_slice()
     code = f"""
         subscriber = Subscriber(feed, workers={workers}, slow=SlowPolicy(max_lag=0.2, grace=0.1, start_grace=0))
@@ -79,8 +79,8 @@ def test_a_thread_left_behind_does_not_keep_the_interpreter_from_exiting(workers
     assert output.rstrip().endswith("alive")
 
 
-def test_a_notebook_cell_that_holds_the_interpreter_ends_the_subscriber_and_not_the_process() -> None:
-    """`PyDLL` holds the interpreter while `read` waits for a line of the test."""
+def test_a_notebook_cell_that_holds_the_gil_ends_only_the_subscriber() -> None:
+    """`PyDLL` holds the GIL while `read` waits for a line of the test."""
     feed = one_slice()
     code = """
         import ctypes
@@ -106,7 +106,7 @@ def test_a_notebook_cell_that_holds_the_interpreter_ends_the_subscriber_and_not_
     assert output.rstrip().endswith("alive")
 
 
-def test_a_process_that_was_stopped_for_a_minute_survives() -> None:
+def test_a_process_stopped_for_a_minute_survives() -> None:
     feed = one_slice()
     code = """
         subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=1, start_grace=0))
@@ -143,7 +143,7 @@ def test_the_policy_does_not_act_in_the_first_seconds() -> None:
         assert subscriber.statistics().lag.slow_blocks == 0
         [thread] = subscriber._supervisor._slices.values()
         assert time.monotonic_ns() < thread.state.acts_from_ns < NO_LIMIT_NS
-        thread.state.acts_from_ns = time.monotonic_ns()  # an hour later
+        thread.state.acts_from_ns = time.monotonic_ns()  # as if an hour later
         late(publisher, b"later")
         with pytest.raises(SlowSubscriberError):
             subscriber.run()
@@ -157,7 +157,7 @@ def test_the_policy_does_not_act_while_the_process_compiles(monkeypatch: pytest.
     with RawPublisher(feed) as publisher:
         subscriber.start()
         [thread] = subscriber._supervisor._slices.values()
-        before = thread.state.acts_from_ns = time.monotonic_ns()  # an hour later
+        before = thread.state.acts_from_ns = time.monotonic_ns()  # as if an hour later
         compiling._compilations.active.append(time.monotonic())
         try:
             wait_until(lambda: thread.state.acts_from_ns > max(before, time.monotonic_ns()))
@@ -168,7 +168,7 @@ def test_the_policy_does_not_act_while_the_process_compiles(monkeypatch: pytest.
         subscriber.stop()
 
 
-def test_start_logs_once_what_it_waits_for_and_goes_on_when_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+def test_start_logs_once_what_it_waits_for_and_continues(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice()
     subscriber = Subscriber(feed)
     subscriber.on(b"")(lambda message: None)
@@ -186,7 +186,7 @@ def test_start_logs_once_what_it_waits_for_and_goes_on_when_it_comes(caplog: pyt
 
 
 @pytest.mark.parametrize("wait", ["subscriber.start()", "subscriber.run()"])
-def test_ctrl_c_ends_the_wait_for_publishers_with_keyboard_interrupt(wait: str) -> None:
+def test_ctrl_c_ends_the_wait_for_publishers(wait: str) -> None:
     feed = one_slice()
     code = f"""
         import logging

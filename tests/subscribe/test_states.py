@@ -1,4 +1,4 @@
-"""A subscriber is used once, and goes through its states once, as do its slices, workers and streams."""
+"""A subscriber, its slices, workers and streams go through their stages once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blackbox.subscribe.worker import WorkerLife
 from tests.subscribe.subscribers import nothing, one_slice
 
 
-def test_a_subscriber_goes_through_its_states_once() -> None:
+def test_a_subscriber_goes_through_its_stages_once() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed)
     subscriber.on(b"")(nothing)
@@ -32,7 +32,7 @@ def test_a_subscriber_goes_through_its_states_once() -> None:
     subscriber.terminate()
 
 
-def test_what_may_not_follow_in_their_lives_is_refused() -> None:
+def test_invalid_stages_are_rejected() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed)
     subscriber.on(b"")(nothing)
@@ -62,7 +62,7 @@ def test_a_subscriber_that_never_started_can_be_stopped() -> None:
         assert subscriber.is_finished
 
 
-def test_an_error_in_the_with_block_ends_the_subscriber_and_is_not_hidden() -> None:
+def test_an_error_in_the_with_block_ends_the_subscriber_and_is_raised() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed)
     subscriber.on(b"")(nothing)

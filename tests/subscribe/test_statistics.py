@@ -1,4 +1,4 @@
-"""The counts of a subscriber agree with each other and with what arrived."""
+"""Counters of a subscriber agree with each other and with the received messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_statistics_agree_with_each_other() -> None:
     assert received.body_bytes == publisher.statistics().body_bytes
     assert 0 < lag.p50_ns <= lag.p99_ns <= lag.max_ns
     assert lag.p50_ns <= lag.age_p50_ns <= lag.age_p99_ns <= lag.age_max_ns
-    assert received.control_blocks >= 2 * 3  # a confirmation and a goodbye for each slice
+    assert received.control_blocks >= 2 * 3  # a confirmation and an end for each slice
     assert received.faults == {}
     with pytest.raises(AttributeError):
         received.messages = 0  # type: ignore[misc]

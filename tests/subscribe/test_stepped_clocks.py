@@ -1,4 +1,4 @@
-"""Clocks that are ahead, drift or are stepped: noticed, taken off every lag as far as is known, and forgotten again."""
+"""Clocks that are ahead, drift or are stepped are detected, subtracted from lag if known, and forgotten again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START = 1_700_000_000 * S
 
 @njit(nogil=True)
 def drive(clock_at: int, counters_at: int, blocks: Any, lags: Any) -> None:
-    """Note blocks (epoch, ts_out, now, tick); `lags` gets each one's lag as corrected."""
+    """Note blocks (epoch, ts_out, now, tick); `lags` gets the corrected lag of each."""
     clock, counters = clock_state_at(clock_at), slice_counters_at(counters_at)
     for i in range(len(blocks)):
         epoch, ts_out, now, tick = blocks[i]
@@ -34,9 +34,9 @@ def drive(clock_at: int, counters_at: int, blocks: Any, lags: Any) -> None:
 def corrected(
     blocks: list[tuple[float, float, float]], restart: float = float("inf")
 ) -> tuple[list[float], SliceCounters]:
-    """Corrected lags, in seconds, of blocks: (when it is, how far the publisher's clock is off, how far ours is).
+    """Return corrected lags in seconds of blocks: (time, error of the publisher's clock, error of ours).
 
-    At `restart` the publisher begins a new run.
+    At `restart` the publisher begins a new epoch.
     """
     clock, counters = ClockState(), SliceCounters()
     delay = 0.001
@@ -59,20 +59,20 @@ def test_one_block_ahead_changes_nothing_for_the_next() -> None:
     assert (counters.clock_offset_ns, counters.clock_steps) == (0, 2)
 
 
-def test_a_clock_ahead_is_taken_off() -> None:
+def test_a_clock_ahead_is_subtracted() -> None:
     lags, counters = corrected(every(range(100), theirs=5))
     assert max(map(abs, lags)) < 0.002
     assert counters.clock_offset_ns == pytest.approx(-4.999 * S, rel=1e-6)
 
 
-def test_what_is_known_of_a_clock_is_forgotten_once_no_block_of_two_windows_confirms_it() -> None:
+def test_an_estimate_is_forgotten_if_no_block_of_two_windows_confirms_it() -> None:
     window = WINDOW_NS // S
     drift = [(float(at), max(0.0, 2 - 0.05 * at), 0.0) for at in range(200)]
     lags, counters = corrected(drift)
     assert counters.clock_offset_ns == 0
     assert lags[-1] == pytest.approx(0.001, abs=1e-6)
     assert max(lags) <= 2 * window * 0.05 + 0.01
-    assert counters.clock_steps == 1  # when it was first seen to be ahead
+    assert counters.clock_steps == 1  # when it was first found to be ahead
 
 
 @pytest.mark.parametrize("step", [-30, 30])
@@ -90,7 +90,7 @@ def test_a_step_of_our_own_clock_outlives_a_restart_of_the_publisher(step: int) 
     assert counters.clock_offset_ns == pytest.approx(step * S, abs=0.002 * S)
 
 
-def test_a_publishers_clock_that_is_stepped_back_is_told_and_looks_like_lag() -> None:
+def test_a_backward_step_of_the_publishers_clock_is_reported_and_looks_like_lag() -> None:
     lags, counters = corrected([*every(range(5)), *every(range(5, 10), theirs=-30)])
     assert max(map(abs, lags[:5])) < 0.002
     assert lags[5:] == pytest.approx([30.001] * 5)
@@ -98,7 +98,7 @@ def test_a_publishers_clock_that_is_stepped_back_is_told_and_looks_like_lag() ->
 
 
 @pytest.mark.parametrize("seconds", [-30, 30])
-def test_a_subscriber_goes_on_after_its_clock_is_stepped(seconds: int, tmp_path: Path) -> None:
+def test_a_subscriber_continues_after_a_step_of_its_clock(seconds: int, tmp_path: Path) -> None:
     feed = Feed.local("clock", slices=1)
     code = f"""
         {STEP_CLOCK.strip()}
@@ -134,7 +134,7 @@ def test_a_subscriber_goes_on_after_its_clock_is_stepped(seconds: int, tmp_path:
 
 
 @pytest.mark.parametrize("seconds", [-3_600, 3_600])
-def test_ticks_go_on_after_the_clock_is_stepped(seconds: int, tmp_path: Path) -> None:
+def test_ticks_continue_after_a_step_of_the_clock(seconds: int, tmp_path: Path) -> None:
     feed = Feed.local("clock", slices=1)
     code = f"""
         {STEP_CLOCK.strip()}

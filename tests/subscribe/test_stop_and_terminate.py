@@ -1,4 +1,4 @@
-"""Stop delivers what was received, terminate does not; both end in time, whoever calls them."""
+"""Stop delivers received messages, terminate does not; both end in time from any thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gate import Gate
 from tests.subscribe.subscribers import nothing, numbers_of, one_slice
 
 
-def test_stop_delivers_what_was_received_and_terminate_does_not() -> None:
+def test_stop_delivers_received_messages_and_terminate_does_not() -> None:
     for end, everything in ((Subscriber.stop, True), (Subscriber.terminate, False)):
         feed = one_slice()
         subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=100)
@@ -45,7 +45,7 @@ def test_stop_delivers_what_was_received_and_terminate_does_not() -> None:
         assert (statistics.delivery.due, statistics.delivery.discarded) == (50, 0 if everything else 49)
 
 
-def test_stop_gives_up_on_a_callback_that_does_not_return() -> None:
+def test_stop_gives_up_a_callback_that_does_not_return() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
     gate = Gate()
@@ -65,7 +65,7 @@ def test_stop_gives_up_on_a_callback_that_does_not_return() -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "terminate"])
-def test_a_callback_may_end_its_subscriber(how: Literal["stop", "terminate"]) -> None:
+def test_a_callback_can_end_its_subscriber(how: Literal["stop", "terminate"]) -> None:
     feed = Feed.local("subscriber", slices=2)
     subscriber = Subscriber(feed)
     got = Collector()

@@ -1,4 +1,4 @@
-"""Streams: messages that are taken rather than given, in a loop, one by one and in asyncio."""
+"""Streams: messages pulled in a loop, one by one and in asyncio."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(main: Any, loop: Callable[[], asyncio.AbstractEventLoop]) -> Any:
 
 
 def open_descriptors() -> int:
-    gc.collect()  # what earlier tests left to it
+    gc.collect()  # objects of earlier tests
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
@@ -66,7 +66,7 @@ def test_a_loop_gets_all_messages_in_order_and_ends_with_the_subscriber(workers:
         stream.get()
 
 
-def test_what_is_left_after_the_end_or_a_break_can_be_taken() -> None:
+def test_messages_left_after_the_end_or_a_break_can_be_taken() -> None:
     subscriber = Subscriber(feed := one_slice())
     stream = subscriber.stream(b"")
     with RawPublisher(feed) as publisher:
@@ -81,7 +81,7 @@ def test_what_is_left_after_the_end_or_a_break_can_be_taken() -> None:
     assert numbers(stream) == [3, 4, 5, 6]
 
 
-def test_batches_come_as_batches() -> None:
+def test_batches_are_delivered_as_batches() -> None:
     subscriber = Subscriber(feed := one_slice())
     stream = subscriber.stream(b"", batches=True)
     with RawPublisher(feed) as publisher:
@@ -92,14 +92,14 @@ def test_batches_come_as_batches() -> None:
     assert [numbers(batch) for batch in stream] == [[0, 1, 2], [3, 4, 5, 6]]
 
 
-def test_get_gives_up_after_its_time() -> None:
+def test_get_times_out() -> None:
     subscriber = Subscriber(feed := one_slice())
     stream = subscriber.stream(b"")
     with RawPublisher(feed), subscriber, pytest.raises(TimeoutError, match=r"nothing came in 0\.01 s"):
         stream.get(0.01)
 
 
-def test_a_full_stream_that_waits_is_lag_and_ends_a_subscriber_that_may_not_be_slow() -> None:
+def test_a_full_stream_that_waits_is_lag_and_ends_a_slow_subscriber() -> None:
     policy = SlowPolicy("raise", max_lag=0.05, start_grace=0)
     subscriber = Subscriber(feed := one_slice(), slow=policy)
     stream = subscriber.stream(b"", limit=1)
@@ -125,7 +125,7 @@ def test_a_full_stream_drops_the_oldest_and_counts_them(caplog: pytest.LogCaptur
     assert caplog.text.count("stream of b'' is full: the oldest of 4 messages are dropped") == 1
 
 
-def test_a_full_stream_may_end_the_subscriber() -> None:
+def test_a_full_stream_can_end_the_subscriber() -> None:
     subscriber = Subscriber(feed := one_slice())
     stream = subscriber.stream(b"", limit=2, when_full="stop")
     with RawPublisher(feed) as publisher:
@@ -139,7 +139,7 @@ def test_a_full_stream_may_end_the_subscriber() -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "terminate"])
-def test_a_subscriber_ends_though_nobody_reads_a_full_stream(end: str) -> None:
+def test_a_subscriber_ends_with_an_unread_full_stream(end: str) -> None:
     subscriber = Subscriber(feed := one_slice())
     stream = subscriber.stream(b"", limit=1)
     with RawPublisher(feed) as publisher:
@@ -152,7 +152,7 @@ def test_a_subscriber_ends_though_nobody_reads_a_full_stream(end: str) -> None:
     assert end == "terminate" or len(left) == 5
 
 
-def test_a_closed_stream_gets_nothing_more_and_its_subscriber_goes_on() -> None:
+def test_a_closed_stream_gets_nothing_and_its_subscriber_continues() -> None:
     subscriber = Subscriber(feed := one_slice())
     kept: list[int] = []
     subscriber.on(b"")(lambda message: kept.append(int(message.payload)))
@@ -161,7 +161,7 @@ def test_a_closed_stream_gets_nothing_more_and_its_subscriber_goes_on() -> None:
             subscriber.wait_confirmed()
             send(publisher, range(1), range(1, 2), range(2, 3))
             assert stream.get(ENOUGH_S).payload == b"0"
-        wait_until(lambda: kept == [0, 1, 2], what="a worker that waited for room goes on")
+        wait_until(lambda: kept == [0, 1, 2], what="a worker that waited for room continues")
         send(publisher, range(3, 4))
         wait_until(lambda: len(kept) == 4)
         assert len(subscriber.callbacks) == 1
@@ -214,7 +214,7 @@ def test_asyncio_gets_all_messages_of_several_streams(loop: Any) -> None:
 
 @on_both_loops
 def test_a_cancelled_task_leaves_nothing_behind_and_loses_nothing(loop: Any) -> None:
-    feed = one_slice(heartbeat_ns=3_600 * 10**9)  # a silent line would be connected anew, with a descriptor more
+    feed = one_slice(heartbeat_ns=3_600 * 10**9)  # a silent line would be reconnected, with one more descriptor
     subscriber = Subscriber(feed)
     stream = subscriber.stream(b"")
 
@@ -239,7 +239,7 @@ def test_a_cancelled_task_leaves_nothing_behind_and_loses_nothing(loop: Any) -> 
 
 
 @on_both_loops
-def test_tasks_that_take_turns_share_a_stream_without_a_loss(loop: Any) -> None:
+def test_tasks_that_take_turns_share_a_stream_without_loss(loop: Any) -> None:
     subscriber = Subscriber(feed := one_slice())
     stream = subscriber.stream(b"")
     with RawPublisher(feed) as publisher:
@@ -262,12 +262,12 @@ def test_tasks_that_take_turns_share_a_stream_without_a_loss(loop: Any) -> None:
 
 
 @on_both_loops
-def test_a_loop_that_was_closed_with_a_waiting_task_does_not_lock_the_stream(loop: Any) -> None:
+def test_a_closed_loop_with_a_waiting_task_does_not_block_the_stream(loop: Any) -> None:
     subscriber = Subscriber(feed := one_slice())
     stream = subscriber.stream(b"")
     with RawPublisher(feed) as publisher, subscriber:
         forgetful = loop()
-        left = forgetful.create_task(anext(stream))  # kept, so that nothing cleans it up
+        left = forgetful.create_task(anext(stream))  # kept, so that it is not cleaned up
         forgetful.run_until_complete(asyncio.sleep(0.001))
         forgetful.close()
         send(publisher, range(1))
@@ -298,7 +298,7 @@ def test_two_tasks_cannot_read_one_stream(loop: Any) -> None:
 
 
 @on_both_loops
-def test_a_task_is_woken_by_the_end_and_told_what_it_was(loop: Any) -> None:
+def test_a_task_is_woken_by_the_end_and_gets_the_error(loop: Any) -> None:
     subscriber = Subscriber(feed := one_slice())
     stream = subscriber.stream(b"A")
 
@@ -343,7 +343,7 @@ def test_streams_leave_no_descriptors_behind() -> None:
     st.integers(1, 30),
     st.lists(st.sampled_from(["get", "loop", "anext"]), min_size=1, max_size=5),
 )
-def test_any_way_of_taking_gives_the_recorded_order(
+def test_any_way_of_reading_gives_the_recorded_order(
     tmp_path_factory: Any, of: list[int], limit: int, ways: Any
 ) -> None:
     recording = recorded(tmp_path_factory.mktemp("streams"), of)
@@ -351,7 +351,7 @@ def test_any_way_of_taking_gives_the_recorded_order(
 
 
 def recorded(path: Path, of: list[int]) -> Recording:
-    """A day of blocks of so many messages, numbered on."""
+    """A day of blocks with these numbers of messages, numbered consecutively."""
     day = Day(path / "2026-11-20", feed_of(), date="2026-11-20")
     number = 0
     for count in of:
@@ -362,7 +362,7 @@ def recorded(path: Path, of: list[int]) -> Recording:
 
 
 def replayed(recording: Recording, limit: int, ways: list[str]) -> list[int]:
-    """What a reader in another thread takes of a replay, each message in the next one of these ways."""
+    """Messages of a replay taken by a reader in another thread, each in the next of these ways."""
     subscriber = Subscriber(recording.feed)
     stream = subscriber.stream(b"", limit=limit)
     playing = threading.Thread(target=subscriber.replay, args=(recording,))
@@ -389,7 +389,7 @@ def replayed(recording: Recording, limit: int, ways: list[str]) -> list[int]:
     return got + numbers(stream)
 
 
-def test_stopping_a_replay_lets_go_of_a_full_stream(tmp_path: Path) -> None:
+def test_stopping_a_replay_releases_a_full_stream(tmp_path: Path) -> None:
     recording = recorded(tmp_path, [1] * 20)
     subscriber = Subscriber(recording.feed)
     stream = subscriber.stream(b"", limit=1)
@@ -403,7 +403,7 @@ def test_stopping_a_replay_lets_go_of_a_full_stream(tmp_path: Path) -> None:
     assert left == list(range(1, 1 + len(left)))
 
 
-def test_a_replay_that_fails_tells_the_readers_of_streams(tmp_path: Path) -> None:
+def test_a_failing_replay_raises_for_readers_of_streams(tmp_path: Path) -> None:
     recording = recorded(tmp_path, [1] * 20)
     subscriber = Subscriber(recording.feed)
 
@@ -419,7 +419,7 @@ def test_a_replay_that_fails_tells_the_readers_of_streams(tmp_path: Path) -> Non
         numbers(stream)
 
 
-def test_what_waits_is_bounded_by_its_blocks_too() -> None:
+def test_waiting_messages_are_bounded_by_their_blocks_too() -> None:
     subscriber = Subscriber(feed := one_slice())
     stream = subscriber.stream(b"A", when_full="drop_oldest")
     with RawPublisher(feed) as publisher:
@@ -433,13 +433,13 @@ def test_what_waits_is_bounded_by_its_blocks_too() -> None:
     assert stream.dropped == 3
 
 
-def test_a_stream_that_is_to_end_a_subscriber_that_logs_is_refused() -> None:
+def test_a_stream_that_would_end_a_logging_subscriber_is_rejected() -> None:
     subscriber = Subscriber(one_slice(), on_error="log")
     with pytest.raises(ValueError, match="when_full was 'stop', which on_error='log' would log; expected 'stop'"):
         subscriber.stream(b"", when_full="stop")
 
 
-def test_a_stream_may_be_closed_while_its_subscriber_begins_to_end() -> None:
+def test_a_stream_can_be_closed_while_its_subscriber_begins_to_end() -> None:
     subscriber = Subscriber(feed := one_slice())
     stream = subscriber.stream(b"")
     raised: list[BaseException] = []
@@ -454,13 +454,13 @@ def test_a_stream_may_be_closed_while_its_subscriber_begins_to_end() -> None:
     with RawPublisher(feed), subscriber:
         with subscriber._supervisor.lock:
             closing.start()
-            closing.join(0.2)  # as far as it comes
+            closing.join(0.2)  # as far as it gets
             subscriber.request_stop()
         closing.join(ENOUGH_S)
     assert (closing.is_alive(), raised) == (False, [])
 
 
-def test_streams_of_processes_are_refused() -> None:
+def test_streams_of_processes_are_rejected() -> None:
     subscriber = Subscriber(one_slice(), processes=True)
     with pytest.raises(SubscriberError, match="stream was called with processes=True"):
         subscriber.stream(b"")
@@ -473,7 +473,7 @@ def test_streams_of_processes_are_refused() -> None:
         ({"when_full": "drop"}, "when_full was 'drop', expected one of: wait, drop_oldest, stop"),
     ],
 )
-def test_wrong_settings_of_a_stream_are_refused(settings: dict[str, Any], error: str) -> None:
+def test_wrong_settings_of_a_stream_are_rejected(settings: dict[str, Any], error: str) -> None:
     subscriber = Subscriber(one_slice())
     with pytest.raises(ValueError, match=error):
         subscriber.stream(b"", **settings)

@@ -1,4 +1,4 @@
-"""Callbacks, streams and tables that choose symbols get exactly the messages of these, live and in replays."""
+"""Callbacks, streams and tables with chosen symbols get exactly their messages, live and in replays."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_live_each_kind_of_callback_gets_the_messages_of_its_symbols(slices: int
     assert counted.total().tolist() == [2 * len(expected)]
 
 
-def test_a_table_has_the_topics_of_its_symbols_alone(tmp_path: Path) -> None:
+def test_a_table_has_only_the_topics_of_its_symbols(tmp_path: Path) -> None:
     feed = archived_feed()
     topics = [b"AAPL.x", b"AAPLW.x", b"BRK.B.x"]
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
@@ -110,7 +110,7 @@ def test_a_table_has_the_topics_of_its_symbols_alone(tmp_path: Path) -> None:
             assert dict(table) == {b"AAPL.x": b"1", b"BRK.B.x": b"1"}
 
 
-def test_symbols_that_a_callback_cannot_choose_are_refused() -> None:
+def test_symbols_that_a_callback_cannot_choose_are_rejected() -> None:
     subscriber = Subscriber(one_slice(symbol="before_first"))
     with pytest.raises(
         ConfigError, match="symbols had b'BRK.B', but a symbol of feed 'subscriber' ends before the first"
@@ -121,7 +121,7 @@ def test_symbols_that_a_callback_cannot_choose_are_refused() -> None:
     assert subscriber.callbacks == ()
 
 
-def test_a_replay_of_a_feed_with_another_rule_is_refused(tmp_path: Path) -> None:
+def test_a_replay_of_a_feed_with_another_rule_is_rejected(tmp_path: Path) -> None:
     day = Day(tmp_path / "2026-11-20", feed_of(symbol="whole"))
     day.put(0, Put((Row(b"A.x", b"1", 10),)))
     subscriber = Subscriber(feed_of())

@@ -1,4 +1,4 @@
-"""Topics and prefixes may be text: it means the same as its UTF-8 bytes, wherever one is given."""
+"""Topics and prefixes may be text, which means its UTF-8 bytes, in every call."""
 
 from __future__ import annotations
 

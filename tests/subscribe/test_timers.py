@@ -1,4 +1,4 @@
-"""Functions called at times by a live subscriber."""
+"""Timers of a live subscriber."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MS = 1_000_000
 ENOUGH_S = 60.0
 
 
-def test_ticks_come_in_silence_and_not_before_their_time() -> None:
+def test_ticks_arrive_in_silence_and_not_early() -> None:
     feed = Feed.local("ticks", slices=2)
     subscriber = Subscriber(feed)
     subscriber.on(b"")(lambda message: None)
@@ -38,7 +38,7 @@ def test_ticks_come_in_silence_and_not_before_their_time() -> None:
     assert {name for _, _, name in called} == {"blackbox-worker-0.0"}
 
 
-def test_ticks_live_on_the_worker_of_their_group() -> None:
+def test_ticks_run_on_the_worker_of_their_group() -> None:
     feed = Feed.local("ticks", slices=1)
     subscriber = Subscriber(feed, workers=3)
     names: dict[str, set[str]] = {"message": set(), "tick": set()}
@@ -58,7 +58,7 @@ def test_ticks_live_on_the_worker_of_their_group() -> None:
     assert names["message"] == names["tick"] == {"blackbox-worker-0.1"}
 
 
-def test_of_ticks_that_a_busy_worker_missed_the_last_is_called() -> None:
+def test_a_busy_worker_calls_only_the_last_missed_tick() -> None:
     feed = Feed.local("ticks", slices=1)
     subscriber = Subscriber(feed, workers=1)
     called: list[int] = []
@@ -81,7 +81,7 @@ def test_of_ticks_that_a_busy_worker_missed_the_last_is_called() -> None:
     with Publisher(feed) as publisher, subscriber:
         publisher.publish(b"A.x", b"1")
         assert began.wait(ENOUGH_S)
-        go_on.wait(0.1)  # while ten times go by
+        go_on.wait(0.1)  # while ten ticks pass
         go_on.set()
         assert enough.wait(ENOUGH_S)
     assert not [ts_ns for ts_ns in called if busy_ns[0] < ts_ns <= busy_ns[1] - 10 * MS]
@@ -89,7 +89,7 @@ def test_of_ticks_that_a_busy_worker_missed_the_last_is_called() -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 0])
-def test_messages_have_their_turn_beside_ticks_that_are_always_due(workers: int) -> None:
+def test_messages_get_their_turn_among_ticks_that_are_always_due(workers: int) -> None:
     feed = Feed.local("ticks", slices=1)
     subscriber = Subscriber(feed, workers=workers)
     come: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Gaps and epochs are told between the messages before and after: to hooks, compiled callbacks and books."""
+"""Gaps and epochs are reported between the messages before and after: to hooks, compiled callbacks and books."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tests.subscribe.subscribers import PATIENT, in_both_places, nothing, number
 KEYS = (b"A", b"B")
 TOPICS = (b"A.x", b"A.y", b"B.x", b"C.x")
 LOG_WORDS = 3
-"""Of what a compiled callback notes of a batch: its first number, how many messages, how many were lost."""
+"""Words that a compiled callback stores per batch: its first number, its messages, and the lost messages."""
 
 
 class Sent(NamedTuple):
-    """A block: its topics, all of one key, and whether it is lost on the way."""
+    """A block: its topics, all of one key, and True if it is lost."""
 
     topics: tuple[bytes, ...]
     is_lost: bool
 
 
 class Missed(NamedTuple):
-    """What a gap hook is told."""
+    """Arguments of a gap hook."""
 
     key: bytes
     sequence: int
@@ -59,7 +59,7 @@ def share(one: bytes, other: bytes) -> bool:
 
 
 def expected(blocks: list[Sent], key_bytes: int, prefixes: list[bytes], hook: bytes) -> list[object]:
-    """What the callbacks of one worker, for these prefixes, and a gap hook see there: a plain loop."""
+    """Return what the callbacks of one worker with these prefixes, and a gap hook, receive: a plain loop."""
     seen: list[object] = []
     following = 0
     sent: dict[bytes, int] = defaultdict(int)
@@ -89,13 +89,13 @@ def expected(blocks: list[Sent], key_bytes: int, prefixes: list[bytes], hook: by
 
 
 def in_order(events: list[object]) -> list[object]:
-    """Gaps next to each other sorted by key: of those that one heartbeat tells, any may come first."""
+    """Return events with adjacent gaps sorted by key: gaps of one heartbeat may be in any order."""
     runs = groupby(events, key=lambda event: isinstance(event, Missed))
     return [event for is_gap, run in runs for event in (sorted(run) if is_gap else run)]  # type: ignore[type-var]
 
 
 def expected_log(blocks: list[Sent], key_bytes: int, prefix: bytes) -> list[tuple[int, int, int]]:
-    """What a compiled callback notes: a plain loop."""
+    """Return what a compiled callback stores: a plain loop."""
     found, lost, following = [], 0, 0
     pending: dict[bytes, int] = defaultdict(int)
     for block in blocks:
@@ -125,7 +125,7 @@ def schedules(draw: st.DrawFn) -> tuple[int, list[Sent]]:
 
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(schedules(), st.sampled_from([b"", b"A.", b"B", b"A.x"]), st.sampled_from([0, 2]), st.booleans())
-def test_gaps_are_told_between_the_messages_before_and_after(
+def test_gaps_are_reported_between_the_messages_before_and_after(
     schedule: tuple[int, list[Sent]], hook: bytes, workers: int, compiled_on_worker: bool
 ) -> None:
     key_bytes, blocks = schedule
@@ -188,7 +188,7 @@ def test_a_gap_ends_a_subscriber_that_stops_at_gaps(processes: bool) -> None:
     assert subscriber.statistics().received.gaps == 3
 
 
-def test_what_came_before_a_gap_is_delivered_before_the_end() -> None:
+def test_messages_before_a_gap_are_delivered_before_the_end() -> None:
     subscriber, got, may_go_on = Subscriber(feed := one_slice(), on_gap="stop"), Collector(), threading.Event()
 
     @subscriber.on(b"")
@@ -209,7 +209,7 @@ def test_what_came_before_a_gap_is_delivered_before_the_end() -> None:
     assert numbers_of(got) == [0, 1, 2, 3, 4]
 
 
-def test_a_hook_of_a_group_is_called_on_the_worker_of_the_group_alone() -> None:
+def test_a_hook_of_a_group_is_called_only_on_the_worker_of_the_group() -> None:
     subscriber = Subscriber(feed := one_slice(), workers=3)
     threads: dict[str, int] = {}
     told: list[int] = []
@@ -227,7 +227,7 @@ def test_a_hook_of_a_group_is_called_on_the_worker_of_the_group_alone() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_hooks_come_and_go_while_it_runs(workers: int) -> None:
+def test_hooks_are_added_and_removed_while_it_runs(workers: int) -> None:
     subscriber, got = Subscriber(feed := one_slice(), workers=workers), Collector()
     subscriber.on(b"")(got.message)
     told: list[Gap] = []
@@ -248,7 +248,7 @@ def test_hooks_come_and_go_while_it_runs(workers: int) -> None:
     assert subscriber.statistics().received.gaps == 2
 
 
-def test_a_hook_without_a_callback_to_miss_anything_is_not_called() -> None:
+def test_a_hook_without_a_matching_callback_is_not_called() -> None:
     subscriber, told = Subscriber(feed := one_slice()), list[Gap]()
     subscriber.on(b"A")(nothing)
     subscriber.on_gap(b"B")(told.append)
@@ -262,7 +262,7 @@ def test_a_hook_without_a_callback_to_miss_anything_is_not_called() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_gap_hook_that_raises_ends_the_subscriber_as_a_callback_does(workers: int) -> None:
+def test_a_gap_hook_that_raises_ends_the_subscriber_like_a_callback(workers: int) -> None:
     subscriber, got = Subscriber(feed := one_slice(), workers=workers), Collector()
     subscriber.on(b"")(got.message)
 
@@ -281,7 +281,7 @@ def test_a_gap_hook_that_raises_ends_the_subscriber_as_a_callback_does(workers: 
 
 
 @in_both_places
-def test_what_two_lines_have_lost_both_is_told_once(worker: bool) -> None:
+def test_a_loss_on_both_lines_is_reported_once(worker: bool) -> None:
     feed = Feed.local("lines", slices=1, lines=2)
     subscriber, told = Subscriber(feed, slow=PATIENT, line_wait=60), list[Gap]()
     counted = subscriber.on_compiled(b"", state=numpy.zeros(100, numpy.int64), worker=worker)(log_batch)
@@ -299,7 +299,7 @@ def test_what_two_lines_have_lost_both_is_told_once(worker: bool) -> None:
 
 
 @in_both_places
-def test_what_the_policy_drops_is_told_before_the_next_messages(worker: bool) -> None:
+def test_dropped_messages_are_reported_before_the_next_messages(worker: bool) -> None:
     feed = one_slice(max_lag_ns=100_000_000_000)
     subscriber, got, told = (
         Subscriber(feed, slow=SlowPolicy("drop", start_grace=0)),
@@ -326,7 +326,7 @@ def test_what_the_policy_drops_is_told_before_the_next_messages(worker: bool) ->
 
 
 @in_both_places
-def test_another_run_of_a_publisher_voids_what_callbacks_keep(worker: bool) -> None:
+def test_a_new_epoch_resets_the_state_of_callbacks(worker: bool) -> None:
     subscriber, seen = Subscriber(feed := one_slice()), list[object]()
     subscriber.on(b"")(lambda message: seen.append(message.payload))
     counted = subscriber.on_compiled(b"", state=numpy.zeros(100, numpy.int64), worker=worker)(log_batch)
@@ -345,7 +345,7 @@ def test_another_run_of_a_publisher_voids_what_callbacks_keep(worker: bool) -> N
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1])
-def test_the_first_messages_of_another_run_that_are_lost_are_told(key_bytes: int) -> None:
+def test_lost_first_messages_of_a_new_epoch_are_reported(key_bytes: int) -> None:
     subscriber, seen = Subscriber(feed := one_slice(key_bytes=key_bytes)), list[object]()
     subscriber.on(b"")(lambda message: seen.append(message.payload))
     subscriber.on_gap(b"")(lambda gap: seen.append((gap.epoch, gap.sequence, gap.count)))
@@ -386,5 +386,5 @@ def test_books_that_may_lack_messages_are_flagged(is_full: bool) -> None:
         send(publisher, order(2, b"B", 100), topic=b"A3.A")
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert not book.synced, "a restarted publisher may have sent only what came later"
+    assert not book.synced, "a restarted publisher may have sent only later messages"
     assert book.symbols == [b"A", b"A3"]

@@ -1,4 +1,4 @@
-"""With `workers=0` Python callbacks run in the slice thread, and keep the promises that they keep on workers."""
+"""With `workers=0` Python callbacks run in the slice thread, and behave as on workers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_callbacks_of_all_kinds_get_the_same(workers: int) -> None:
 
 
 @in_both_threads
-def test_batches_that_a_callback_keeps_stay_what_they_were(workers: int) -> None:
+def test_kept_batches_are_unchanged(workers: int) -> None:
     subscriber = Subscriber(feed := one_slice(), workers=workers)
     kept: list[Batch] = []
     subscriber.on_batch(b"")(kept.append)
@@ -70,7 +70,7 @@ def test_batches_that_a_callback_keeps_stay_what_they_were(workers: int) -> None
 
 
 @in_both_threads
-def test_rows_that_need_more_room_come_all_the_same(workers: int) -> None:
+def test_rows_that_need_more_room_are_delivered(workers: int) -> None:
     rows, got, others = 140_000, [], []
     subscriber = Subscriber(feed := one_slice(), workers=workers)
     subscriber.on_batch(b"A")(lambda batch: got.extend(batch.ts_event.tolist()))
@@ -110,7 +110,7 @@ def test_a_callback_that_raises_ends_it_or_is_logged(workers: int, on_error: Any
 
 
 @in_both_threads
-def test_a_callback_may_stop_its_own_subscriber(workers: int) -> None:
+def test_a_callback_can_stop_its_own_subscriber(workers: int) -> None:
     subscriber = Subscriber(feed := one_slice(), workers=workers)
     subscriber.on(b"")(lambda message: subscriber.stop())
     with Publisher(feed) as publisher:
@@ -121,7 +121,7 @@ def test_a_callback_may_stop_its_own_subscriber(workers: int) -> None:
 
 
 @in_both_threads
-def test_a_callback_may_add_another(workers: int) -> None:
+def test_a_callback_can_add_another(workers: int) -> None:
     subscriber = Subscriber(feed := one_slice(), workers=workers)
     got: list[bytes] = []
     begun = threading.Event()
@@ -142,24 +142,24 @@ def test_a_callback_may_add_another(workers: int) -> None:
     assert got == [b"B"]
 
 
-def test_a_callback_in_the_slice_thread_cannot_wait_for_confirmations_that_this_takes_in() -> None:
+def test_a_callback_in_the_slice_thread_cannot_wait_for_confirmations() -> None:
     subscriber = Subscriber(feed := one_slice(), workers=0)
     subscriber.on(b"")(lambda message: subscriber.wait_confirmed())
     with Publisher(feed) as publisher:
         subscriber.start()
         publisher.publish(b"T", b"")
-        with pytest.raises(CallbackError, match="in the slice's own thread, which takes in the confirmations"):
+        with pytest.raises(CallbackError, match="in the slice's own thread, which receives the confirmations"):
             subscriber.run(timeout=ENOUGH_S)
 
 
-def test_a_worker_that_is_asked_for_where_there_is_none_is_refused() -> None:
+def test_a_missing_worker_is_rejected() -> None:
     subscriber = Subscriber(one_slice(), workers=0)
     with pytest.raises(ValueError, match="worker was True, but this subscriber has workers=0"):
         subscriber.on_compiled(b"", state=numpy.zeros(1), worker=True)(lambda batch, state: None)
 
 
 @in_both_threads
-def test_a_callback_that_takes_long_is_lag_that_is_told(workers: int) -> None:
+def test_a_slow_callback_causes_a_lag_alert(workers: int) -> None:
     heard: list[str] = []
     policy = SlowPolicy("warn", max_lag=0.05, on_alert=heard.append, start_grace=0)
     subscriber = Subscriber(feed := one_slice(), slow=policy, workers=workers)
@@ -185,7 +185,7 @@ def test_a_callback_that_takes_long_is_lag_that_is_told(workers: int) -> None:
 
 
 @in_both_threads
-def test_terminate_leaves_a_callback_that_hangs_behind(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_terminate_leaves_a_hung_callback_behind(workers: int, caplog: pytest.LogCaptureFixture) -> None:
     policy = SlowPolicy(max_lag=3_600, grace=0.1, start_grace=0)
     subscriber = Subscriber(feed := one_slice(), slow=policy, workers=workers)
     held, go_on = threading.Event(), threading.Event()
@@ -227,7 +227,7 @@ def test_conflation_gives_the_newest_of_each_topic(workers: int) -> None:
     assert (delivery.due, delivery.conflated, delivery.delivered) == (40, 38, 2)
 
 
-def test_a_return_to_the_past_comes_between_the_messages() -> None:
+def test_a_return_to_the_past_is_between_the_messages() -> None:
     subscriber = Subscriber(feed := one_slice(), workers=0)
     told: list[object] = []
     subscriber.on(b"")(lambda message: told.append(bytes(message.payload)))
@@ -242,7 +242,7 @@ def test_a_return_to_the_past_comes_between_the_messages() -> None:
     assert told == [b"1", "back", b"2"]
 
 
-def test_ticks_come_in_silence_and_between_messages_in_the_slice_thread() -> None:
+def test_ticks_arrive_in_silence_and_between_messages_in_the_slice_thread() -> None:
     subscriber = Subscriber(feed := one_slice(), workers=0)
     threads: list[str] = []
     messages: list[bytes] = []
@@ -288,6 +288,6 @@ def _nothing(message: Message) -> None:
     pass
 
 
-def test_no_other_number_of_workers_is_taken() -> None:
+def test_other_numbers_of_workers_are_rejected() -> None:
     with pytest.raises(ValueError, match="workers was -1, expected 0 to 63"):
         Subscriber(one_slice(), workers=-1)

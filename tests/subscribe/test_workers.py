@@ -1,4 +1,4 @@
-"""Callbacks are spread over workers, and a full queue of one worker holds up the rest without loss."""
+"""Callbacks are distributed over workers, and a full queue of one worker delays the others without loss."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_full_worker_queue_is_bounded_and_loses_nothing() -> None:
         publishing.start()
         assert gate.entered.wait(60)
         wait_until(lambda: subscriber.statistics().delivery.waits > 2)
-        # Its own queue, what the pipe's flow control lets through ahead of it, and one burst in its hands.
+        # Its own queue, messages ahead of it in the pipe, and one burst in the worker.
         assert subscriber.statistics().delivery.queue_blocks <= 4 + 2
         received = subscriber.statistics().received.blocks
         wait_until(lambda: subscriber.statistics().delivery.waits > 6)
@@ -79,7 +79,7 @@ def test_a_full_worker_queue_is_bounded_and_loses_nothing() -> None:
     assert subscriber.statistics().received.gaps == 0
 
 
-def test_each_reason_to_leave_the_compiled_loop_has_a_number_of_its_own() -> None:
+def test_each_reason_to_leave_the_compiled_loop_has_its_own_number() -> None:
     reasons = [worker_loop.DELIVER, worker_loop.SWITCH, worker_loop.ENDED, worker_loop.TICK]
     reasons += [worker_loop.GROW, worker_loop.FAILED, worker_loop.EPOCH]
     assert len(set(reasons)) == len(reasons)

@@ -1,4 +1,4 @@
-"""What a new user gives by mistake is refused at once, by an error that says what was expected."""
+"""Common mistakes of new users are rejected at once by an error that names what was expected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Called:
     def __call__(self, message: Any) -> None: ...
 
 
-def test_a_decorator_without_a_prefix_says_so() -> None:
+def test_a_decorator_without_a_prefix_raises() -> None:
     subscriber = Subscriber(one_slice())
     for decorate in (subscriber.on, subscriber.on_batch):
         with pytest.raises(TypeError, match=r"prefix was <function nothing.*>, expected str or bytes: write @subs"):
@@ -47,7 +47,7 @@ def test_a_decorator_without_a_prefix_says_so() -> None:
         (generated, "callback generated was a generator"),
     ],
 )
-def test_what_cannot_be_called_with_a_message_is_no_callback(function: Any, text: str) -> None:
+def test_an_unsuitable_callback_is_rejected(function: Any, text: str) -> None:
     subscriber = Subscriber(one_slice())
     with pytest.raises(TypeError, match=text):
         subscriber.on(b"")(function)
@@ -56,7 +56,7 @@ def test_what_cannot_be_called_with_a_message_is_no_callback(function: Any, text
     assert subscriber.callbacks == ()
 
 
-def test_what_is_no_function_is_no_compiled_callback_and_no_hook() -> None:
+def test_objects_that_are_not_functions_are_rejected_as_compiled_callbacks_and_hooks() -> None:
     subscriber = Subscriber(one_slice())
     with pytest.raises(TypeError, match=r"callback was 5, expected a function of \(batch, state\)"):
         subscriber.on_compiled(b"", state=numpy.zeros(1))(5)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def test_what_is_no_function_is_no_compiled_callback_and_no_hook() -> None:
         subscriber.on_reset(nothing)  # type: ignore[arg-type]
 
 
-def test_functions_of_c_and_callable_objects_are_callbacks() -> None:
+def test_c_functions_and_callable_objects_are_callbacks() -> None:
     subscriber = Subscriber(one_slice())
     got: list[Any] = []
     for function in (got.append, print, Collector().message, Called()):
@@ -75,7 +75,7 @@ def test_functions_of_c_and_callable_objects_are_callbacks() -> None:
 @pytest.mark.parametrize(
     "make", [Subscriber, Publisher, lambda feed: Recorder(feed, "nowhere")], ids=["subscriber", "publisher", "recorder"]
 )
-def test_a_path_in_place_of_a_feed_says_how_to_read_it(make: Callable[[Any], object]) -> None:
+def test_a_path_instead_of_a_feed_names_the_way_to_read_it(make: Callable[[Any], object]) -> None:
     with pytest.raises(TypeError, match=r"feed was 'feed.toml', expected a Feed: Feed.load\('feed.toml'\) reads"):
         make("feed.toml")
     with pytest.raises(TypeError, match=r"expected a Feed: Feed.load\('feed.toml'\)"):
@@ -93,7 +93,7 @@ def test_a_path_in_place_of_a_feed_says_how_to_read_it(make: Callable[[Any], obj
         ({"slow": "drop"}, r"slow was 'drop', expected a SlowPolicy, such as SlowPolicy\('raise'\)"),
     ],
 )
-def test_settings_of_another_type_are_refused(settings: dict[str, Any], text: str) -> None:
+def test_settings_of_another_type_are_rejected(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(TypeError, match=text):
         Subscriber(one_slice(), **settings)
 
@@ -107,18 +107,18 @@ def test_settings_of_another_type_are_refused(settings: dict[str, Any], text: st
         ({"on_alert": 5}, r"callback was 5, expected a function of \(text\)"),
     ],
 )
-def test_a_policy_of_other_types_is_refused(settings: dict[str, Any], text: str) -> None:
+def test_a_policy_with_wrong_types_is_rejected(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(TypeError, match=text):
         SlowPolicy(**settings)
 
 
-def test_run_without_callbacks_says_so() -> None:
+def test_run_without_callbacks_raises() -> None:
     with pytest.raises(SubscriberError, match="run was called without callbacks"):
         Subscriber(one_slice()).run()
 
 
 @pytest.mark.parametrize("payload", [{1: 2}, [1], 5, "text", {1}, [1] * 70_000, 1.5, object()])
-def test_a_payload_that_is_no_bytes_is_refused_and_not_sent(payload: Any) -> None:
+def test_a_payload_that_is_not_bytes_is_rejected_and_not_sent(payload: Any) -> None:
     with Publisher(Feed.local("wrong", slices=1)) as publisher:
         with pytest.raises(TypeError, match="payload was .*, expected bytes or another buffer of bytes"):
             publisher.publish(b"T", payload)
@@ -141,7 +141,7 @@ def test_every_buffer_is_sent_byte_for_byte() -> None:
     assert got.payloads == [b"ab", b"cd", numbers.tobytes(), large.tobytes(), numbers[::2].tobytes()]
 
 
-def test_a_form_of_prices_needs_fields_and_is_a_known_word() -> None:
+def test_a_form_of_prices_needs_fields_and_a_known_word() -> None:
     subscriber = Subscriber(one_slice())
     with pytest.raises(ValueError, match="prices was 'float' without fields, pass fields"):
         subscriber.on(b"", prices="float")
