@@ -1,4 +1,4 @@
-"""Archives for tests: a feed with archives, days recorded for them, and what an answer holds."""
+"""Archives for tests: a feed with archives, recorded days, and the contents of answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def archived_feed(archives: int = 1, **settings: Any) -> Feed:
 
 
 def numbers(found: Fetched) -> list[int]:
-    """The numbers that `numbered` gave the messages that were asked for."""
+    """Return the numbers from `numbered` in the requested messages."""
     rows = found.block.payloads[: found.block.count * ROW_BYTES].reshape(-1, ROW_BYTES)
     wanted: list[int] = rows[found.first_row : found.stop_row, :8].copy().view(numpy.int64)[:, 0].tolist()
     return wanted
@@ -48,7 +48,7 @@ def publish_parts(publisher: Publisher, first: int, stop: int) -> None:
 
 
 def publish_over_segments(publisher: Publisher, recorder: Recorder, least: int = 3) -> int:
-    """Publish until there are so many segments; return how many messages that were."""
+    """Publish until there are at least `least` segments. Return the number of messages."""
     count = 0
     while recorder.statistics().segments < least or count == 0:
         publish_parts(publisher, count, count + 10_000)
@@ -59,7 +59,7 @@ def publish_over_segments(publisher: Publisher, recorder: Recorder, least: int =
 
 
 def recorded(tmp_path: Path, feed: Feed, count: int, **settings: Any) -> int:
-    """Record so many messages of slice 0 in segments of 1 MiB; return their epoch."""
+    """Record `count` messages of slice 0 in segments of 1 MiB. Return their epoch."""
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB, **settings) as recorder:
         publish_parts(publisher, 0, count)
         wait_recorded(recorder, count)

@@ -1,4 +1,4 @@
-"""Sources that are made up, to import from, and what is then found in a recording."""
+"""Sources made for tests of imports, and the contents of a recording."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def feed_of(schema: str = "itch50", name: str = "imported", slices: int = 2, **s
 
 
 class Made(Source):
-    """Messages as they are told, a chunk a list; then perhaps an error."""
+    """The given messages, one chunk per list, and an optional error at the end."""
 
     schema = RAW
 

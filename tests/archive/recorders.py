@@ -22,7 +22,7 @@ MIB = 1 << 20
 ROW_BYTES = 104
 
 BEAT_NS = 200_000_000
-"""A plain publisher that is silent for some of these loses its connection, and what is on it."""
+"""A plain publisher that is silent for several of these intervals loses its connection and the data on it."""
 
 FOREVER_NS = 3_600 * 10**9
 
@@ -54,7 +54,7 @@ def payloads(directory: Path, feed: Feed, slice_id: int = 0) -> list[bytes]:
 
 
 def numbers_of(record: Stored) -> Any:
-    """The numbers that `numbered` gave the messages of a block."""
+    """Return the numbers from `numbered` in the messages of a block."""
     return (
         numpy.frombuffer(record.body, numpy.uint8)[-record.fields.count * ROW_BYTES :]
         .reshape(-1, ROW_BYTES)[record.first_row :, :8]

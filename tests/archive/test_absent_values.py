@@ -34,7 +34,7 @@ AS_SENT: dict[str, Any] = {"prices": "integer", "times": "integer"}
 
 
 def plain(table: pyarrow.Table, name: str) -> list[Any]:
-    """A column's values, times as integers."""
+    """Return a column's values, times as integers."""
     column = table[name]
     values: list[Any] = (
         column.cast(pyarrow.int64()) if pyarrow.types.is_timestamp(column.type) else column
@@ -64,7 +64,7 @@ def test_absent_values_are_null_in_arrow(tmp_path: Path, prices: Any, times: Any
     assert_columns(pyarrow.Table.from_batches(chunks), expected)
 
 
-def test_absent_values_are_null_where_types_are_read_together(tmp_path: Path) -> None:
+def test_absent_values_are_null_in_frames_of_several_types(tmp_path: Path) -> None:
     made, others = records(), [(255, 0, 7), (3, -1, 0)]
     recording = Recording.open(write_day(tmp_path / "2026-11-20", made, others).path)
     table = recording.to_arrow(message_type=["of all", "O"], prices="integer")
@@ -82,7 +82,7 @@ def test_absent_values_are_null_in_pandas(tmp_path: Path) -> None:
         column = frame[name]
         expected = told
         if column.dtype.kind == "M":
-            # The least int64 is no time to pandas, whatever the schema says.
+            # pandas always reads the lowest int64 as no time.
             expected = [None if each == -I8 - 1 else each for each in told]
             present = column.dropna().dt.tz_localize(None).to_numpy().view(numpy.int64).tolist()
         else:
@@ -91,7 +91,7 @@ def test_absent_values_are_null_in_pandas(tmp_path: Path) -> None:
         assert close(present, [each for each in expected if each is not None]), name
     kinds = {name: str(kind) for name, kind in frame.dtypes.items()}
     assert [kinds[name] for name in ("i8", "u8", "u4", "i1")] == ["Int64", "UInt64", "UInt32", "Int8"]
-    assert pandas.isna(frame["ts_event"][1]), "a message's time of 0 is not known"
+    assert pandas.isna(frame["ts_event"][1]), "a message's time of 0 is unknown"
 
 
 def test_absent_values_are_null_in_polars(tmp_path: Path) -> None:
@@ -200,10 +200,10 @@ def test_absent_values_are_null_in_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["to_arrow", "to_pandas", "to_polars"])
 @pytest.mark.parametrize("prices", ["decimal", "integer"])
-def test_nulls_of_a_table_are_stored_as_the_schema_says(tmp_path: Path, form: str, prices: Any) -> None:
+def test_nulls_of_a_table_are_stored_as_the_absent_value(tmp_path: Path, form: str, prices: Any) -> None:
     made = records()
     made["time"][2], made["i4"][3], made["price"][4] = U8, (1 << 31) - 1, I8
-    for name, dtype in FIELDS.items():  # what a table cannot hold cannot come back
+    for name, dtype in FIELDS.items():  # a table cannot hold other types
         mine = [value(int(each), dtype, Form(prices)) for each in made[name]]
         lost = [
             (each is None and raw(int(number), dtype) is not None) or int(number) == -I8 - 1 or "seconds" in name
@@ -218,7 +218,7 @@ def test_nulls_of_a_table_are_stored_as_the_schema_says(tmp_path: Path, form: st
         assert again[name].tolist() == made[name].tolist(), name
 
 
-def test_a_null_is_refused_where_the_schema_has_no_value_for_it(tmp_path: Path) -> None:
+def test_a_null_is_rejected_if_the_schema_has_no_absent_value(tmp_path: Path) -> None:
     columns_of_one = {name: [7] for name in FIELDS} | {"topic": ["A"], "ts_event": [NOON]}
     columns_of_one["plain"] = [None]  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="column 'plain' had 1 nulls, expected none: the schema has no 'absent'"):
@@ -227,7 +227,7 @@ def test_a_null_is_refused_where_the_schema_has_no_value_for_it(tmp_path: Path) 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(*(st.integers(0, 2 ** (8 * dtype.itemsize) - 1) for dtype in FIELDS.values())), min_size=1))
-def test_any_integer_but_the_absent_one_is_a_value(rows: list[tuple[int, ...]]) -> None:
+def test_every_integer_except_the_absent_one_is_a_value(rows: list[tuple[int, ...]]) -> None:
     made = numpy.zeros(len(rows), records().dtype)
     made["kind"] = b"A"
     for place, (name, dtype) in enumerate(FIELDS.items()):
@@ -256,7 +256,7 @@ def test_a_block_s_times_of_zero_are_null_in_arrow(tmp_path: Path) -> None:
 
 
 def test_undefined_times_and_prices_of_dbn_are_null(tmp_path: Path, shared_data: Path) -> None:
-    """The first of four real records has neither time nor price."""
+    """The first of four real records has no time and no price."""
     path = shared_data.parent / "cases/dbn" / "opra_test_data.cbbo-1s.dbn.zst"
     recording = recorded(tmp_path, lambda: Dbn(path))
     table = recording.to_arrow(message_type="cbbo-1s")
@@ -275,13 +275,13 @@ def test_undefined_times_and_prices_of_dbn_are_null(tmp_path: Path, shared_data:
     assert [each is None for each in written["price"].to_pylist()] == [True, False, False, False]
 
 
-def test_a_side_that_a_tape_quote_does_not_give_is_null() -> None:
+def test_a_missing_side_of_a_tape_quote_is_null() -> None:
     quote = numpy.zeros(1, TAPE.dtype("Q"))
     quote["bid_price"] = 12_300
     record = TAPE.record_type("Q").from_buffer_copy(quote.tobytes())
     assert (record.bid_price, record.ask_price) == (12_300, None)
     trade = TAPE.record_type("T").from_buffer_copy(numpy.zeros(1, TAPE.dtype("T")).tobytes())
-    assert trade.price == 0, "a trade at 0 is one at 0"
+    assert trade.price == 0, "a price of 0 is a price"
     assert DBN.arrow("mbo").field("price").nullable
     assert OTHER["own"].metadata == {"absent": 7}
     assert Feed.local("absent", schema=SCHEMA).schema == SCHEMA

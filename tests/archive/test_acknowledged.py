@@ -1,4 +1,4 @@
-"""Publishers wait until messages are recorded and synced: recorders never acknowledge them before."""
+"""Publishers wait until messages are recorded and synced; recorders never acknowledge them earlier."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ for line in sys.stdin:
     say("killed")
 """
 SOON_S = 0.3
-"""For waits that cannot succeed."""
+"""Timeout of waits that cannot succeed."""
 
 
 def positions(publisher: Publisher, *, gone: bool = False) -> list[RecorderPosition]:
@@ -54,7 +54,7 @@ def published(feed: Feed, directory: Path) -> list[int]:
 
 @pytest.mark.parametrize("fsync", ["interval", "block"])
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_what_was_published_is_recorded_then_synced(tmp_path: Path, fsync: str, key_bytes: int) -> None:
+def test_published_messages_are_recorded_then_synced(tmp_path: Path, fsync: str, key_bytes: int) -> None:
     feed = feed_of(slices=2, lines=2, key_bytes=key_bytes)
     topics = [b"%c%c.t" % (65 + number % 5, 65 + number % 7) for number in range(300)]
     settings = {"fsync": fsync, "fsync_interval": 0.001}
@@ -69,7 +69,7 @@ def test_what_was_published_is_recorded_then_synced(tmp_path: Path, fsync: str, 
     assert sorted(payloads(tmp_path, feed, 0) + payloads(tmp_path, feed, 1)) == sorted(10 * topics)
 
 
-def test_what_is_recorded_survives_the_recorder_being_killed(tmp_path: Path) -> None:
+def test_recorded_messages_survive_a_kill_of_the_recorder(tmp_path: Path) -> None:
     feed = feed_of()
     choice = random.Random(5)
     with Publisher(feed) as publisher, Script(RECORD, feed) as script:
@@ -84,14 +84,14 @@ def test_what_is_recorded_survives_the_recorder_being_killed(tmp_path: Path) -> 
                 publisher.wait_recorded(60)
             os.kill(pid, 9)
             script.expect("killed")
-            # Of a segment that was being made there may be less than its head.
+            # A segment that was being created may have an incomplete head.
             paths = [path for path in segments(tmp_path, feed) if path.stat().st_size > 64]
             assert [int(n) for path in paths for record in stored(path)[0] for n in numbers_of(record)] == [*range(at)]
-            wait_until(lambda: not positions(publisher), 60, "the publisher knows that its recorder has gone")
+            wait_until(lambda: not positions(publisher), 60, "the publisher knows that its recorder has left")
         assert len(positions(publisher, gone=True)) == 8
 
 
-def test_what_was_published_while_no_recorder_was_there_is_told_once(tmp_path: Path) -> None:
+def test_messages_published_without_a_recorder_are_reported_once(tmp_path: Path) -> None:
     feed = feed_of()
     with Publisher(feed) as publisher:
         publish_numbered(publisher, 0, 100)
@@ -101,7 +101,7 @@ def test_what_was_published_while_no_recorder_was_there_is_told_once(tmp_path: P
             publisher.wait_recorded(SOON_S)
         with Recorder(feed, tmp_path):
             publish_numbered(publisher, 100, 10)
-            wait_until(lambda: [p.begin for p in positions(publisher)] == [100], 60, "the recorder tells")
+            wait_until(lambda: [p.begin for p in positions(publisher)] == [100], 60, "the recorder acknowledges")
             publisher.flush()
             wait_until(lambda: [p.recorded for p in positions(publisher)] == [110], what="the recorder reports all")
             with pytest.raises(
@@ -128,7 +128,7 @@ def test_two_recorders_are_waited_for(tmp_path: Path) -> None:
         script.expect("killed")
         publish_numbered(publisher, 1_000, 1)
         publisher.wait_recorded(60)
-        wait_until(lambda: len(positions(publisher)) == 1, what="the publisher knows that one has gone")
+        wait_until(lambda: len(positions(publisher)) == 1, what="the publisher knows that one has left")
         with pytest.raises(
             NotRecordedError, match=rf"messages 1000 to 1000 .*{pid}@\S+ has recorded 1000.* disconnected"
         ):
@@ -136,14 +136,16 @@ def test_two_recorders_are_waited_for(tmp_path: Path) -> None:
         script.tell(str(tmp_path / "b"))
         script.read()
         publish_numbered(publisher, 1_001, 1)
-        wait_until(lambda: 1_001 in [p.begin for p in positions(publisher)], what="the recorder reports where it began")
+        wait_until(
+            lambda: 1_001 in [p.begin for p in positions(publisher)], what="the recorder reports its first sequence"
+        )
         with pytest.raises(NotRecordedError, match=r"messages 1000 to 1001 .* given up.* began at 1001"):
             publisher.wait_recorded(SOON_S, by=2)
         publish_numbered(publisher, 1_002, 1)
         publisher.wait_recorded(60, by=2)
 
 
-def test_a_gap_holds_the_position_back_and_is_named(tmp_path: Path) -> None:
+def test_the_position_stops_at_a_gap_and_the_error_names_it(tmp_path: Path) -> None:
     feed = feed_of()
 
     def is_told(count: int) -> bool:
@@ -168,7 +170,7 @@ def test_a_gap_holds_the_position_back_and_is_named(tmp_path: Path) -> None:
         assert publisher.statistics().recorders[0].recorded == whole
 
 
-def test_a_line_that_loses_blocks_holds_nothing_back_beside_another(tmp_path: Path) -> None:
+def test_losses_on_one_line_do_not_delay_the_position(tmp_path: Path) -> None:
     feed = feed_of(lines=2)
     with Publisher(feed) as publisher, LossyProxy(feed, 0.3) as proxy:
         lines = (proxy.feed.slices[0].lines[0], feed.slices[0].lines[1])
@@ -181,7 +183,7 @@ def test_a_line_that_loses_blocks_holds_nothing_back_beside_another(tmp_path: Pa
         assert proxy.lost > 10
 
 
-def test_a_new_epoch_is_counted_anew(tmp_path: Path) -> None:
+def test_positions_of_a_new_epoch_begin_at_zero(tmp_path: Path) -> None:
     feed = feed_of()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, fsync_interval=0.001):
         for at in range(0, 500, 100):
@@ -192,7 +194,7 @@ def test_a_new_epoch_is_counted_anew(tmp_path: Path) -> None:
             publisher.new_epoch()
 
 
-def test_what_came_by_shared_memory_is_recorded(tmp_path: Path) -> None:
+def test_messages_from_shared_memory_are_recorded(tmp_path: Path) -> None:
     feed = shared_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path):
         for at in range(0, 5_000, 500):
@@ -201,7 +203,7 @@ def test_what_came_by_shared_memory_is_recorded(tmp_path: Path) -> None:
             assert published(feed, tmp_path) == [*range(at + 500)]
 
 
-def test_an_epoch_that_ends_ends_waits(tmp_path: Path) -> None:
+def test_the_end_of_an_epoch_ends_waits(tmp_path: Path) -> None:
     feed = feed_of()
     failed: list[str] = []
 
@@ -222,7 +224,7 @@ def test_an_epoch_that_ends_ends_waits(tmp_path: Path) -> None:
     assert "was ended by `new_epoch` while 100 of its messages were not yet recorded" in failed[0]
 
 
-def test_who_never_syncs_is_named(tmp_path: Path) -> None:
+def test_a_recorder_that_never_syncs_is_named(tmp_path: Path) -> None:
     feed = feed_of()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, fsync="never"):
         publish_numbered(publisher, 0, 10)
@@ -232,7 +234,7 @@ def test_who_never_syncs_is_named(tmp_path: Path) -> None:
         assert [p.synced for p in positions(publisher)] == [None]
 
 
-def test_nothing_published_is_not_waited_for() -> None:
+def test_a_wait_without_messages_returns_at_once() -> None:
     with Publisher(feed_of(slices=3)) as publisher:
         publisher.wait_synced(0.0, by=2)
         with pytest.raises(ValueError, match="by was 0, expected 1 or more"):
@@ -243,9 +245,9 @@ CUTS = 1_000
 
 
 @pytest.mark.long
-def test_what_is_synced_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut leaves of each file what was in it when a sync began that has returned. At any moment, that holds all
-    that was acknowledged as synced by then.
+def test_synced_messages_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power loss keeps of each file what it had when the last finished sync began. At any time this includes all
+    messages acknowledged as synced.
     """
     feed = feed_of(slices=2)
     choice = random.Random(3)
@@ -302,7 +304,7 @@ def test_what_is_synced_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest
 
 
 def _stops(directory: Path, feed: Feed, slice_id: int) -> list[tuple[str, int, int]]:
-    """Of each record in order: its segment, where it ends there, and its messages."""
+    """Return segment, end offset and messages of each record, in order."""
     found = []
     for path in segments(directory, feed, slice_id):
         found += [(str(path), record.stop, record.fields.count - record.first_row) for record in stored(path)[0]]
@@ -310,7 +312,7 @@ def _stops(directory: Path, feed: Feed, slice_id: int) -> list[tuple[str, int, i
 
 
 def _messages(stops: list[tuple[str, int, int]], sizes: dict[str, int]) -> int:
-    """How many messages are there, up to the first record that is not whole."""
+    """Return the number of messages before the first incomplete record."""
     total = 0
     for path, stop, count in stops:
         if stop > sizes.get(path, 0):
@@ -342,7 +344,7 @@ class Counted:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_positions_match_a_model_that_counts_messages(tmp_path: Path, seed: int) -> None:
-    """Blocks of some keys are lost, repeated and overlap: the position is that before the first loss."""
+    """Blocks of some keys are lost, repeated and overlap: the position is before the first loss."""
     feed, choice = feed_of(key_bytes=2 * (seed % 2)), random.Random(seed)
     topics = [b"A1", b"A2", b"B1", b"B2"]
     with RawPublisher(feed) as publisher:
@@ -376,7 +378,7 @@ def test_positions_match_a_model_that_counts_messages(tmp_path: Path, seed: int)
                 said = {(told.begin, told.recorded, told.missing) for told in _told(publisher)}
                 return said == {(counted.begin, counted.recorded, counted.recorded if counted.lacks else -1)}
 
-            wait_until(is_told, 60, f"the position is {counted.recorded}, something lacks: {counted.lacks}")
+            wait_until(is_told, 60, f"the position is {counted.recorded}, messages are missing: {counted.lacks}")
 
 
 def _told(publisher: RawPublisher) -> list[Acknowledgement]:

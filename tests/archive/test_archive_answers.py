@@ -59,7 +59,7 @@ Numbers = tuple[int, int, int]
 
 
 def walked(puts: list[Put], start: Position) -> tuple[list[Put], list[Numbers]]:
-    """Return the blocks of a slice from a position on, and the gaps between them."""
+    """Return the blocks of a slice from a position on, with the gaps between them."""
     met, gone, at = list[Put](), list[Numbers](), start
     for put in puts:
         epoch, first, behind = put.epoch, put.numbers[put.first_row], put.numbers[-1] + 1
@@ -111,7 +111,7 @@ def test_answers_equal_a_plain_walk_over_the_blocks(
                 ask = msgspec.structs.replace(ask, cursor=read.piece.cursor, start=read.piece.passed)
                 if read.piece.state != "more":
                     break
-            assert read.piece.state == "later"  # its recorder has not closed it
+            assert read.piece.state == "later"  # the recorder has not closed the journal
             met, missing = walked(puts, begin)
             rows = [row for put in met for row in put.told(slice_id)]
             assert found == [row for row in rows if row.topic.startswith(prefixes)]
@@ -120,9 +120,7 @@ def test_answers_equal_a_plain_walk_over_the_blocks(
             assert ended == list(epochs)[:-1]
 
 
-def test_a_block_recorded_during_a_search_by_time_is_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_by_time_finds_a_block_recorded_during_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed, search = archived_feed(), pieces._first_received
     with Publisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
 
@@ -139,11 +137,11 @@ def test_a_block_recorded_during_a_search_by_time_is_not_passed_over(
         assert found.position in (Position(0, 0), Position(publisher.epoch, 0))
 
 
-def test_an_index_is_looked_at_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a part holds nothing that is wanted: what stands behind it comes all the same."""
+def test_an_index_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks after a part without wanted messages are returned too."""
     feed = archived_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB) as recorder:
-        for count in range(2_000, 40_001, 2_000):  # blocks that come together have one time
+        for count in range(2_000, 40_001, 2_000):  # blocks received together have the same time
             publish_parts(publisher, count - 2_000, count)
             wait_recorded(recorder, count)
     (day,) = days_of(tmp_path, feed)
@@ -188,7 +186,7 @@ def test_messages_that_one_archive_lacks_come_from_the_next_one(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("by", ["time", "position"])
-def test_days_before_what_is_asked_for_are_not_walked(tmp_path: Path, by: str) -> None:
+def test_days_before_the_requested_range_are_not_read(tmp_path: Path, by: str) -> None:
     feed = archived_feed()
     epochs = []
     for day in range(1, 6):
@@ -201,7 +199,7 @@ def test_days_before_what_is_asked_for_are_not_walked(tmp_path: Path, by: str) -
         assert start is not None
         ask, came = AskBlocks(slice_id=0, start=start), list[int]()
         piece, found = archive.read(ask)
-        if place < 4:  # of the last two the first one may still be written
+        if place < 4:  # the last but one may still be written
             assert found[0].epoch == epoch
         came += [block.epoch for block in found]
         while piece.state == "more":
@@ -224,7 +222,7 @@ def test_days_and_epochs_follow_each_other(tmp_path: Path) -> None:
         assert about.slices[0].is_closed
 
 
-def test_a_range_of_times_is_given(tmp_path: Path) -> None:
+def test_a_time_range_is_returned(tmp_path: Path) -> None:
     feed = archived_feed()
     recorded(tmp_path, feed, 5_000)
     with ArchiveServer(tmp_path / feed.name, feed.archives):
@@ -245,7 +243,7 @@ def test_the_next_archive_continues_an_answer_of_a_killed_one(tmp_path: Path) ->
         ArchiveServer(tmp_path / feed.name, feed.archives[1:]) as second,
     ):
         first.read_error("serving")
-        next(ArchiveClient(feed, timeout=90.0).blocks(0, start=(epoch, 0)))  # it has loaded what it reads with
+        next(ArchiveClient(feed, timeout=90.0).blocks(0, start=(epoch, 0)))  # its modules are loaded
         client = ArchiveClient(feed, timeout=3.0)
         asked = client.blocks(0, start=(epoch, 0))
         found = numbers(next(asked))  # type: ignore[arg-type]
@@ -255,7 +253,7 @@ def test_the_next_archive_continues_an_answer_of_a_killed_one(tmp_path: Path) ->
         assert second.statistics().answered > 1
 
 
-def test_an_answer_goes_over_two_days(tmp_path: Path) -> None:
+def test_an_answer_spans_two_days(tmp_path: Path) -> None:
     feed = archived_feed()
     first = recorded(tmp_path, feed, 1_000)
     (day,) = days_of(tmp_path, feed)

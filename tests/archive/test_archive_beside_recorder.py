@@ -1,4 +1,4 @@
-"""An archive beside its recorder: what is still to come, and the end of it."""
+"""An archive next to its recorder: messages not recorded yet, and the recorder's end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.archive.recorders import MIB, wait_recorded
 from tests.cli.commands import Command
 
 
-def test_a_recorder_that_is_never_idle_leaves_its_readers_their_answers(tmp_path: Path) -> None:
+def test_readers_of_a_busy_recorder_get_their_answers(tmp_path: Path) -> None:
     feed = archived_feed()
     recorded(tmp_path, feed, 30_000)
     with ArchiveServer(tmp_path / feed.name, feed.archives, lambda: True):
@@ -38,7 +38,7 @@ def test_a_recorder_that_is_never_idle_leaves_its_readers_their_answers(tmp_path
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_reader_beside_the_recorder_misses_nothing_over_segments(
+def test_a_reader_next_to_the_recorder_misses_nothing_across_segments(
     tmp_path: Path, compression: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(piece_reading, "PIECE_BYTES", MIB)
@@ -67,7 +67,7 @@ def test_a_reader_beside_the_recorder_misses_nothing_over_segments(
     assert found == list(range(count + PART))
 
 
-def test_what_is_not_recorded_yet_is_waited_for(tmp_path: Path) -> None:
+def test_a_reader_waits_for_messages_not_recorded_yet(tmp_path: Path) -> None:
     feed = archived_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         publish_parts(publisher, 0, 1_000)
@@ -85,7 +85,7 @@ def test_what_is_not_recorded_yet_is_waited_for(tmp_path: Path) -> None:
             next(beyond)
 
 
-def test_a_reader_that_waits_hears_of_the_recorders_end(tmp_path: Path) -> None:
+def test_a_waiting_reader_learns_of_the_recorders_end(tmp_path: Path) -> None:
     feed = archived_feed()
     found: list[int] = []
     with Publisher(feed) as publisher:
@@ -94,14 +94,14 @@ def test_a_reader_that_waits_hears_of_the_recorders_end(tmp_path: Path) -> None:
             wait_recorded(recorder, 1_000)
             reader = threading.Thread(target=lambda: found.extend(all_numbers(ArchiveClient(feed).blocks(0))))
             reader.start()
-            # The first answers have blocks; what comes behind them is "ask later".
+            # The first answers have blocks; the following ones are "ask later".
             wait_until(lambda: recorder.archive_statistics.answered >= 12)  # type: ignore[union-attr]
         reader.join(60)
     assert found == list(range(1_000))
 
 
-def test_a_reader_that_waits_continues_where_the_archive_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the archive looks for its place in all segments again, and a reader never reaches the live messages."""
+def test_a_waiting_reader_continues_at_the_archives_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the archive searches all segments again, and a reader never reaches the live messages."""
     feed, begun, begin = archived_feed(), list[str](), Pieces._begin
 
     def note(pieces: Pieces, name: str) -> Any:
@@ -123,7 +123,7 @@ def test_a_reader_that_waits_continues_where_the_archive_was(tmp_path: Path, mon
     assert len(begun) <= 2, f"{len(begun)} times in one reading"
 
 
-def test_record_serves_what_it_records(tmp_path: Path) -> None:
+def test_the_record_command_serves_its_recording(tmp_path: Path) -> None:
     feed = archived_feed()
     path = tmp_path / "feed.toml"
     path.write_text(
@@ -142,7 +142,7 @@ def test_record_serves_what_it_records(tmp_path: Path) -> None:
         assert recorder.end().status == 0
 
 
-def test_a_recorder_that_heard_nobody_is_waited_for(tmp_path: Path) -> None:
+def test_readers_wait_for_a_recorder_without_messages(tmp_path: Path) -> None:
     feed = archived_feed()
     with (
         Publisher(feed),

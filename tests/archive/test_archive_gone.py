@@ -1,4 +1,4 @@
-"""What an archive says of what it does not have any more: damaged, missing, never recorded."""
+"""Gaps that an archive reports: messages damaged, missing, or never recorded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.archive.archives import (
 from tests.archive.recorders import MIB, segments
 
 
-def test_a_missing_segment_is_told_as_gone_with_its_numbers(tmp_path: Path) -> None:
+def test_a_missing_segment_is_reported_with_its_sequences(tmp_path: Path) -> None:
     feed = archived_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB) as recorder:
         epoch, count = publisher.epoch, publish_over_segments(publisher, recorder)
@@ -43,8 +43,8 @@ def test_a_missing_segment_is_told_as_gone_with_its_numbers(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("place", [0.1, 0.2, 0.35, 0.5, 0.7])
-def test_a_damaged_record_is_told_as_gone_with_its_numbers(tmp_path: Path, place: float) -> None:
-    """At any place in the pieces of the answer. The first pieces are small."""
+def test_a_damaged_record_is_reported_with_its_sequences(tmp_path: Path, place: float) -> None:
+    """At any position in the pieces of the answer. The first pieces are small."""
     feed = archived_feed()
     epoch = recorded(tmp_path, feed, 10_000)
     path = segments(tmp_path, feed)[0]
@@ -60,7 +60,7 @@ def test_a_damaged_record_is_told_as_gone_with_its_numbers(tmp_path: Path, place
     assert (gone.epoch, gone.stop > gone.first, path.name in gone.why) == (epoch, True, True)
 
 
-def test_each_damaged_place_is_told(tmp_path: Path) -> None:
+def test_each_damaged_place_is_reported(tmp_path: Path) -> None:
     feed = archived_feed()
     recorded(tmp_path, feed, 10_000)
     path = segments(tmp_path, feed)[0]
@@ -77,9 +77,7 @@ def test_each_damaged_place_is_told(tmp_path: Path) -> None:
     assert len(came) + sum(each.stop - each.first for each in gone) == 10_000
 
 
-def test_damage_is_told_once_and_in_its_place_to_who_reads_piece_by_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_is_reported_once_and_in_order_across_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = archived_feed()
     epoch = recorded(tmp_path, feed, 10_000)
     path = segments(tmp_path, feed)[0]
@@ -104,7 +102,7 @@ def test_damage_is_told_once_and_in_its_place_to_who_reads_piece_by_piece(
         assert all(a is not None and b is not None and b - a > PART for a, b in before_and_after), before_and_after
 
 
-def test_a_segment_of_which_nothing_is_left_is_gone(tmp_path: Path) -> None:
+def test_an_empty_segment_is_reported_as_gone(tmp_path: Path) -> None:
     feed = archived_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB) as recorder:
         epoch, count = publisher.epoch, publish_over_segments(publisher, recorder)
@@ -118,7 +116,7 @@ def test_a_segment_of_which_nothing_is_left_is_gone(tmp_path: Path) -> None:
     assert lost.name in gone.why
 
 
-def test_what_was_never_recorded_is_told_as_gone_at_the_end(tmp_path: Path) -> None:
+def test_messages_never_recorded_are_reported_as_gone_at_the_end(tmp_path: Path) -> None:
     feed = archived_feed()
     epoch = recorded(tmp_path, feed, 1_000)
     with ArchiveServer(tmp_path / feed.name, feed.archives):

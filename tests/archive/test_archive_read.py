@@ -62,7 +62,7 @@ def put(journal: Journal, key: bytes, key_bytes: int, count: int, time: int, **f
 
 
 def write(place: Path, number: int, sent: list[Sent], key_bytes: int) -> None:
-    """Write the recording of one archive, with the end of each run and a last run without messages."""
+    """Write the recording of one archive, with the end of each epoch and a last epoch without messages."""
     journal, epoch, following = Journal(place / "2026-01-01", key_bytes), 1, 0
     ends: dict[bytes, tuple[int, int]] = {}
     for time, each in enumerate([*sent, Sent(b"A", 0, (False, False), True)], 1):
@@ -152,7 +152,7 @@ ARCHIVED = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_siz
 def test_reading_from_a_time_starts_at_the_first_block_of_any_archive(
     archived: list[tuple[bool, bool]], start: int
 ) -> None:
-    """Block n is received at second n. After the last block of an archive it has nothing more."""
+    """Block n is received at second n. An archive has nothing after its last block."""
     feed = feed_of(archives=(free_endpoint(), free_endpoint()))
     found = [n for n, has in enumerate(archived) if any(has)]
     expected = next((n for n in found if n >= start), found[-1] + 1 if found else 0)
@@ -170,9 +170,7 @@ def test_reading_from_a_time_starts_at_the_first_block_of_any_archive(
         cast(Generator[object], reading).close()
 
 
-def test_an_archive_that_does_not_answer_is_left_out_of_a_start_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_start_without_a_silent_archive_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feed = feed_of(archives=(free_endpoint(), free_endpoint()))
     journal = Journal(tmp_path / feed.name / "2026-01-01")
     for number in range(5):
@@ -187,12 +185,12 @@ def test_an_archive_that_does_not_answer_is_left_out_of_a_start_with_a_warning(
     assert warnings[0].startswith(f"slice 0 starts without the messages of an archive: {feed.archives[0]} did not")
 
 
-def test_an_archive_that_takes_no_connection_is_not_waited_for() -> None:
+def test_a_client_does_not_wait_for_an_unreachable_archive() -> None:
     feed = feed_of(archives=(free_endpoint(), free_endpoint()))
     assert not ArchiveClient(feed, timeout=3_600).answers()
 
 
-def test_an_empty_slice_starts_before_its_first_run(tmp_path: Path) -> None:
+def test_an_empty_slice_starts_before_its_first_epoch(tmp_path: Path) -> None:
     feed = feed_of(archives=(free_endpoint(),))
     Day(tmp_path / feed.name / "2026-01-01", feed_of())
     until = awake_s() + 20

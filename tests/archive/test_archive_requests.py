@@ -1,4 +1,4 @@
-"""What an archive does with requests that are wrong, and with readers that are."""
+"""Invalid requests to an archive, and readers that misbehave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.archive.archives import (
 from tests.archive.recorders import MIB, feed_of, wait_recorded
 
 
-def test_a_refusal_does_not_say_where_the_files_are(tmp_path: Path) -> None:
+def test_an_error_hides_the_location_of_the_files(tmp_path: Path) -> None:
     feed = archived_feed()
     with (
         ArchiveServer(tmp_path / feed.name, feed.archives),
@@ -38,7 +38,7 @@ def test_a_refusal_does_not_say_where_the_files_are(tmp_path: Path) -> None:
     assert str(tmp_path) not in str(refused.value)
 
 
-def test_a_path_that_is_not_utf_8_is_named_in_a_refusal(tmp_path: Path) -> None:
+def test_an_error_names_a_path_that_is_not_utf_8(tmp_path: Path) -> None:
     feed = archived_feed()
     directory = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
     with (
@@ -54,7 +54,7 @@ def archive_of(recorder: Recorder) -> ArchiveStatistics:
     return statistics
 
 
-def test_a_reader_that_asks_and_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_reader_that_does_not_read_delays_no_other_reader(tmp_path: Path) -> None:
     feed = archived_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB, serve=True) as recorder:
         publish_parts(publisher, 0, 30_000)
@@ -75,7 +75,7 @@ def test_a_reader_that_asks_and_does_not_read_holds_up_nobody(tmp_path: Path) ->
         assert recorder.statistics().lost == 0
 
 
-def test_requests_that_are_none_are_refused_or_dropped(tmp_path: Path) -> None:
+def test_invalid_requests_are_rejected_or_dropped(tmp_path: Path) -> None:
     feed = archived_feed()
     epoch = recorded(tmp_path, feed, 100)
     good = ENCODER.encode(AskBlocks(slice_id=0, start=Position(epoch, 0)))
@@ -104,7 +104,7 @@ def test_requests_that_are_none_are_refused_or_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [(0, 65), (0, 1 << 62), (999_999, 64), (0, 0)])
-def test_a_cursor_of_nowhere_does_no_harm(tmp_path: Path, place: tuple[int, int]) -> None:
+def test_an_invalid_cursor_does_no_harm(tmp_path: Path, place: tuple[int, int]) -> None:
     feed = archived_feed()
     ask = AskBlocks(slice_id=0, start=Position(recorded(tmp_path, feed, 100), 0))
     archive = Pieces(tmp_path / feed.name)
@@ -113,7 +113,7 @@ def test_a_cursor_of_nowhere_does_no_harm(tmp_path: Path, place: tuple[int, int]
     assert archive.read(msgspec.structs.replace(ask, cursor=wrong)).piece.state in ("more", "later", "done")
 
 
-def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_error_names_the_missing_slice_day_or_feed(tmp_path: Path) -> None:
     feed = archived_feed()
     recorded(tmp_path, feed, 10)
     wide = msgspec.structs.replace(feed, slices=feed_of(slices=2).slices)
@@ -131,7 +131,7 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
         ArchiveClient(feed, timeout=0.1).about()
 
 
-def test_settings_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"archive was 'inproc://x', expected tcp:// or ipc://"):
         feed_of(archives=("inproc://x",))
     with pytest.raises(ConfigError, match="was named twice"):

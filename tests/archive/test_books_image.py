@@ -1,4 +1,4 @@
-"""Images of order books: who begins with one has the books of who was there from the start, and goes on as they do."""
+"""Images of order books: a subscriber that starts with one has the same books as one from the start."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CASES = [
 
 
 def pieces(recording: Recording, seed: int, count: int) -> Iterator[RecordRun]:
-    """All records, cut at random places into about so many pieces."""
+    """Yield all records in about `count` pieces of random size."""
     random = Random(seed)
     for run in recording.runs():
         cuts = sorted({0, len(run.heads), *(random.randrange(len(run.heads)) for _ in range(count))})
@@ -63,7 +63,7 @@ def pieces(recording: Recording, seed: int, count: int) -> Iterator[RecordRun]:
 
 
 class Applied:
-    """The books of who applies all that it is given."""
+    """Books of a consumer that applies all messages."""
 
     def __init__(self, feed: Feed) -> None:
         self.books = Books(feed.schema_name, symbol_rule=feed.symbol_rule)
@@ -85,7 +85,7 @@ class Applied:
             self.take(block)
 
     def state(self) -> dict[bytes, Any]:
-        """All levels and orders, byte by byte, of each symbol of which something rests."""
+        """Return the bytes of all levels and orders of each symbol with resting orders."""
         found = {}
         for symbol in self.books.symbols:
             depth, orders = self.books.levels(symbol, DEEP), self.books.orders(symbol)
@@ -110,7 +110,7 @@ def begun_with(books: NewestBooks, feed: Feed) -> Applied:
 
 
 @pytest.mark.parametrize(("capture", "key_bytes"), CASES)
-def test_an_image_and_what_follows_are_the_books_from_the_start(
+def test_an_image_and_later_messages_give_the_books_from_the_start(
     tmp_path: Path, shared_data: Path, capture: str, key_bytes: int
 ) -> None:
     recording = recorded(
@@ -121,7 +121,7 @@ def test_an_image_and_what_follows_are_the_books_from_the_start(
     for place, piece in enumerate(pieces(recording, seed=len(capture), count=12)):
         kept.take(piece)
         if place % 3 == 0:
-            kept.take(piece)  # what was taken may come again
+            kept.take(piece)  # records may be repeated
         always.take_run(piece)
         for each in late:
             each.take_run(piece)
@@ -133,7 +133,7 @@ def test_an_image_and_what_follows_are_the_books_from_the_start(
     assert looked > 3
 
 
-def test_the_newest_of_all_else_is_in_it(tmp_path: Path) -> None:
+def test_an_image_has_the_newest_of_all_other_messages(tmp_path: Path) -> None:
     recording = recorded(tmp_path, lambda: Synthetic(30_000, symbols=25), slices=1)
     kept, newest = NewestBooks(0, recording.feed), dict[bytes, bytes]()
     for run in recording.runs():
@@ -151,7 +151,7 @@ def test_the_newest_of_all_else_is_in_it(tmp_path: Path) -> None:
     assert others
 
 
-def test_an_archive_that_lacks_messages_is_not_sure(tmp_path: Path) -> None:
+def test_an_image_with_missing_messages_is_unsure(tmp_path: Path) -> None:
     recording = recorded(tmp_path, lambda: Synthetic(30_000, symbols=25), slices=1, block_bytes=1 << 13)
     kept = NewestBooks(0, recording.feed)
     for number, piece in enumerate(pieces(recording, seed=1, count=10)):
@@ -160,9 +160,7 @@ def test_an_archive_that_lacks_messages_is_not_sure(tmp_path: Path) -> None:
         assert kept.blocks([b""]).is_unsure == (number > 3)
 
 
-def test_a_snapshot_of_which_an_archive_lacks_a_part_does_not_bring_a_late_book_in_sync(
-    tmp_path: Path, shared_data: Path
-) -> None:
+def test_an_incomplete_snapshot_does_not_sync_a_late_book(tmp_path: Path, shared_data: Path) -> None:
     recording = recorded(tmp_path, lambda: CAPTURES["dbn snapshot"](shared_data), slices=1, block_bytes=1 << 12)
     kept, whole, amid = NewestBooks(0, recording.feed), NewestBooks(0, recording.feed), 0
     (run,) = recording.runs()
@@ -199,13 +197,13 @@ def kept_of(directory: Path, *puts: Put, key_bytes: int = 0, schema: str = "itch
 
 
 @pytest.mark.parametrize("behind", [itch("P"), itch("A")[:-1], b"", None], ids=["trade", "cut", "empty", "no value"])
-def test_an_order_is_in_it_whatever_came_behind_it_under_its_topic(tmp_path: Path, behind: bytes | None) -> None:
+def test_an_image_has_an_order_followed_by_any_message_of_its_topic(tmp_path: Path, behind: bytes | None) -> None:
     kept = kept_of(tmp_path, Put((Row(b"AAPL", itch("A", 7)), Row(b"AAPL", behind))))
     late = Applied(Recording.open(tmp_path).feed)
     for block in (blocks := kept.blocks([b""])):
         late.take(block, is_image=True)
     assert late.books.orders(b"AAPL")["reference"].tolist() == [7]
-    assert blocks.is_unsure == (behind == itch("A")[:-1])  # a message that does not fit may be one that is missing
+    assert blocks.is_unsure == (behind == itch("A")[:-1])  # an invalid message may hide a missing one
 
 
 def test_messages_of_a_symbol_may_have_several_keys(tmp_path: Path) -> None:
@@ -240,12 +238,12 @@ def test_each_key_of_a_symbol_has_its_messages_in_the_image(tmp_path: Path) -> N
     assert [block.key for block in kept.blocks([b"A.8"])] == [b"A.8"]
 
 
-def test_keys_longer_than_the_only_topic_of_a_symbol_are_none_the_less_keys(tmp_path: Path) -> None:
+def test_keys_may_be_longer_than_the_only_topic_of_a_symbol(tmp_path: Path) -> None:
     kept = kept_of(tmp_path, Put((Row(b"AAPL", itch("A", 7)), Row(b"AAPL", itch("P")))), key_bytes=8)
     assert {block.key for block in kept.blocks([b"AAPL"])} == {b"AAPL"}
 
 
-def test_an_archive_that_lacks_messages_and_has_no_book_yet_is_not_sure(tmp_path: Path) -> None:
+def test_an_image_with_missing_messages_and_no_book_is_unsure(tmp_path: Path) -> None:
     kept = kept_of(tmp_path, Put((Row(b"AAPL.P", itch("P")),), sequence=5))
     assert kept.blocks([b""]).is_unsure
 
@@ -288,7 +286,7 @@ def _state(books: Books) -> dict[bytes, Any]:
 
 
 def answer_of(images: Images, ask: AskImage) -> tuple[Image, list[Block]]:
-    """Once the archive has read all."""
+    """Return the answer once the archive has read everything."""
     while not (answer := images.answer(ask))[0].image:
         pass
     return answer

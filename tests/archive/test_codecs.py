@@ -1,4 +1,4 @@
-"""What is packed unpacks; a codec that is missing or unknown is named."""
+"""Compressed bodies decompress, and errors name a missing or unknown codec."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_missing_codec_is_named(
 
 @pytest.mark.parametrize("name", list(codecs.CODECS))
 @given(data=st.binary(max_size=300))
-def test_what_is_packed_unpacks(name: str, data: bytes) -> None:
+def test_compressed_data_decompresses(name: str, data: bytes) -> None:
     packed = codecs.compress(name, data)
     body = codecs.decompress(codecs.CODECS[name], packed, len(data))
     assert body.tobytes() == data
@@ -37,7 +37,7 @@ def test_what_is_packed_unpacks(name: str, data: bytes) -> None:
         codecs.decompress(codecs.CODECS[name], packed, len(data) + 1)
 
 
-def test_an_unknown_codec_is_refused() -> None:
+def test_an_unknown_codec_is_rejected() -> None:
     with pytest.raises(JournalError, match="compression was 'gzip', expected one of: none, lz4, zstd"):
         codecs.compress("gzip", b"")
     with pytest.raises(JournalError, match="the codec of a body was 3"):

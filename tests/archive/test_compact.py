@@ -31,7 +31,7 @@ Blocks = dict[tuple[int, int, bytes], list[tuple[int, int, list[Told]]]]
 
 
 def blocks_of(day: Day, key_bytes: int) -> Blocks:
-    """What the blocks are to be, by slice, epoch and key: `ts_out`, `ts_recv` and messages of each."""
+    """Return the expected `ts_out`, `ts_recv` and messages of each block, by slice, epoch and key."""
     found: Blocks = defaultdict(list)
     last: dict[int, tuple[int, int, bytes]] = {}
     for segment in day.segments:
@@ -49,14 +49,14 @@ def blocks_of(day: Day, key_bytes: int) -> Blocks:
 def read(recording: Recording) -> Blocks:
     found: Blocks = defaultdict(list)
     for batch in recording.batches():
-        assert batch.rows is None, "rows that were recorded before are left behind"
+        assert batch.rows is None, "rows recorded before are left out"
         block = batch.block
         found[block.slice_id, block.epoch, block.key].append((batch.ts_out, batch.ts_recv, told(iter([batch]))))
     return found
 
 
 def without_times(blocks: Blocks) -> Any:
-    """A message has the `ts_out` and `ts_recv` of its block, which are those of the first."""
+    """Return the messages only: merging changes `ts_out` and `ts_recv`."""
     return {
         name: [
             (ts_out, ts_recv, [m._replace(ts_out=0, ts_recv=0) for m in messages]) for ts_out, ts_recv, messages in of
@@ -75,7 +75,7 @@ def files_of(path: Path) -> dict[str, str]:
 
 @given(day=days(), compression=st.sampled_from(["none", "lz4", "zstd"]))
 @settings(max_examples=examples(60))
-def test_the_same_messages_are_there_before_and_after(day: Any, compression: Any) -> None:
+def test_compacting_keeps_all_messages(day: Any, compression: Any) -> None:
     with TemporaryDirectory() as directory:
         written = made(Path(directory) / "day", day)
         before = files_of(written.path)
@@ -96,7 +96,7 @@ def test_the_same_messages_are_there_before_and_after(day: Any, compression: Any
             left_out=0,
         )
         assert files_of(written.path) == before
-        # The index that was written is the one that is found from the records.
+        # The index equals one rebuilt from the records.
         entries = [segment.entries for stream in again._streams(b"", None) for segment in stream]
         for index in out.glob("slice-*/*.index"):
             index.unlink()
@@ -137,7 +137,7 @@ def test_blocks_are_merged_up_to_the_size_and_segments_are_bounded(
     assert again.counts() == recording.counts()
 
 
-def test_a_merged_block_holds_a_second_at_most(tmp_path: Path) -> None:
+def test_a_merged_block_spans_at_most_a_second(tmp_path: Path) -> None:
     day = day_of(tmp_path / "day", 40, apart_ns=100_000_000)
     done = compact(Recording.open(day.path), tmp_path / "out")
     assert (done.blocks_before, done.blocks_after) == (40, 4)
@@ -176,7 +176,7 @@ def test_damaged_blocks_become_gaps_and_are_counted(tmp_path: Path) -> None:
     assert Recording.open(tmp_path / "out").verify() == []
 
 
-def test_what_was_written_is_read_again_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copy_is_checked_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     day = day_of(tmp_path / "day", 20)
     right = merge_blocks.write_merge
 
@@ -191,7 +191,7 @@ def test_what_was_written_is_read_again_before_it_has_its_name(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("change", ["topic", "payload", "ts_event", "sequence", "epoch", "slice", "order"])
-def test_the_digest_tells_every_change(tmp_path: Path, change: str) -> None:
+def test_the_digest_detects_every_change(tmp_path: Path, change: str) -> None:
     rows = [Row(b"A.x", b"one", 1), Row(b"A.y", b"two", 2)]
 
     def digest(name: str, rows: list[Row], slice_id: int = 0, **more: Any) -> Digest:
@@ -215,7 +215,7 @@ def test_the_digest_tells_every_change(tmp_path: Path, change: str) -> None:
     assert digest("d", rows) != other
 
 
-def test_wrong_settings_are_refused(tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected(tmp_path: Path) -> None:
     recording = Recording.open(day_of(tmp_path / "day", 1).path)
     with pytest.raises(ValueError, match="compression was 'gzip', expected one of: none, lz4, zstd"):
         compact(recording, tmp_path / "out", compression="gzip")  # type: ignore[arg-type]

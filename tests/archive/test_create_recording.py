@@ -1,4 +1,4 @@
-"""Recordings of a user's own columns: what is read back is what was given, in whatever form it came."""
+"""Recordings made from a user's columns: every input format is read back unchanged."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def feed_of(schema: str | Schema = "raw", slices: int = 1, **settings: Any) -> F
     compression=st.sampled_from(["none", "lz4", "zstd"]),
 )
 @settings(max_examples=examples(60))
-def test_what_is_read_back_is_what_was_given(
-    rows: list[Any], slices: int, keys: Any, form: str, compression: Any
-) -> None:
+def test_columns_are_read_back_unchanged(rows: list[Any], slices: int, keys: Any, form: str, compression: Any) -> None:
     topics, times, payloads = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
     times = [NOON + time if time else 0 for time in times]
     columns: Any = {"topic": topics, "ts_event": times, "payload": payloads}
@@ -174,7 +172,7 @@ def test_typed_messages_of_a_venue_are_written_from_their_fields(
         shutil.rmtree(again.path)
 
 
-def test_a_schema_of_one_s_own_has_every_kind_of_field(tmp_path: Path) -> None:
+def test_a_custom_schema_may_have_every_kind_of_field(tmp_path: Path) -> None:
     records = numpy.array(TICK_ROWS, TICK)
     columns = {name: records[name] for name in TICK.names or () if name != "type"}
     columns |= {"topic": numpy.array(["A.tick"] * len(records)), "ts_event": numpy.arange(len(records)) + NOON}
@@ -191,7 +189,7 @@ def test_a_schema_of_one_s_own_has_every_kind_of_field(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1), st.sampled_from(["float", "decimal", "integer"]))
 @settings(max_examples=30)
-def test_prices_in_money_become_the_units_they_were(units: list[int], prices: Any) -> None:
+def test_prices_in_currency_become_the_same_units(units: list[int], prices: Any) -> None:
     columns: dict[str, Any] = {"topic": ["A"] * len(units), "ts_event": [NOON] * len(units), "price": units}
     columns |= {"rate": [0.5] * len(units), "up": [True] * len(units), "sizes": [(1, 2)] * len(units)}
     with TemporaryDirectory() as directory:
@@ -203,7 +201,7 @@ def test_prices_in_money_become_the_units_they_were(units: list[int], prices: An
 
 @pytest.mark.parametrize("form", ["to_arrow", "to_pandas", "to_polars"])
 @pytest.mark.parametrize("prices", ["float", "decimal", "integer"])
-def test_a_price_that_is_none_stays_none(tmp_path: Path, form: str, prices: Any) -> None:
+def test_a_missing_price_stays_missing(tmp_path: Path, form: str, prices: Any) -> None:
     sides = ("bid", price("<i8", 4, absent=2**63 - 1)), ("ask", price("<u8", 4, absent=2**64 - 1))
     quote = numpy.dtype([("type", "S1"), *sides])
     feed = feed_of(Schema("sides", 1_002, {"q": quote}, names={"quote": "q"}))
@@ -255,7 +253,7 @@ FAR = numpy.array(["2026-01-05", "NaT", "9999-12-31", "2026-01-05"], "M8[D]")
         ([1, 2], {}, TypeError, r"table was \[1, 2\], expected a dict of columns, an Arrow table or a data frame"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named_and_nothing_is_written(
+def test_an_invalid_column_is_named_and_nothing_is_written(
     tmp_path: Path, table: Any, settings: Any, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
@@ -278,14 +276,14 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(
         ("sizes", [b"123"] * 4, "column 'sizes' held b'123', expected bytes, 4 to 4 of them"),
     ],
 )
-def test_a_field_s_value_that_does_not_fit_is_named(tmp_path: Path, field: str, values: Any, text: str) -> None:
+def test_an_invalid_field_value_is_named(tmp_path: Path, field: str, values: Any, text: str) -> None:
     columns = {"topic": ["A"] * 4, "ts_event": [NOON] * 4, "price": [1] * 4, "rate": [0.5] * 4, "up": [True] * 4}
     columns["sizes"] = [(1, 2)] * 4
     with pytest.raises(ConfigError, match=text):
         Recording.create(tmp_path, feed_of(TICKS), {**columns, field: values}, message_type="tick")
 
 
-def test_a_day_that_is_there_is_refused_unless_it_is_to_be_replaced(tmp_path: Path) -> None:
+def test_an_existing_day_is_kept_unless_replace_is_given(tmp_path: Path) -> None:
     recording = Recording.create(tmp_path, feed_of(), COLUMNS)
     with pytest.raises(JournalError, match="2026-01-05 exists, expected a day that is not there yet"):
         Recording.create(tmp_path, feed_of(), COLUMNS)

@@ -1,4 +1,4 @@
-"""Recordings with flipped bits and cut files: no crash, no message that was not written, what is missing is told."""
+"""Recordings with flipped bits and cut files: no crash, no false message, and losses are reported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def place_in(size: int, share: float) -> int:
 
 
 def flip(path: Path, share: float, bit: int) -> int:
-    """Flip a bit of a file; returns the place of its byte."""
+    """Flip a bit of a file. Return the offset of its byte."""
     data = bytearray(path.read_bytes())
     place = place_in(len(data), share)
     data[place] ^= 1 << bit
@@ -63,7 +63,7 @@ def cut(path: Path, share: float) -> int:
 
 
 def hit(segment: Segment, place: int) -> Put | None:
-    """The block whose record has a byte at a place; None: its padding, or the head of the file."""
+    """Return the block with a byte at an offset; None for padding and the head of the file."""
     for put, (start, _) in zip(segment.puts, segment.places, strict=True):
         stored = record_of(put, segment.slice_id)
         size = RECORD.size + opened(RECORD, stored[: RECORD.size])["stored_bytes"]
@@ -78,7 +78,7 @@ def without(day: Day, segment: Segment, lost: Callable[[Put], bool]) -> list[Tol
 
 
 def check_reading(recording: Recording, expected: list[Told]) -> None:
-    """The messages are `expected`, slice by slice, however they are asked for; reading twice tells nothing twice."""
+    """Check that every way to read gives `expected`, slice by slice, and reports damage only once."""
     for prefix, start, stop in ((b"", None, None), (b"A.y", None, None), (b"", 20, 45), (b"B", 15, None)):
         read = told(recording.batches(prefix, start=start, stop=stop))
         wanted = [
@@ -98,13 +98,13 @@ def check_reading(recording: Recording, expected: list[Told]) -> None:
 
 @few
 @given(st.integers(0, 2), PLACES, st.integers(0, 7), st.booleans())
-def test_a_flipped_bit_costs_one_block_and_is_told(number: int, share: float, bit: int, indexed: bool) -> None:
+def test_a_flipped_bit_loses_one_block_and_is_reported(number: int, share: float, bit: int, indexed: bool) -> None:
     with TemporaryDirectory() as path:
         day = small_day(path, indexed)
         segment = day.segments[number]
         place = flip(segment.path, share, bit)
         lost = hit(segment, place)
-        if place < 16:  # magic, version, slice and number: it may be another file
+        if place < 16:  # magic, version, slice and number identify the file
             with pytest.raises(JournalError, match=str(segment.path)):
                 Recording.open(path)
             return
@@ -119,7 +119,7 @@ def test_a_flipped_bit_costs_one_block_and_is_told(number: int, share: float, bi
 
 @few
 @given(st.integers(0, 2), PLACES, st.booleans())
-def test_a_cut_segment_keeps_what_is_whole_and_tells_the_rest(number: int, share: float, indexed: bool) -> None:
+def test_a_cut_segment_keeps_whole_records_and_reports_the_rest(number: int, share: float, indexed: bool) -> None:
     with TemporaryDirectory() as path:
         day = small_day(path, indexed)
         segment = day.segments[number]
@@ -129,7 +129,7 @@ def test_a_cut_segment_keeps_what_is_whole_and_tells_the_rest(number: int, share
         check_reading(recording, without(day, segment, lambda put: not any(put is other for other in kept)))
         ends = [64, *(end for place in segment.places for end in place)]
         told_of = {damage.path for damage in recording.verify()}
-        # Without an index, what is cut just behind a record or mark is missed by the next segment, if there is one.
+        # Without an index, only a later segment shows a cut directly after a record or mark.
         if indexed or size not in [0, *ends]:
             assert segment.path in told_of
         elif number == 0:
@@ -140,7 +140,7 @@ def test_a_cut_segment_keeps_what_is_whole_and_tells_the_rest(number: int, share
 
 @few
 @given(st.integers(0, 2), PLACES, st.integers(0, 7), st.booleans())
-def test_a_damaged_index_costs_nothing(number: int, share: float, bit: int, shorten: bool) -> None:
+def test_a_damaged_index_loses_no_message(number: int, share: float, bit: int, shorten: bool) -> None:
     with TemporaryDirectory() as path:
         day = small_day(path)
         index = day.segments[number].path.with_suffix(".index")
@@ -199,12 +199,12 @@ def test_much_damage_never_gives_a_wrong_message(damages: list[tuple[int, float,
 
 
 def is_part_of(read: list[Told], written: list[Told]) -> bool:
-    """Whether `read` is `written` with some left out."""
+    """Return True if `read` is `written` with some messages left out."""
     rest: Iterator[Told] = iter(written)
     return all(message in rest for message in read)
 
 
-def test_garbage_between_records_is_passed_over_with_and_without_an_index(tmp_path: Path) -> None:
+def test_garbage_between_records_is_skipped_with_and_without_an_index(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     segment = day.segment()
     puts = [Put((Row(b"A", bytes(500)),), i, i) for i in range(6)]
@@ -234,7 +234,7 @@ def test_a_record_of_another_slice_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 63])
-def test_a_segment_without_a_head_is_told_unless_it_is_the_last(tmp_path: Path, size: int) -> None:
+def test_a_segment_without_a_head_is_reported_unless_it_is_the_last(tmp_path: Path, size: int) -> None:
     day = Day(tmp_path, feed_of())
     segment = day.put(0, Put((Row(b"A", b""),)), index=False)
     cut_off = segment.path.read_bytes()[:size]
@@ -246,7 +246,7 @@ def test_a_segment_without_a_head_is_told_unless_it_is_the_last(tmp_path: Path, 
     assert len(told(recording.batches())) == 1
 
 
-def test_missing_segments_and_unknown_slices_are_told(tmp_path: Path) -> None:
+def test_missing_segments_and_unknown_slices_are_reported(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     for i in range(5):
         day.put(0, Put((Row(b"A", b""),), i, i))
@@ -263,7 +263,7 @@ def test_missing_segments_and_unknown_slices_are_told(tmp_path: Path) -> None:
     assert [(gap.sequence, gap.count) for gap in recording.gaps()] == [(2, 2)]
 
 
-def test_a_last_segment_of_which_only_the_index_is_left_is_told(tmp_path: Path) -> None:
+def test_a_last_segment_with_only_its_index_left_is_reported(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(2))
     for i in range(4):
         day.put(1, Put((Row(b"A", b""),), i, i))
@@ -279,7 +279,7 @@ def test_a_last_segment_of_which_only_the_index_is_left_is_told(tmp_path: Path) 
     assert damage.what == "missing: only the indexes of 4 segments are left"
 
 
-def test_a_slice_whose_directory_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_missing_slice_directory_is_reported(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(2))
     day.put(0, Put((Row(b"A", b""),), 0, 0))
     assert Recording.open(tmp_path).damage == []  # slice 1 was silent
@@ -288,7 +288,7 @@ def test_a_slice_whose_directory_is_missing_is_told(tmp_path: Path) -> None:
     assert (damage.path.name, damage.what) == ("slice-00001", "missing: the manifest has such a slice")
 
 
-def test_a_segment_that_vanishes_is_an_error_of_the_next_refresh(tmp_path: Path) -> None:
+def test_the_next_refresh_raises_if_a_segment_is_removed(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     day.put(0, Put((Row(b"A", b""),)))
     recording = Recording.open(tmp_path)
@@ -298,7 +298,7 @@ def test_a_segment_that_vanishes_is_an_error_of_the_next_refresh(tmp_path: Path)
     assert len(told(recording.batches())) == 1
 
 
-def test_a_torn_tail_is_told_and_goes_when_it_is_cut(tmp_path: Path) -> None:
+def test_a_torn_tail_is_reported_until_it_is_cut(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     segment = day.put(0, Put((Row(b"A", b"1"),)), index=False)
     whole = segment.path.read_bytes()
@@ -333,7 +333,7 @@ def test_a_damaged_block_is_logged_once_and_its_messages_are_a_gap(
     assert [(gap.sequence, gap.count) for gap in recording.gaps()] == [(2, 2)]
 
 
-def test_a_head_that_tells_of_more_messages_than_its_body_can_hold_is_no_record(tmp_path: Path) -> None:
+def test_a_head_with_more_messages_than_its_body_can_hold_is_invalid(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     segment = day.put(0, *(Put((Row(b"A", b"x"),), i, i) for i in range(3)), index=False)
     start = segment.places[1][0]

@@ -1,4 +1,4 @@
-"""Frames against a slow reference: each message decoded by itself, with `struct`, `decimal` and `datetime`."""
+"""Frames against a slow reference, which decodes each message with `struct`, `decimal` and `datetime`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ BLOCKS = st.lists(st.lists(ROWS, min_size=1, max_size=8), max_size=5)
 
 
 def instant(ns: int, form: dict[str, Any]) -> Any:
-    """A time as the frame should tell it."""
+    """Return a time in the frame's format."""
     return ns if form.get("times") == "integer" else pandas.Timestamp(ns, tz="UTC")
 
 
@@ -114,7 +114,7 @@ def decoded(payload: bytes, form: dict[str, Any]) -> dict[str, Any]:
 
 
 def reference(day: Day, kinds: str, form: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a frame of these types should hold, message by message."""
+    """Return the expected rows of a frame of these types."""
     rows = []
     for message in day.told():
         if kinds and message.payload[:1].decode() not in kinds:
@@ -138,7 +138,7 @@ def reference(day: Day, kinds: str, form: dict[str, Any]) -> list[dict[str, Any]
 
 
 def rows_of(table: pyarrow.Table | pyarrow.RecordBatch) -> list[dict[str, Any]]:
-    """Plain values, in UTC; no nanosecond is lost."""
+    """Return plain values, times in UTC with all nanoseconds."""
     plain = {}
     for name in table.schema.names:
         column = table.column(name)
@@ -176,7 +176,7 @@ FORMS = st.fixed_dictionaries(
 
 @few
 @given(BLOCKS, FORMS)
-def test_one_type_is_what_each_message_says(blocks: list[list[Row]], form: dict[str, Any]) -> None:
+def test_a_frame_of_one_type_has_the_fields_of_each_message(blocks: list[list[Row]], form: dict[str, Any]) -> None:
     with TemporaryDirectory() as path:
         day = made_day(Path(path), blocks)
         recording = Recording.open(path)
@@ -189,7 +189,7 @@ def test_one_type_is_what_each_message_says(blocks: list[list[Row]], form: dict[
 
 @few
 @given(BLOCKS, FORMS, st.integers(1, 9))
-def test_types_together_stand_in_their_order_in_chunks_of_any_size(
+def test_several_types_keep_their_order_in_chunks_of_any_size(
     blocks: list[list[Row]], form: dict[str, Any], rows: int
 ) -> None:
     if form.get("prices") == "decimal":
@@ -241,7 +241,7 @@ def test_frames_of_pandas_and_polars_are_typed(tmp_path: Path) -> None:
         assert (list(chunk["price"]), list(chunk["topic"])) == ([10.5], ["AA.Q"])
 
 
-def test_nothing_selected_gives_empty_frames_with_their_columns(tmp_path: Path) -> None:
+def test_an_empty_selection_gives_empty_frames_with_columns(tmp_path: Path) -> None:
     made_day(tmp_path, [])
     recording = Recording.open(tmp_path)
     for options in ({}, {"message_type": "T"}, {"message_type": ["T", "Q"]}):
@@ -287,7 +287,7 @@ def test_wrong_options_are_named(tmp_path: Path, options: dict[str, Any], error:
     assert told in str(raised.value)
 
 
-def test_fields_of_one_name_and_no_common_type_are_read_apart(tmp_path: Path) -> None:
+def test_fields_of_one_name_without_a_common_type_are_rejected(tmp_path: Path) -> None:
     kinds = {"A": numpy.dtype([("kind", "S1"), ("x", "V2")]), "B": numpy.dtype([("kind", "S1"), ("x", "<f8")])}
     day = Day(tmp_path, feed_of(schema="apart"))
     day.write_manifest(Schema("apart", 1_003, kinds))
@@ -299,14 +299,14 @@ def test_fields_of_one_name_and_no_common_type_are_read_apart(tmp_path: Path) ->
     assert [recording.to_arrow(message_type=kind).num_rows for kind in "AB"] == [0, 0]
 
 
-def test_a_message_of_another_length_than_its_type_is_an_error(tmp_path: Path) -> None:
+def test_a_message_with_the_wrong_length_for_its_type_is_an_error(tmp_path: Path) -> None:
     made_day(tmp_path, [[Row(b"A.T", b"Q1"), Row(b"A.T", b"Q")]])
     with pytest.raises(ValueError, match="is of type 'quote' but has 2 bytes, expected 11"):
         Recording.open(tmp_path).to_arrow(message_type="quote")
 
 
-def test_real_days_hold_what_their_messages_say(tmp_path: Path, shared_data: Path) -> None:
-    """Each message's record, by its attributes, against its row; ITCH, IEX and DBN."""
+def test_frames_of_real_days_have_the_fields_of_their_messages(tmp_path: Path, shared_data: Path) -> None:
+    """Compare the attributes of each message's record with its row: ITCH, IEX and DBN."""
     itch = shared_data / "itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50"
     deep, mbp = shared_data / "iex/goiex_TOPS16.pcapng.gz", shared_data / "dbn/futures_mbp-1_2024-07-01T23-58.dbn.zst"
     sources: list[tuple[str, Any, list[str]]] = [
@@ -376,10 +376,10 @@ def test_memory_of_chunks_does_not_grow_with_the_recording(tmp_path: Path) -> No
     done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=200)
     part, all_of_it, whole = ([*map(int, line.split())] for line in done.stdout.splitlines())
     assert 0 < 3 * part[0] < all_of_it[0] == whole[0]
-    room_kib = 24 << 10  # what a few chunks of 20,000 messages and freed memory may take
+    room_kib = 24 << 10  # for a few chunks of 20,000 messages and freed memory
     assert part[1] < room_kib
     assert all_of_it[1] < room_kib
-    assert whole[1] > 3 * room_kib  # else this test could not fail
+    assert whole[1] > 3 * room_kib  # so that this test can fail
 
 
 @pytest.mark.parametrize("method", ["to_arrow", "to_pandas", "to_polars", "arrow_chunks", "pandas_chunks", "batches"])

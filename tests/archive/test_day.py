@@ -1,4 +1,4 @@
-"""Session dates against the standard library's calendar, and what a day's directory holds."""
+"""Session dates against the standard library's calendar, and the contents of a day's directory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ns(year: int, month: int, day: int, hour: int = 0, minute: int = 0, zone: st
 
 
 def expected_date(moment: datetime.datetime, start: datetime.time) -> datetime.date:
-    """By the clock on the wall: a session begins when the wall shows `start`."""
+    """Return the date by local time: a session begins at `start`."""
     late = start >= datetime.time(12)
     if moment.timetz().replace(tzinfo=None) >= start:
         return moment.date() + DAY if late else moment.date()
@@ -56,10 +56,10 @@ def test_every_time_is_in_the_session_of_its_date(zone: str, start: str, now_ns:
 
 
 @given(st.sampled_from(ZONES), st.sampled_from(STARTS), TIMES)
-def test_the_date_is_what_the_clock_on_the_wall_says(zone: str, start: str, now_ns: int) -> None:
+def test_the_date_follows_local_time(zone: str, start: str, now_ns: int) -> None:
     moment = datetime.datetime.fromtimestamp(now_ns // SECOND, ZoneInfo(zone))
     offsets = {(moment + step).utcoffset() for step in (-2 * DAY, 2 * DAY)}
-    if len(offsets) == 1:  # where the clock is not changed; see the tests below
+    if len(offsets) == 1:  # without a clock change; see the tests below
         assert session_date(feed_of(zone, start), now_ns) == expected_date(moment, datetime.time.fromisoformat(start))
 
 
@@ -77,13 +77,13 @@ def test_a_session_ends_where_the_next_one_begins(zone: str, start: str, date: d
 @pytest.mark.parametrize(
     ("date", "hours"), [("2026-03-07", 24), ("2026-03-08", 23), ("2026-03-09", 24), ("2026-11-01", 25)]
 )
-def test_a_day_is_shorter_or_longer_where_the_clock_is_changed(date: str, hours: int) -> None:
+def test_a_clock_change_makes_a_day_shorter_or_longer(date: str, hours: int) -> None:
     feed, day = feed_of("America/New_York"), datetime.date.fromisoformat(date)
     assert day_end_ns(feed, day) - day_end_ns(feed, day - DAY) == hours * 3_600 * SECOND
 
 
 @pytest.mark.parametrize("date", ["2026-03-08", "2026-11-01"])
-def test_the_hour_of_the_change_is_in_the_day_before_and_after_as_written(date: str) -> None:
+def test_the_hour_of_a_clock_change_belongs_to_one_day(date: str) -> None:
     feed, day = feed_of("America/New_York"), datetime.date.fromisoformat(date)
     start = day_end_ns(feed, day - DAY)
     for hour in range(23):
@@ -116,7 +116,7 @@ def test_the_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     manifest.check_feed(feed, tmp_path)
 
 
-def test_days_are_told_in_order(tmp_path: Path) -> None:
+def test_days_are_listed_in_order(tmp_path: Path) -> None:
     feed = feed_of("UTC")
     for date in ("2026-11-21", "2026-02-03", "2025-12-31"):
         make_directory(tmp_path / "day" / date)
@@ -136,7 +136,7 @@ def test_a_lock_names_its_owner_and_is_free_after_it(tmp_path: Path) -> None:
     Lock(tmp_path).close()
 
 
-def test_a_lock_goes_with_its_process(tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
@@ -154,7 +154,7 @@ sys.stdin.read()
     Lock(tmp_path).close()
 
 
-def test_a_lock_that_was_let_go_is_free_though_a_forked_process_has_its_file(tmp_path: Path) -> None:
+def test_a_released_lock_is_free_even_if_a_forked_process_has_its_file(tmp_path: Path) -> None:
     lock = Lock(tmp_path)
     pid = os.fork()
     if pid == 0:

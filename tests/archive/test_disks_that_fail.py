@@ -1,4 +1,4 @@
-"""A disk that is full or gone ends the recorder with an exact count of what was lost."""
+"""A full or missing disk ends the recorder with an exact count of lost messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FULL = 2 * MIB
 
 @contextmanager
 def small_disk(kind: str, tmp_path: Path, feed: Feed) -> Iterator[tuple[Script, Path]]:
-    """A process that is to record to a place with room for FULL bytes, and where others see that place."""
+    """Yield a process that records to a disk of FULL bytes, and the disk's path for other processes."""
     if kind == "limit":
         with Script(RECORD_UNTIL_FULL, feed) as script:
             script.tell(str(FULL))
@@ -101,7 +101,7 @@ def test_a_full_disk_ends_it_with_an_exact_count(tmp_path: Path, kind: str, rows
         script.tell("")
 
 
-def test_a_directory_that_is_removed_ends_it_and_what_was_in_it_is_lost(tmp_path: Path) -> None:
+def test_a_removed_directory_ends_the_recorder_and_its_messages_are_lost(tmp_path: Path) -> None:
     with (
         pytest.raises(JournalError, match="was removed or replaced") as raised,
         one_slice(tmp_path) as (
@@ -120,7 +120,7 @@ def test_a_directory_that_is_removed_ends_it_and_what_was_in_it_is_lost(tmp_path
     check_sum(statistics)
 
 
-def test_a_place_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+def test_a_directory_without_write_permission_is_named(tmp_path: Path) -> None:
     place = tmp_path / "locked"
     place.mkdir(mode=0o555)
     script = Script(

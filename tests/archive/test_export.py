@@ -1,4 +1,4 @@
-"""Back to the venue's own format: the file that was published comes out, whatever way it went in."""
+"""Export to the venue's own format: the exported file equals the published one."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def unframed(data: bytes, order: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("key_bytes", [0, 4])
-def test_a_published_itch_file_comes_out_byte_for_byte(shared_data: Path, tmp_path: Path, key_bytes: int) -> None:
+def test_a_published_itch_file_is_exported_byte_for_byte(shared_data: Path, tmp_path: Path, key_bytes: int) -> None:
     recording = recorded(tmp_path, lambda: Itch50(shared_data / ITCH, date="2020-01-30"), key_bytes=key_bytes)
     done = export(recording, tmp_path / "day.bin")
     assert (tmp_path / "day.bin").read_bytes() == (shared_data / ITCH).read_bytes()
     assert done == Exported(messages=10_000, file_bytes=(shared_data / ITCH).stat().st_size, ties=done.ties, late=0)
 
 
-def test_many_symbols_in_one_slice_come_out_byte_for_byte(shared_data: Path, tmp_path: Path) -> None:
+def test_many_symbols_in_one_slice_are_exported_byte_for_byte(shared_data: Path, tmp_path: Path) -> None:
     recording = recorded(tmp_path, lambda: Itch50(shared_data / SNIPPET), slices=1)
     assert export(recording, tmp_path / "day.bin.gz").ties == 0
     assert gzip.decompress((tmp_path / "day.bin.gz").read_bytes()) == (shared_data / SNIPPET).read_bytes()
 
 
-def test_many_symbols_in_many_slices_come_out_in_order_but_for_ties(shared_data: Path, tmp_path: Path) -> None:
+def test_many_symbols_in_many_slices_are_exported_in_order_except_ties(shared_data: Path, tmp_path: Path) -> None:
     recording = recorded(tmp_path, lambda: Itch50(shared_data / SNIPPET), slices=7)
     done = export(recording, tmp_path / "day.bin")
     expected = unframed((shared_data / SNIPPET).read_bytes(), "big")
@@ -84,7 +84,7 @@ def test_many_symbols_in_many_slices_come_out_in_order_but_for_ties(shared_data:
     assert (again, (tmp_path / "again.bin").read_bytes()) == (done, (tmp_path / "day.bin").read_bytes())
 
 
-def test_iex_messages_come_out_as_the_source_decodes_them(shared_data: Path, tmp_path: Path) -> None:
+def test_iex_messages_are_exported_as_the_source_decodes_them(shared_data: Path, tmp_path: Path) -> None:
     expected = list(payloads_of(Iex(shared_data / TOPS)))
     assert len(expected) == 57_674
     one = recorded(tmp_path / "one", lambda: Iex(shared_data / TOPS), slices=1)
@@ -116,7 +116,7 @@ def test_a_time_range_is_exported(shared_data: Path, tmp_path: Path) -> None:
     assert (tmp_path / "part.bin").read_bytes() == whole[chunk.starts[low] - 2 : chunk.starts[high] - 2]
 
 
-def test_a_second_run_of_the_publisher_follows_the_first(shared_data: Path, tmp_path: Path) -> None:
+def test_a_second_epoch_of_the_publisher_follows_the_first(shared_data: Path, tmp_path: Path) -> None:
     recording = recorded(tmp_path, lambda: Itch50(shared_data / SNIPPET), slices=1, runs=2)
     export(recording, tmp_path / "day.bin")
     assert (tmp_path / "day.bin").read_bytes() == 2 * (shared_data / SNIPPET).read_bytes()
@@ -127,7 +127,7 @@ def test_a_second_run_of_the_publisher_follows_the_first(shared_data: Path, tmp_
 
 @st.composite
 def days(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, Put]]]:
-    """Slices, key_bytes, blocks as (slice, block), of one run."""
+    """Draw slices, key_bytes, and blocks as (slice, block), of one epoch."""
     slices, key_bytes = draw(st.integers(1, 3)), draw(st.sampled_from([0, 2]))
     puts = []
     sequences: Counter[int] = Counter()
@@ -194,20 +194,22 @@ def test_messages_are_merged_by_their_times(day: tuple[int, int, list[tuple[int,
         assert (found, order) == expected_order(key_bytes, puts)
 
 
-def test_more_messages_than_may_wait_go_on_and_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_beyond_the_waiting_limit_are_exported_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(by_time, "_WINDOW_ROWS", 64)
     monkeypatch.setattr(by_time, "_PART_ROWS", 8)
     day = Day(tmp_path, feed_of(2))
     for number in range(60):
         day.put(0, Put(tuple(Row(b"A", b"a", 1_000 + 100 * number + i) for i in range(100)), sequence=100 * number))
     day.put(1, Put((Row(b"B", b"late", 5),), ts_out=1))
-    # The first run of slice 1 is where its index says nothing of the time: nothing may be taken for safe.
+    # The index has no time for the first run of slice 1, so no message is safe.
     order = Order()
     assert sum(len(part.ts_event) for part in in_order_of_time(Recording.open(tmp_path), Filter(0), order)) == 6_001
     assert order.messages == 6_001
 
 
-def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
+def test_an_impossible_export_raises(tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, Put((Row(b"A", b"a", 1),)))
     recording = Recording.open(day.path)
@@ -229,7 +231,7 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"day", "file", "itch", "there"}
 
 
-def test_a_message_too_long_for_the_format_is_told() -> None:
+def test_a_message_too_long_for_the_format_raises() -> None:
     part = by_time.Messages(numpy.zeros(65_536, numpy.uint8), numpy.array([0, 65_536]), numpy.zeros(1, numpy.int64))
     with pytest.raises(Exception, match="a message had 65536 bytes, expected at most 65535"):
         list(length_prefixed([part], big_endian=True))

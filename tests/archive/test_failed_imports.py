@@ -1,4 +1,4 @@
-"""Imports that fail, are interrupted, killed or refused: no day, and those that were there as they were."""
+"""Imports that fail, are interrupted, killed or rejected leave no day, and existing days unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Held(Made):
-    """A source without an end, whose second chunk comes when another source has failed."""
+    """An endless source that waits before its second chunk until another source has failed."""
 
     def __init__(self, failed: threading.Event, date: datetime.date) -> None:
         super().__init__([(b"A.t", b"1", NOON)], date=date)
@@ -44,7 +44,7 @@ class Held(Made):
 
 
 class Failing(Made):
-    """A source that fails once it was read."""
+    """A source that fails at its end."""
 
     def __init__(self, failed: threading.Event, date: datetime.date) -> None:
         super().__init__([(b"A.t", b"1", NOON)], date=date)
@@ -56,7 +56,7 @@ class Failing(Made):
         raise SourceError("cannot be read")
 
 
-def test_a_day_that_fails_ends_those_that_are_not_done_and_leaves_those_that_are(tmp_path: Path) -> None:
+def test_a_failed_day_ends_unfinished_days_and_keeps_finished_ones(tmp_path: Path) -> None:
     failed = threading.Event()
     done = Made([(b"A.t", b"1", NOON)], date=datetime.date(2026, 1, 5))
     held = Held(failed, datetime.date(2026, 1, 6))
@@ -67,16 +67,14 @@ def test_a_day_that_fails_ends_those_that_are_not_done_and_leaves_those_that_are
     assert not (tmp_path / "imported" / "importing").exists()
 
 
-def test_a_day_that_is_read_again_ends_at_once_when_another_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_check_of_a_day_ends_at_once_if_another_day_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = threading.Event()
     ended: list[BaseException] = []
 
     def examine(_: Recording, progress: Callable[[int], object]) -> None:
         checked.set()
         try:
-            wait_until(lambda: progress(0) is not None, 60, what="the end of a day that is large")
+            wait_until(lambda: progress(0) is not None, 60, what="the end of a large day")
         except BaseException as error:
             ended.append(error)
             raise
@@ -108,7 +106,9 @@ except KeyboardInterrupt:
 
 def test_an_interrupted_import_ends_and_leaves_no_day(tmp_path: Path) -> None:
     compiled = feed_of("itch50")
-    import_days(compiled, tmp_path / "compiled", [Synthetic(1_000, date="2026-01-05")])  # so that the process need not
+    import_days(
+        compiled, tmp_path / "compiled", [Synthetic(1_000, date="2026-01-05")]
+    )  # so that the process does not compile
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'feeds'}"}
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
@@ -121,7 +121,7 @@ def test_an_interrupted_import_ends_and_leaves_no_day(tmp_path: Path) -> None:
     assert not (feed / "importing").exists()
 
 
-def test_a_day_that_is_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_existing_day_is_rejected_before_anything_is_written(tmp_path: Path) -> None:
     feed = feed_of("raw", slices=1)
     import_days(feed, tmp_path, [Made([(b"A.t", b"1", NOON)])])
     before = sorted(tmp_path.rglob("*"))
@@ -133,7 +133,7 @@ def test_a_day_that_is_there_is_refused_before_anything_is_written(tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / feed.name).iterdir()) == [IMPORT_LOCK, LOCK, "2026-01-05"]
 
 
-def test_a_source_that_fails_leaves_no_day_and_keeps_the_one_that_was_to_be_replaced(tmp_path: Path) -> None:
+def test_a_failed_source_leaves_no_day_and_keeps_the_day_to_replace(tmp_path: Path) -> None:
     feed = feed_of("raw", slices=1)
     rows = [(b"A.t", b"1", NOON)]
     (day,) = import_days(feed, tmp_path, [Made(rows)])
@@ -156,7 +156,7 @@ def test_a_source_without_messages_leaves_no_day_and_is_named(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_day_without_messages_does_not_end_an_import_of_others(tmp_path: Path, threads: int) -> None:
+def test_a_day_without_messages_does_not_end_other_imports(tmp_path: Path, threads: int) -> None:
     sources = [Made([], date=datetime.date(2026, 1, 5)), Made([(b"A.t", b"1", NOON)], date=datetime.date(2026, 1, 6))]
     sources.append(Made([], date=datetime.date(2026, 1, 7)))
     with pytest.raises(SourceError, match=r"2026-01-05 has no message: .*; 2026-01-07 has no message"):
@@ -164,7 +164,7 @@ def test_a_day_without_messages_does_not_end_an_import_of_others(tmp_path: Path,
     assert [day.name for day in recorded_days(tmp_path / "imported")] == ["2026-01-06"]
 
 
-def test_what_was_written_is_read_again_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_day_is_checked_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close = ColumnWriter.close
 
     def spoil(writer: ColumnWriter) -> None:
@@ -192,7 +192,7 @@ module.import_days(feed, sys.argv[1], [Synthetic(40_000_000)])
 """
 
 
-def test_an_import_that_is_killed_leaves_no_day_and_the_next_one_removes_it(
+def test_a_killed_import_leaves_no_day_and_the_next_one_cleans_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'feeds'}"}
@@ -215,7 +215,7 @@ def test_an_import_that_is_killed_leaves_no_day_and_the_next_one_removes_it(
     assert not (feed / "importing").exists()
 
 
-def test_a_day_gets_its_name_back_when_its_replacement_was_killed_between_two_names(tmp_path: Path) -> None:
+def test_a_day_is_restored_if_its_replacement_was_killed_between_renames(tmp_path: Path) -> None:
     feed = feed_of("raw", slices=1)
     rows = [(b"A.t", b"1", NOON)]
     (day,) = import_days(feed, tmp_path, [Made(rows)])
@@ -258,7 +258,7 @@ def test_a_full_disk_is_named_and_leaves_no_day(tmp_path: Path) -> None:
     assert not (tmp_path / "imported" / "importing").exists()
 
 
-def test_wrong_settings_are_refused(tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected(tmp_path: Path) -> None:
     rows = [(b"A.t", b"1", NOON)]
     with pytest.raises(ConfigError, match="has schema 'raw', expected 'itch50' of feed 'imported'"):
         import_days(feed_of(), tmp_path, [Made(rows)])

@@ -1,4 +1,4 @@
-"""Pipes, devices and huge files where a recording's files should be: refused at once, with one clear error."""
+"""Pipes, devices and huge files instead of a recording's files are rejected at once, with one clear error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def day_of(path: Path) -> Day:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("make", [pipe, device, directory, huge])
-def test_a_day_with_a_file_that_is_none_is_refused(tmp_path: Path, name: str, make: Callable[[Path], str]) -> None:
+def test_a_day_with_an_irregular_file_is_rejected(tmp_path: Path, name: str, make: Callable[[Path], str]) -> None:
     if make is huge and name.endswith(".journal"):
         pytest.skip("a segment may be large")
     day_of(tmp_path)
@@ -69,7 +69,7 @@ def test_a_day_with_a_file_that_is_none_is_refused(tmp_path: Path, name: str, ma
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "closed.json"])
-def test_json_that_is_nested_deeply_is_damaged(tmp_path: Path, name: str) -> None:
+def test_deeply_nested_json_is_reported_as_damage(tmp_path: Path, name: str) -> None:
     day_of(tmp_path)
     for text in (b"[" * 1_000_000, b'{"a":' * 1_000_000, b'{"format":2,"feed":' + b"[" * 1_000_000):
         (tmp_path / name).write_bytes(text)
@@ -82,13 +82,13 @@ def test_json_that_is_nested_deeply_is_damaged(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("make", [pipe, device, directory, huge])
-def test_a_feed_file_that_is_none_is_refused(tmp_path: Path, make: Callable[[Path], str]) -> None:
+def test_an_irregular_feed_file_is_rejected(tmp_path: Path, make: Callable[[Path], str]) -> None:
     what = make(tmp_path / "feed.toml")
     with pytest.raises(ConfigError, match=what):
         Feed.load(tmp_path / "feed.toml")
 
 
-def test_a_feed_file_that_is_nested_deeply_is_refused(tmp_path: Path) -> None:
+def test_a_deeply_nested_feed_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "feed.toml"
     path.write_text("a = " + "[" * 100_000)
     with pytest.raises(ConfigError, match="is not TOML"):

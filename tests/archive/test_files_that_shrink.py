@@ -1,4 +1,4 @@
-"""A file that shrinks while it is read costs what it has lost, is reported, and ends no process."""
+"""A file that shrinks while it is read loses only the cut data, is reported, and crashes no process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.journals import Day, Put, Row, feed_of
 
 BLOCKS = 600
 BODY = 100_000
-"""Bytes of a payload: several runs of the reader."""
+"""Size of a payload, such that the reader needs several runs."""
 
 
 def run(script: str, *words: object) -> subprocess.CompletedProcess[str]:
@@ -40,7 +40,7 @@ def said(script: str, *words: object) -> Any:
 
 
 def large_day(path: Path) -> Day:
-    """One segment of blocks of one message each, filled with the number of the block."""
+    """Write one segment of blocks with one message each, filled with the block's number."""
     day = Day(path, feed_of())
     day.put(0, *(Put((Row(b"A", bytes([i % 251 + 1]) * BODY, i + 1),), i, i, i) for i in range(BLOCKS)))
     return day
@@ -61,7 +61,7 @@ READ = """
 """
 
 
-def test_a_segment_that_shrinks_while_it_is_read_costs_what_is_gone(tmp_path: Path) -> None:
+def test_a_segment_that_shrinks_while_it_is_read_loses_only_the_cut_data(tmp_path: Path) -> None:
     segment = large_day(tmp_path).segments[0]
     start, _ = segment.places[400]
     read, right, damage, verified = said(READ, tmp_path, segment.path, start + 5_000)
@@ -91,7 +91,7 @@ REPLAY = """
 
 
 @pytest.mark.long
-def test_a_segment_that_shrinks_while_it_is_replayed_costs_what_is_gone(tmp_path: Path) -> None:
+def test_a_segment_that_shrinks_in_a_replay_loses_only_the_cut_data(tmp_path: Path) -> None:
     segment = large_day(tmp_path).segments[0]
     start, _ = segment.places[400]
     called, right, _, damage = said(REPLAY, tmp_path, segment.path, start + 5_000)
@@ -177,7 +177,7 @@ QUEUED = """
 
 
 @pytest.mark.long
-def test_what_waits_to_be_sent_of_a_segment_that_shrinks_is_sent_as_it_was(tmp_path: Path) -> None:
+def test_queued_blocks_of_a_segment_that_shrinks_are_sent_unchanged(tmp_path: Path) -> None:
     segment = large_day(tmp_path).segments[0]
     start, _ = segment.places[5]
     queued, found, right, ended = said(QUEUED, tmp_path, segment.path, start + 5_000)
@@ -187,7 +187,7 @@ def test_what_waits_to_be_sent_of_a_segment_that_shrinks_is_sent_as_it_was(tmp_p
     assert ended[0].startswith(f"{segment.path}: the file shrank to {start + 5_000} bytes while it was read")
 
 
-def test_a_file_that_shrinks_within_its_last_page_while_it_is_sent_is_told_at_the_end(
+def test_a_file_cut_within_its_last_page_while_sent_is_reported_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day = Day(tmp_path, feed_of())
@@ -208,7 +208,7 @@ def test_a_file_that_shrinks_within_its_last_page_while_it_is_sent_is_told_at_th
 
 
 @pytest.mark.parametrize("form", ["messages", "blocks"])
-def test_nothing_is_published_of_what_a_mapped_file_has_lost(tmp_path: Path, form: str) -> None:
+def test_lost_pages_of_a_mapped_file_are_not_published(tmp_path: Path, form: str) -> None:
     path = tmp_path / "file"
     block = Block.encode([b"T"], [0], b"\1" * 100_000, offsets=[0, 100_000], epoch=1)
     path.write_bytes(bytes(block.body))
@@ -234,7 +234,7 @@ def test_nothing_is_published_of_what_a_mapped_file_has_lost(tmp_path: Path, for
         assert publisher.statistics().messages == 0
 
 
-def test_no_header_is_published_that_a_mapped_file_has_lost(tmp_path: Path) -> None:
+def test_a_lost_header_of_a_mapped_file_is_not_published(tmp_path: Path) -> None:
     path = tmp_path / "file"
     block = Block.encode([b"T"], [0], b"\1" * 100, offsets=[0, 100], epoch=1)
     path.write_bytes(bytes(block.header) + bytes(block.body))
@@ -255,7 +255,7 @@ def test_no_header_is_published_that_a_mapped_file_has_lost(tmp_path: Path) -> N
         assert publisher.statistics().blocks == 0
 
 
-def test_a_torn_tail_that_is_cut_off_leaves_its_readers_alive(tmp_path: Path) -> None:
+def test_readers_survive_the_cut_of_a_torn_tail(tmp_path: Path) -> None:
     segment = large_day(tmp_path).segments[0]
     size = segment.path.stat().st_size
     with segment.path.open("ab") as file:
@@ -270,7 +270,7 @@ def test_a_torn_tail_that_is_cut_off_leaves_its_readers_alive(tmp_path: Path) ->
     assert Recording.open(tmp_path).verify() == []
 
 
-def test_what_a_mapped_file_has_lost_is_read_as_zeros_and_told(tmp_path: Path) -> None:
+def test_lost_bytes_of_a_mapped_file_are_zeros_and_reported(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"\1" * 100_000)
     mapping = Mapping(path)
@@ -308,7 +308,7 @@ DIE = """
 
 
 @pytest.mark.parametrize("handler", first_of(["before", "none", "after"]))
-def test_a_fault_of_memory_that_is_not_ours_ends_the_process_as_before(tmp_path: Path, handler: str) -> None:
+def test_a_foreign_memory_fault_still_ends_the_process(tmp_path: Path, handler: str) -> None:
     ended = run(DIE, tmp_path / "file", handler)
     assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "0\n")
     assert ("Bus error" in ended.stderr) == (handler != "none")

@@ -1,4 +1,4 @@
-"""Blocks that grow message by message: what is recorded of any columns is what a plain loop over them gives."""
+"""Growing blocks: the recording of any columns equals that of a plain loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = st.lists(
 
 
 def put(writer: ColumnWriter, rows: list[Row], *, spare: int) -> None:
-    """Put rows whose payloads lie in one buffer, with so many bytes between and behind them."""
+    """Put rows with payloads in one buffer, with `spare` bytes between and after them."""
     topics = list(dict.fromkeys(topic for topic, _, _ in rows))
     text, starts = b"", []
     for _, payload, _ in rows:
@@ -69,7 +69,7 @@ def check_numbers(recording: Recording) -> None:
 
 @given(st.lists(ROWS, max_size=3), st.integers(0, 2), st.integers(1, 3), st.sampled_from([0, 2, 100]))
 @settings(max_examples=examples(60), deadline=None)
-def test_what_is_recorded_is_what_was_put(
+def test_messages_are_recorded_as_put(
     parts: list[list[tuple[bytes, int | None, int]]], key_bytes: int, slices: int, spare: int
 ) -> None:
     feed = msgspec.structs.replace(Feed.local("grown", slices), key_bytes=key_bytes)
@@ -120,14 +120,14 @@ def test_skipped_sequences_belong_to_the_slice(tmp_path: Path, key_bytes: int, n
 @pytest.mark.parametrize(
     ("sizes", "flags"), [([3, 3, 3], FLAG_FIXED), ([3, 2], 0), ([3, None], FLAG_NULLS), ([None, 0], 66)]
 )
-def test_a_block_says_what_its_payloads_have_in_common(tmp_path: Path, sizes: list[int | None], flags: int) -> None:
+def test_a_block_has_the_flags_of_its_payloads(tmp_path: Path, sizes: list[int | None], flags: int) -> None:
     with ColumnWriter(tmp_path, Feed.local("grown", 1), DAY) as writer:
         put(writer, [(b"A.t", None if size is None else b"x" * size, NOON) for size in sizes], spare=0)
     (batch,) = Recording.open(tmp_path).batches()
     assert batch.block.flags & (FLAG_FIXED | FLAG_NULLS) == flags
 
 
-def test_topics_of_a_block_that_grows_stay_its_own_when_there_are_more_than_there_was_room_for(tmp_path: Path) -> None:
+def test_a_growing_block_keeps_its_topics_when_the_table_grows(tmp_path: Path) -> None:
     with ColumnWriter(tmp_path, Feed.local("grown", 1), DAY) as writer:
         for count in (10, 3_000):
             put(writer, [(b"S%d.t" % number, b"x", NOON) for number in range(count)], spare=0)

@@ -1,4 +1,4 @@
-"""Images that an archive gives over its socket: what is in them, who may ask, and answers that are wrong."""
+"""Images from an archive's socket: their contents, rights, and wrong answers."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from tests.recorded import recorded
 
 
 class Told:
-    """What was published, and by a slow loop what is the newest of it: by topic (epoch, sequence, payload)."""
+    """Published messages, and from a slow loop the newest of each topic: (epoch, sequence, payload)."""
 
     def __init__(self, key_bytes: int, seed: int = 1) -> None:
         self.newest: dict[bytes, tuple[int, int, bytes]] = {}
         self.following = 0
-        """Next sequence of the present run."""
+        """Next sequence of the current epoch."""
         self.published = 0
         self._key_bytes = key_bytes
         self._random = numpy.random.default_rng(seed)
 
     def publish(self, publisher: Publisher, count: int, topics: int = 50) -> None:
-        """Publish messages of random topics, of which some have no value."""
+        """Publish messages of random topics, some without a value."""
         names = [b"%c%d.t" % (65 + number % 5, number) for number in range(topics)]
         index = self._random.integers(0, topics, count).astype(numpy.int32)
         payloads = self._random.integers(0, 256, (count, 40), numpy.uint8)
@@ -69,7 +69,7 @@ class Told:
         self.published += count
 
     def new_run(self) -> None:
-        """Numbers begin again."""
+        """Begin a new epoch, with sequence 0."""
         self.following = 0
 
 
@@ -85,7 +85,7 @@ def newest_of(image: SliceImage) -> dict[bytes, tuple[int, int, bytes]]:
 
 
 def answer_of(images: Images, *prefixes: bytes) -> tuple[Image, list[Block]]:
-    """The first piece of an image, once the archive has read all."""
+    """Return the first piece of an image, once the archive has read everything."""
     while True:
         answer, blocks = images.answer(AskImage(slice_id=0, prefixes=prefixes))
         if answer.image:
@@ -94,13 +94,13 @@ def answer_of(images: Images, *prefixes: bytes) -> tuple[Image, list[Block]]:
 
 @contextmanager
 def published(tmp_path: Path, key_bytes: int = 0, runs: int = 1) -> Iterator[tuple[Feed, Told]]:
-    """An archive of 3,000 messages of each run."""
+    """Yield an archive of 3,000 messages of each epoch."""
     feed = archived_feed(key_bytes=key_bytes)
     told = Told(key_bytes)
     for run in range(runs):
         with Publisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
             told.new_run()
-            # A run has fewer topics than the one before: the newest of some are of earlier ones.
+            # Each epoch has fewer topics, so the newest message of some topics is of an earlier one.
             for _ in range(6):
                 told.publish(publisher, 500, 50 - 15 * run)
             wait_recorded(recorder, 3_000)
@@ -127,7 +127,7 @@ def test_an_image_of_a_subtree_has_its_topics_alone(tmp_path: Path, key_bytes: i
     assert image.position.sequence == told.following
 
 
-def test_who_asks_within_a_moment_gets_the_same_image_and_later_a_new_one(tmp_path: Path) -> None:
+def test_requests_within_a_moment_share_an_image_and_later_ones_do_not(tmp_path: Path) -> None:
     feed, told = archived_feed(), Told(0)
     with Publisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
         told.publish(publisher, 1_000)
@@ -158,7 +158,7 @@ def test_an_image_that_takes_many_turns_to_read_is_whole(tmp_path: Path, monkeyp
         assert newest_of(ArchiveClient(feed).image(0)) == told.newest
 
 
-def test_an_image_that_is_kept_no_more_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_image_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with published(tmp_path) as (feed, told):
         images = Images(Pieces(tmp_path / feed.name))
         made, _ = answer_of(images, b"")
@@ -171,7 +171,7 @@ def test_an_image_that_is_kept_no_more_is_made_again(tmp_path: Path, monkeypatch
         assert newest_of(ArchiveClient(feed).image(0)) == told.newest
 
 
-def test_an_image_that_is_too_large_is_refused_with_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_is_too_large_is_rejected_with_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", 1_000)
     with published(tmp_path, 1) as (feed, _):
         images = Images(Pieces(tmp_path / feed.name))
@@ -180,7 +180,7 @@ def test_an_image_that_is_too_large_is_refused_with_its_bounds(tmp_path: Path, m
 
 
 def test_an_image_is_kept_while_its_rest_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by those to whom it comes slowly."""
+    """Even by a slow reader."""
     monkeypatch.setattr("blackbox.archive.serve.images._KEPT_S", 1.0)
     with published(tmp_path) as (feed, _):
         images = Images(Pieces(tmp_path / feed.name))
@@ -191,7 +191,7 @@ def test_an_image_is_kept_while_its_rest_is_fetched(tmp_path: Path, monkeypatch:
             assert (rest[0], len(rest[1])) == (made, len(blocks))
 
 
-def test_images_that_are_kept_are_bounded_also_where_payloads_are_small(
+def test_the_size_of_kept_images_is_bounded_even_for_small_payloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day = Day(tmp_path / "tape" / "2026-01-01", feed_of())
@@ -214,7 +214,7 @@ def test_days_that_are_replaced_or_of_another_layout_do_not_mix(tmp_path: Path) 
     assert sorted(newest_of(SliceImage(blocks, answer.position, 0))) == [b"A", b"B2"]
 
 
-def test_what_cannot_be_asked_for_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_invalid_request_for_an_image_is_rejected(tmp_path: Path) -> None:
     with published(tmp_path) as (feed, _):
         client = ArchiveClient(feed)
         with pytest.raises(ConfigError, match="slice was 1, expected 0 to 0"):
@@ -228,7 +228,7 @@ def test_what_cannot_be_asked_for_is_refused_by_name(tmp_path: Path) -> None:
         ArchiveClient(feed, timeout=0.1).image(0, timeout=0.2)
 
 
-def test_a_slice_of_which_nothing_is_recorded_has_an_empty_image(tmp_path: Path) -> None:
+def test_a_slice_without_records_has_an_empty_image(tmp_path: Path) -> None:
     feed = archived_feed(slices=2)
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         publisher.publish(b"A", b"1")
@@ -238,7 +238,7 @@ def test_a_slice_of_which_nothing_is_recorded_has_an_empty_image(tmp_path: Path)
     assert sorted((len(image.blocks), image.position.epoch > 0) for image in images) == [(0, False), (1, True)]
 
 
-def test_what_is_damaged_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_messages_are_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feed = archived_feed()
     day = Day(tmp_path / feed.name / "2026-01-01", feed_of())
     day.put(0, *(Put((Row(b"A", b"%d" % number),), sequence=number) for number in range(3)))
@@ -288,10 +288,8 @@ ABOUT = About(
         (AskAbout(), lambda f: f, "did not answer as an archive does"),
     ],
 )
-def test_an_answer_that_is_wrong_is_told_and_the_next_archive_asked(
-    tmp_path: Path, image: Any, frames: Any, match: str
-) -> None:
-    """A peer that speaks the protocol, and lies."""
+def test_after_a_wrong_answer_the_next_archive_is_asked(tmp_path: Path, image: Any, frames: Any, match: str) -> None:
+    """A peer speaks the protocol but sends wrong answers."""
     with published(tmp_path) as (feed, told), zmq.Context() as context, context.socket(zmq.ROUTER) as liar:
         port = liar.bind_to_random_port("tcp://127.0.0.1")
         over = threading.Event()
@@ -331,7 +329,7 @@ def test_an_archive_of_another_version_is_refused(tmp_path: Path, monkeypatch: p
         check_version(ENCODER.encode({"is": "about", "version": 99, "fields of that version": []}))
 
 
-def test_images_while_the_feed_runs_at_full_speed_hold_nothing_up(tmp_path: Path) -> None:
+def test_images_do_not_delay_a_feed_at_full_speed(tmp_path: Path) -> None:
     feed, told, over = archived_feed(), Told(0), threading.Event()
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
 
@@ -356,7 +354,7 @@ def test_images_while_the_feed_runs_at_full_speed_hold_nothing_up(tmp_path: Path
 
 
 def test_the_first_image_of_an_archive_compiles_nothing(tmp_path: Path) -> None:
-    """Who asks for it waits for a few seconds at most."""
+    """A reader waits for a few seconds at most."""
     warm_up_images()
     compiled = [each.signatures for each in (newest._take, newest._move)]
     recording = recorded(tmp_path, lambda: Synthetic(1_000, symbols=5), slices=1)

@@ -1,4 +1,4 @@
-"""Importing: the very messages that publishing, recording and compacting give, under their own dates."""
+"""Imports give the same messages as publishing, recording and compacting, by their own dates."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ REAL: dict[str, Callable[[Path], Source]] = {
 def messages_of(
     recording: Recording,
 ) -> dict[tuple[int, bytes], tuple[list[int], list[int], list[bytes], bytes, list[int]]]:
-    """By slice and key, in the order of the journal: numbers, times, topics, payloads and their sizes."""
+    """Return numbers, times, topics, payloads and their sizes by slice and key, in journal order."""
     parts = defaultdict(list)
     for batch in recording.batches():
         parts[batch.block.slice_id, batch.block.key].append(batch)
@@ -70,11 +70,11 @@ def messages_of(
 
 @pytest.mark.parametrize("key_bytes", first_of([0, 4]))
 @pytest.mark.parametrize("name", REAL)
-def test_what_is_imported_equals_what_is_published_recorded_and_compacted(
+def test_an_import_equals_publishing_recording_and_compacting(
     shared_data: Path, tmp_path: Path, name: str, key_bytes: int
 ) -> None:
     source = REAL[name](shared_data)
-    # Binance's capture runs over midnight: with sessions from noon to noon it is one day.
+    # Binance's capture spans midnight. With sessions from noon to noon it is one day.
     feed = feed_of(
         source.schema.name, "export", key_bytes=key_bytes, day_start="12:00" if name == "binance" else "00:00"
     )
@@ -91,7 +91,7 @@ def test_what_is_imported_equals_what_is_published_recorded_and_compacted(
         assert "goiex_DEEP10.pcap.gz" in day.truncated[0]
 
 
-def test_an_imported_day_says_that_its_run_is_whole(tmp_path: Path) -> None:
+def test_an_imported_day_marks_the_end_of_its_epoch(tmp_path: Path) -> None:
     (day,) = import_days(feed_of(slices=3), tmp_path, [Synthetic(2_000, symbols=1)])
     recording = Recording.open(day.path)
     for slice_id in range(3):
@@ -109,7 +109,7 @@ def test_an_imported_day_says_that_its_run_is_whole(tmp_path: Path) -> None:
     assert any("slice-00001" in str(each.path) for each in Recording.open(day.path).verify())
 
 
-def test_a_day_that_is_imported_again_has_the_same_numbers_and_times(tmp_path: Path) -> None:
+def test_a_day_imported_again_has_the_same_sequences_and_times(tmp_path: Path) -> None:
     first, second = (
         Recording.open(import_days(feed_of(), tmp_path / name, [Synthetic(30_000)])[0].path) for name in ("a", "b")
     )
@@ -138,12 +138,12 @@ def test_the_date_is_the_source_s_or_that_of_the_messages(tmp_path: Path) -> Non
 
 
 def days_of(feed: Feed, directory: Path) -> dict[str, list[tuple[bytes, bytes, int]]]:
-    """Messages of all days, by their dates."""
+    """Return the messages of all days by date."""
     return {str(day.name): told(Recording.open(day)) for day in recorded_days(directory / feed.name)}
 
 
 def by_day(feed: Feed, rows: list[tuple[bytes, bytes, int]]) -> dict[str, list[tuple[bytes, bytes, int]]]:
-    """Messages by the sessions of their times, one at a time; one without a time goes with the one before."""
+    """Return messages by the session of their time. One without a time goes with the one before."""
     found: dict[str, list[tuple[bytes, bytes, int]]] = defaultdict(list)
     date = next(str(session_date(feed, time)) for *_, time in rows if time)
     for row in rows:
@@ -160,7 +160,7 @@ def test_several_days_in_one_source_become_several_dated_days(tmp_path: Path, se
     chance = random.Random(1)
     rows = [(b"A.t", b"0", 0), (b"A.t", b"1", 0)]
     for hour in range(70):
-        ago = chance.choice([0, 0, 0, 5]) * 3_600 * 10**9  # times go back over midnight, too
+        ago = chance.choice([0, 0, 0, 5]) * 3_600 * 10**9  # times also go back across midnight
         rows += [(b"AB"[i % 2 :][:1] + b".t", b"%d" % i, NOON + hour * 3_600 * 10**9 + i - ago) for i in range(20)]
         rows += [(b"C.t", b"none", 0)]
     feed = feed_of("raw", slices=1, **settings)
@@ -175,7 +175,7 @@ def test_several_days_in_one_source_become_several_dated_days(tmp_path: Path, se
     assert all(Recording.open(day.path).verify() == Recording.open(day.path).gaps() == [] for day in done)
 
 
-def test_files_that_run_over_midnight_share_the_days_between_them_in_their_order(tmp_path: Path) -> None:
+def test_files_that_span_midnight_share_days_in_order(tmp_path: Path) -> None:
     first = [(b"A.t", b"%d" % i, NOON + i * DAY_NS // 4) for i in range(4)]
     second = [(b"A.t", b"%d" % i, NOON + i * DAY_NS // 4) for i in range(3, 7)]
     empty = Made([])
@@ -185,7 +185,7 @@ def test_files_that_run_over_midnight_share_the_days_between_them_in_their_order
     assert days_of(feed, tmp_path) == by_day(feed, first + second)
 
 
-def test_sources_of_one_day_stand_in_the_order_of_their_first_times(tmp_path: Path) -> None:
+def test_sources_of_one_day_are_ordered_by_their_first_times(tmp_path: Path) -> None:
     early, late = ([(b"A.t", b"%d" % i, NOON + i) for i in numbers] for numbers in (range(3), range(3, 6)))
     feed = feed_of("raw", slices=1)
     (day,) = import_days(feed, tmp_path, [Made([(b"A.t", b"none", 0), *late]), Made(early)])
@@ -227,7 +227,7 @@ def test_two_files_of_databento_joined_are_two_days(shared_data: Path, tmp_path:
 
 @pytest.mark.parametrize("slices", [1, 3])
 def test_each_day_of_a_dbn_file_over_midnight_is_a_file_again(tmp_path: Path, slices: int) -> None:
-    """The second day, its export, and an import of that export have the names of the second date."""
+    """The second day, its export, and the export's import have the symbols of the second date."""
     days = [datetime.date(2024, 1, day) for day in (1, 2, 3)]
     head = dbn_metadata(mappings={"ESH4": [(days[0], days[1], "7")], "ESM4": [(days[1], days[2], "7")]})
     times = [DBN_START, DBN_START + 1, DBN_START + DAY_NS - 1, DBN_START + DAY_NS, DBN_START + DAY_NS + 5]
@@ -245,7 +245,7 @@ def test_each_day_of_a_dbn_file_over_midnight_is_a_file_again(tmp_path: Path, sl
         assert (again.date, again.messages) == (day.date, len(messages))
 
 
-def test_a_date_that_is_not_that_of_the_messages_is_an_error_and_leaves_no_day(tmp_path: Path) -> None:
+def test_a_date_that_differs_from_the_messages_is_an_error_and_leaves_no_day(tmp_path: Path) -> None:
     rows = [(b"A.t", b"1", NOON), (b"A.t", b"2", NOON + DAY_NS), (b"A.t", b"3", NOON + 2 * DAY_NS)]
     words = (
         "2 of its 3 messages have times outside of the session 2026-01-05, 2026-01-05T00:00:00Z to "
@@ -257,7 +257,7 @@ def test_a_date_that_is_not_that_of_the_messages_is_an_error_and_leaves_no_day(t
     assert not (tmp_path / "imported" / "importing").exists()
 
 
-def test_a_later_day_that_is_there_already_is_refused_and_no_day_is_left(tmp_path: Path) -> None:
+def test_an_existing_later_day_is_rejected_and_no_day_is_left(tmp_path: Path) -> None:
     feed = feed_of("raw", slices=1)
     there = [(b"A.t", b"1", NOON + DAY_NS)]
     import_days(feed, tmp_path, [Made(there)])
@@ -269,7 +269,7 @@ def test_a_later_day_that_is_there_already_is_refused_and_no_day_is_left(tmp_pat
     assert days_of(feed, tmp_path) == {"2026-01-05": rows[:1], "2026-01-06": rows[1:]}
 
 
-def test_many_days_in_order_are_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_of_many_days_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[ColumnWriter] = []
     most = 0
 
@@ -325,7 +325,7 @@ def test_sources_with_and_without_a_date_do_not_share_a_day(tmp_path: Path) -> N
         import_days(feed_of("raw"), tmp_path, [Made(rows, date=DAY), Made(rows)])
 
 
-def test_a_directory_of_tape_is_as_many_days_as_its_files_have(shared_data: Path, tmp_path: Path) -> None:
+def test_a_directory_of_tape_files_becomes_their_days(shared_data: Path, tmp_path: Path) -> None:
     files = sorted((shared_data / "lean").glob("ibm_*"))
     feed = feed_of("tape", time_zone="America/New_York")
     done = import_days(feed, tmp_path, [Tape(files)])
@@ -346,7 +346,7 @@ def test_several_days_are_imported_at_a_time(tmp_path: Path) -> None:
     assert Recording.open(done[1].path).to_arrow() == Recording.open(alone[0].path).to_arrow()
 
 
-def test_sources_of_one_date_become_one_day_in_one_run(tmp_path: Path) -> None:
+def test_sources_of_one_date_become_one_day_of_one_epoch(tmp_path: Path) -> None:
     first, second = [(b"A.t", b"1", NOON)], [(b"B.t", b"2", NOON), (b"A.t", b"3", NOON + 1)]
     (day,) = import_days(feed_of("raw", slices=1), tmp_path, [Made(first), Made(second)])
     recording = Recording.open(day.path)
@@ -356,7 +356,7 @@ def test_sources_of_one_date_become_one_day_in_one_run(tmp_path: Path) -> None:
     assert len(recording.summary().epochs) == 1
 
 
-def test_messages_outside_of_the_session_are_kept_counted_and_do_not_move_the_clock(tmp_path: Path) -> None:
+def test_messages_outside_the_session_are_kept_and_counted(tmp_path: Path) -> None:
     rows = [(b"A.t", b"1", NOON - 3 * DAY_NS), (b"A.t", b"2", NOON), (b"A.t", b"3", NOON + 400 * DAY_NS)]
     (day,) = import_days(feed_of("raw", slices=1), tmp_path, [Made(rows, date=DAY)])
     assert (day.messages, day.outside) == (3, 2)
@@ -366,7 +366,7 @@ def test_messages_outside_of_the_session_are_kept_counted_and_do_not_move_the_cl
 
 
 @pytest.mark.parametrize("key_bytes", [0, 3])
-def test_a_message_larger_than_a_block_gets_one_of_its_own(tmp_path: Path, key_bytes: int) -> None:
+def test_a_message_larger_than_a_block_gets_its_own_block(tmp_path: Path, key_bytes: int) -> None:
     rows = [(b"AAA.t", bytes([i]) * size, NOON + i) for i, size in enumerate((10, 1 << 20, 10, 3 << 20, 0))]
     (day,) = import_days(feed_of("raw", key_bytes=key_bytes), tmp_path, [Made(rows[:3], rows[3:])], block_bytes=4096)
     recording = Recording.open(day.path)
@@ -374,7 +374,7 @@ def test_a_message_larger_than_a_block_gets_one_of_its_own(tmp_path: Path, key_b
     assert recording.verify() == []
 
 
-def test_many_topics_that_come_bit_by_bit_are_all_there(tmp_path: Path) -> None:
+def test_many_topics_in_small_steps_are_all_imported(tmp_path: Path) -> None:
     rows = [(b"S%d.t" % (i % 5_000), b"%d" % i, NOON + i) for i in range(9_000)]
     chunks = [rows[start : start + 900] for start in range(0, 9_000, 900)]
     (day,) = import_days(feed_of("raw", slices=3, key_bytes=4), tmp_path, [Made(*chunks)])
@@ -391,7 +391,7 @@ def test_segments_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert sum(recording.counts().values()) == 400_000
 
 
-def test_a_recorder_may_record_beside_an_import_but_no_day_is_replaced_then(tmp_path: Path) -> None:
+def test_a_recorder_may_run_during_an_import_unless_days_are_replaced(tmp_path: Path) -> None:
     feed = feed_of("raw", slices=1)
     rows = [(b"A.t", b"1", NOON)]
     recorder = Recorder(feed, tmp_path)

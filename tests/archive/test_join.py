@@ -1,4 +1,4 @@
-"""A subscriber that begins in the past: archives bring what was, then it goes over to live, without a seam."""
+"""A subscriber that starts in the past reads archives, then continues live without a gap."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.subscribe.subscribers import nothing
 
 
 class Heard:
-    """The epoch and number of all messages that a batch callback got."""
+    """Epoch and sequence of all messages in a batch callback."""
 
     def __init__(self, subscriber: Subscriber) -> None:
         self.epochs: list[int] = []
@@ -138,7 +138,7 @@ def test_an_archive_that_does_not_answer_at_first_is_asked_again(tmp_path: Path)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_hooks_are_told_between_messages_that_it_is_live(tmp_path: Path, workers: int) -> None:
+def test_the_live_hook_is_called_between_messages(tmp_path: Path, workers: int) -> None:
     feed = archived_feed()
     live: list[tuple[int, int]] = []
     running = 0
@@ -175,7 +175,7 @@ def test_hooks_are_told_between_messages_that_it_is_live(tmp_path: Path, workers
     assert live == [(0, 0)]
 
 
-def test_a_hook_that_raises_when_it_is_live_ends_the_subscriber(tmp_path: Path) -> None:
+def test_an_error_in_the_live_hook_ends_the_subscriber(tmp_path: Path) -> None:
     feed = archived_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         publish_numbered(publisher, 0, 500)
@@ -201,7 +201,7 @@ def test_a_hook_that_raises_when_it_is_live_ends_the_subscriber(tmp_path: Path) 
         datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1),
     ],
 )
-def test_times_as_people_write_them(tmp_path: Path, since: str | datetime.datetime) -> None:
+def test_since_accepts_times_as_text(tmp_path: Path, since: str | datetime.datetime) -> None:
     feed = archived_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         publish_numbered(publisher, 0, 700)
@@ -229,7 +229,7 @@ def test_a_publisher_that_has_sent_nothing_yet(tmp_path: Path) -> None:
     assert heard.numbers == [*range(1_000), *range(500)]
 
 
-def test_what_waits_of_a_run_is_not_taken_for_a_part_of_the_run_before(tmp_path: Path) -> None:
+def test_waiting_messages_belong_to_their_own_epoch(tmp_path: Path) -> None:
     feed = archived_feed(heartbeat_ns=50_000_000)
     first = recorded(tmp_path, feed, 33)
     place = tmp_path / feed.name
@@ -259,8 +259,8 @@ def test_what_waits_of_a_run_is_not_taken_for_a_part_of_the_run_before(tmp_path:
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-def test_what_a_run_has_sent_last_and_archives_lack_is_told(tmp_path: Path, is_live: bool) -> None:
-    """Its last heartbeat told of it; then the next run begins, and archives bring what they have."""
+def test_last_messages_of_an_epoch_that_archives_lack_are_reported(tmp_path: Path, is_live: bool) -> None:
+    """The last heartbeat shows them. Then the next epoch begins, and archives return what they have."""
     feed, elsewhere = archived_feed(), feed_of()
     with RawPublisher(feed) as publisher, RawPublisher(elsewhere) as other:
         other.epoch = publisher.epoch
@@ -291,7 +291,7 @@ def test_what_a_run_has_sent_last_and_archives_lack_is_told(tmp_path: Path, is_l
     assert heard.gaps == [(10, 5)]
 
 
-def test_it_is_not_live_with_a_silent_run_before_the_run_before_is_recorded(tmp_path: Path) -> None:
+def test_a_silent_epoch_is_live_only_after_the_one_before_is_recorded(tmp_path: Path) -> None:
     feed, elsewhere = archived_feed(), feed_of()
     with (
         RawPublisher(feed) as publisher,
@@ -322,7 +322,7 @@ def test_it_is_not_live_with_a_silent_run_before_the_run_before_is_recorded(tmp_
     assert heard.gaps == []
 
 
-def test_a_run_that_ends_before_an_archive_has_first_answered_comes_whole(tmp_path: Path) -> None:
+def test_an_epoch_that_ends_before_the_first_answer_is_complete(tmp_path: Path) -> None:
     feed, elsewhere = archived_feed(), feed_of()
     with RawPublisher(feed) as publisher, RawPublisher(elsewhere) as other:
         publisher.encode([(b"A.x", b"payload")] * 10)
@@ -345,7 +345,7 @@ def test_a_run_that_ends_before_an_archive_has_first_answered_comes_whole(tmp_pa
 
 
 def test_the_first_live_block_after_the_archived_ones_is_lost(tmp_path: Path) -> None:
-    """The archive ends where live begins, and what is between is in neither: it is told, once."""
+    """The lost block is in neither the archive nor the live messages, and is reported once."""
     feed = archived_feed()
     elsewhere = feed_of()
     with RawPublisher(elsewhere) as publisher, Recorder(elsewhere, tmp_path) as recorder:
@@ -356,7 +356,7 @@ def test_the_first_live_block_after_the_archived_ones_is_lost(tmp_path: Path) ->
     heard = Heard(subscriber)
     with ArchiveServer(tmp_path / feed.name, feed.archives), RawPublisher(feed) as publisher:
         for _ in range(4):
-            publisher.send(publisher.encode([(b"A", b"")] * 5))  # to nobody
+            publisher.send(publisher.encode([(b"A", b"")] * 5))  # to no subscriber
         subscriber.start(since=0)
         subscriber.wait_live()
         publisher.encode([(b"A", b"lost")] * 3)
@@ -368,9 +368,9 @@ def test_the_first_live_block_after_the_archived_ones_is_lost(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("before", [0, 100])
-def test_what_archives_lack_before_it_is_live_is_told_as_a_gap(tmp_path: Path, before: int) -> None:
-    """They have an earlier run of the publisher, or nothing, and no recorder adds to it."""
-    feed = archived_feed(heartbeat_ns=60_000_000_000)  # a line that is silent for longer would be connected anew
+def test_messages_that_archives_lack_before_live_are_a_gap(tmp_path: Path, before: int) -> None:
+    """The archives have an earlier epoch or nothing, and no recorder is running."""
+    feed = archived_feed(heartbeat_ns=60_000_000_000)  # a longer silence would cause a reconnect
     recorded(tmp_path, feed, before)
     subscriber = Subscriber(feed, repair_wait=2)
     heard = Heard(subscriber)
@@ -386,7 +386,7 @@ def test_what_archives_lack_before_it_is_live_is_told_as_a_gap(tmp_path: Path, b
     assert heard.gaps == [(0, 3)]
 
 
-def test_no_archive_ends_a_subscriber_that_cannot_catch_up() -> None:
+def test_a_subscriber_that_needs_an_absent_archive_ends() -> None:
     subscriber = Subscriber(feed := archived_feed(), repair_wait=0.4)
     subscriber.on(b"")(nothing)
     with (
@@ -396,7 +396,7 @@ def test_no_archive_ends_a_subscriber_that_cannot_catch_up() -> None:
         subscriber.start(since=0).wait_live()
 
 
-def test_beginnings_that_cannot_be_are_refused() -> None:
+def test_invalid_starts_are_rejected() -> None:
     with pytest.raises(ConfigError, match="had no archives"):
         Subscriber(feed_of()).start(since=0)
     with pytest.raises(ConfigError, match=r"since was \{0: \(1, 1, 1\)\}, expected the \(epoch, sequence\) of each"):
@@ -414,8 +414,8 @@ def test_beginnings_that_cannot_be_are_refused() -> None:
 
 
 @pytest.mark.parametrize("is_down", [False, True])
-def test_the_end_of_a_run_that_one_archive_lacks_another_one_brings(tmp_path: Path, is_down: bool) -> None:
-    """With `is_down` that other one answers only after a while."""
+def test_the_end_of_an_epoch_is_read_from_the_archive_that_has_it(tmp_path: Path, is_down: bool) -> None:
+    """With `is_down` the other archive is started late."""
     feed = archived_feed(2)
     for place, blocks in (("poor", (3, 2)), ("rich", (5, 2))):
         for epoch, many in enumerate(blocks, 1):
@@ -438,7 +438,7 @@ def test_the_end_of_a_run_that_one_archive_lacks_another_one_brings(tmp_path: Pa
         subscriber.start(since=0)
         wait_until(lambda: len(heard.numbers) >= 30, 60)
         if is_down:
-            late = time.monotonic() + 2.5  # longer than it waits for one answer
+            late = time.monotonic() + 2.5  # longer than the timeout of one answer
             wait_until(lambda: time.monotonic() > late)
             assert len(heard.numbers) == 30
             stack.enter_context(rich)

@@ -1,4 +1,4 @@
-"""A subscriber of a feed with keys that begins in the past, and switches to live messages without a seam."""
+"""A subscriber of a feed with keys that starts in the past, then continues live without a gap."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Heard:
         self.counts: dict[Run, list[int]] = defaultdict(list)
         self.gaps: dict[Run, list[tuple[int, int]]] = defaultdict(list)
         self.bounds: set[Run] = set()
-        """Runs in which a gap had an upper bound as its count."""
+        """Epochs with a gap that has an upper bound as its count."""
         self.epochs: list[int] = []
         self.untrue: list[str] = []
         self.count = 0
@@ -71,18 +71,18 @@ class Heard:
     def _take(self, key: bytes, epoch: int, numbers: list[int] | range) -> None:
         for number in numbers:
             if (epoch, number) <= self._reached:
-                self.untrue.append(f"{number} of {key!r} in {epoch} came behind {self._reached}")
+                self.untrue.append(f"{number} of {key!r} in {epoch} arrived after {self._reached}")
             self._reached = (epoch, number)
 
 
 def check(heard: Heard, expected: dict[Run, list[int]]) -> None:
-    """Check the counts in payloads by epoch and key, and that nothing was reported as lost or came out of order."""
+    """Check the counts in payloads by epoch and key, and that nothing was reported lost or out of order."""
     assert heard.counts == expected
     assert (heard.gaps, heard.untrue) == ({}, [])
 
 
 def check_all(heard: Heard, expected: dict[Run, list[int]]) -> None:
-    """Check the same of a subscriber of all keys: the sequences of each epoch have no hole."""
+    """Check also that the sequences of each epoch are contiguous, for a subscriber of all keys."""
     check(heard, expected)
     for epoch in {epoch for epoch, _ in expected}:
         numbers = sorted(number for run, of_run in heard.came.items() if run[0] == epoch for number in of_run)
@@ -90,11 +90,11 @@ def check_all(heard: Heard, expected: dict[Run, list[int]]) -> None:
 
 
 class Market:
-    """Publishes in many keys of two bytes, now many and now few messages of each, until it is stopped."""
+    """Publishes varying numbers of messages of many two-byte keys until it is stopped."""
 
     def __init__(self, publisher: Publisher, seed: int = 1) -> None:
         self.published: dict[bytes, list[int]] = defaultdict(list)
-        """By key the counts in its payloads: how many messages of all keys were published before."""
+        """Counts in the payloads by key: the number of messages of all keys published before."""
         self.count = 0
         self._publisher, self._random = publisher, random.Random(seed)
         self._ending, self.slowly = threading.Event(), threading.Event()
@@ -151,10 +151,10 @@ def test_a_day_from_its_beginning_then_live(tmp_path: Path, on_gap: str) -> None
 
 
 @pytest.mark.parametrize(("share", "hwm_blocks"), [(0, 16), (0.3, 2_000)])
-def test_joining_while_the_feed_goes_on(
+def test_joining_while_the_feed_runs(
     tmp_path: Path, share: float, hwm_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The archive answers once live blocks were let go for want of room (16 blocks), or amid losses (30 %)."""
+    """The archive answers after live blocks were dropped for lack of room (16 blocks), or during losses (30 %)."""
     feed = archived_feed(key_bytes=2, block_bytes=8_192)
     answers, real = threading.Event(), Pieces.read
 
@@ -183,7 +183,7 @@ def test_joining_while_the_feed_goes_on(
 
 
 def test_from_a_time_on_while_some_keys_are_quiet(tmp_path: Path) -> None:
-    """Keys that are quiet since then begin live; of others all comes from then on; no archive is waited for in vain."""
+    """Keys quiet since then begin live, others begin at that time, and no wait for an archive is useless."""
     feed = archived_feed(key_bytes=2)
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         market = Market(publisher)
@@ -202,7 +202,7 @@ def test_from_a_time_on_while_some_keys_are_quiet(tmp_path: Path) -> None:
     check_all(heard, market.runs(before))
 
 
-def test_only_the_keys_that_it_wants(tmp_path: Path) -> None:
+def test_only_wanted_keys_are_delivered(tmp_path: Path) -> None:
     feed = archived_feed(key_bytes=2)
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         market = Market(publisher)
@@ -219,10 +219,10 @@ def test_only_the_keys_that_it_wants(tmp_path: Path) -> None:
     check(others, market.runs(prefix=b"42"))
 
 
-def test_who_joins_waits_for_archives_that_have_long_brought_only_what_it_does_not_want(
+def test_joining_waits_while_archives_return_only_unwanted_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That takes longer than `repair_wait`; what is recorded then comes all the same, and is not told to be lost."""
+    """This takes longer than `repair_wait`. Messages recorded later are delivered, not reported lost."""
     feed, elsewhere = archived_feed(key_bytes=2), feed_of(key_bytes=2)
     has_no_more, real = threading.Event(), Pieces.read
 
@@ -283,7 +283,7 @@ def test_epochs_before_the_live_one_come_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("back", [1, 300, 700, 9_000])
 def test_a_number_of_messages_back_over_days(tmp_path: Path, back: int) -> None:
-    """The last of them and all that followed: what comes of each key is the end of it."""
+    """The last `back` messages and all later ones are delivered, so each key has its last messages."""
     feed = archived_feed(key_bytes=2)
     sent: dict[Run, list[int]] = {}
     for day in range(2):
@@ -324,7 +324,7 @@ def test_a_publisher_that_has_sent_nothing_yet(tmp_path: Path) -> None:
     check_all(heard, market.runs())
 
 
-def test_a_callback_for_other_keys_is_refused_while_it_catches_up() -> None:
+def test_a_callback_for_other_keys_is_rejected_during_catch_up() -> None:
     feed = archived_feed(key_bytes=2)
     with RawPublisher(feed):
         subscriber = Subscriber(feed, repair_wait=60)
@@ -337,15 +337,15 @@ def test_a_callback_for_other_keys_is_refused_while_it_catches_up() -> None:
 
 
 class Sent(NamedTuple):
-    """A block, and what becomes of it."""
+    """A block, and whether it is archived or lost."""
 
     key: bytes
     messages: int
     archived: tuple[bool, bool]
-    """Whether the first and the second archive have it; the second one may not be there."""
+    """True for each archive that has it. The second archive is optional."""
     is_lost: bool
     begins_run: bool
-    """Whether another run of the publisher begins with it."""
+    """True if a new epoch begins with it."""
 
 
 SENT = st.lists(
@@ -367,14 +367,14 @@ def send_all(publisher: RawPublisher, blocks: list[Sent], which: list[bool]) -> 
         if block.begins_run:
             publisher.epoch, publisher.sequences, publisher.ends = publisher.epoch + 1, [0], [{}]
             publisher.heartbeat()
-            publisher.heartbeat()  # a run is believed at its second block
+            publisher.heartbeat()  # an epoch is accepted at its second block
         encoded = publisher.encode([(block.key + b".x", b"")] * block.messages)
         if is_sent:
             publisher.send(encoded)
 
 
 def runs_of(blocks: list[Sent]) -> list[tuple[int, range]]:
-    """Return the epoch and the numbers of each block."""
+    """Return the epoch and the sequences of each block."""
     epoch, following, found = 1, 0, []
     for block in blocks:
         if block.begins_run:
@@ -395,14 +395,14 @@ def archive_of(feed: Feed, number: int, blocks: list[Sent]) -> Iterator[None]:
                 recorder, sum(block.messages for block, is_there in zip(blocks, which, strict=True) if is_there)
             )
             publisher.heartbeat(end=True)
-            wait_until(lambda: recorder.is_finished, 60, "else the archive does not know that it has all")
+            wait_until(lambda: recorder.is_finished, 60, "the archive has everything")
         with ArchiveServer(Path(directory) / feed.name, feed.archives[number : number + 1]):
             yield
 
 
 def test_a_loss_is_reported_after_a_new_callback_before_the_first_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A subscriber that began at a position knows what comes next of its keys."""
-    monkeypatch.setattr(catching_up, "awake_s", partial(next, count(step=1_000)))  # it waits for no confirmation
+    """A subscriber that started at a position knows the next sequences of its keys."""
+    monkeypatch.setattr(catching_up, "awake_s", partial(next, count(step=1_000)))  # no wait for a confirmation
     feed = archived_feed(key_bytes=1)
     archived = [
         Sent(b"A", many, (has, has), is_lost=True, begins_run=False) for many, has in ((5, True), (1, False), (1, True))
@@ -423,7 +423,7 @@ def test_a_loss_is_reported_after_a_new_callback_before_the_first_confirmation(m
         publisher.confirms = True
 
         def is_started() -> bool:
-            publisher.heartbeat()  # after some it asks again
+            publisher.heartbeat()  # after several it asks again
             return not thread.is_alive()
 
         wait_until(is_started, what="a confirmation")
@@ -434,14 +434,14 @@ def test_a_loss_is_reported_after_a_new_callback_before_the_first_confirmation(m
 
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(SENT, st.floats(0, 1), st.floats(0, 1), st.booleans(), st.integers(1, 2), st.sampled_from((b"", b"", b"A")))
-def test_whatever_is_lost_all_is_told_once(
+def test_every_message_is_delivered_or_reported_once(
     blocks: list[Sent], started: float, waited: float, repairs: bool, archives: int, wanted: bytes
 ) -> None:
-    """Part is sent before it starts, part while it catches up, the rest live; archives have all but some of it."""
+    """Messages are sent before the start, during catch-up and live; archives have most of them."""
     many = len(blocks)
     live_from = round(started * many)
     waits_at = live_from + round(waited * (many - live_from))
-    # No archive is a run ahead of what is live. What is ahead, and one of them lacks, is told to be lost by that one.
+    # No archive is an epoch ahead of the live messages, because it would report messages that it lacks as lost.
     blocks = [
         block
         if at < waits_at
@@ -484,7 +484,7 @@ def check_run(
     repairs: bool,
     wanted: bytes,
 ) -> None:
-    """Check what was heard of one run of the publisher.
+    """Check the messages received of one epoch.
 
     `begins`: number of blocks that the publisher had sent at the start, and when the slice was live at the latest.
     """
@@ -498,22 +498,22 @@ def check_run(
             archived |= {*numbers} if any(block.archived) and (repairs or place < confirmed) else set()
             live |= {*numbers} if place >= waits_at and not block.is_lost else set()
             sent |= {*numbers}
-    assert len(came) == len({*came}), "nothing comes twice"
+    assert len(came) == len({*came}), "no duplicates"
     told = sorted({*came, *lost})
     if wanted:
         gaps = heard.gaps.get((run, wanted), [])
         start, of_key = min([*told, *(first for first, _ in gaps)], default=0), sum(count for _, count in gaps)
         lacks = {number for number in sent - {*came} if number >= start and (told or gaps)}
-        # A gap of any keys is an upper bound: it may cover what a gap of the key has reported.
+        # A gap of any keys is an upper bound and may overlap a gap of the key.
         known = {number for number in lacks - lost if run == last or (told and number < told[-1])}
-        assert of_key >= len(known), "between two messages of a key nothing is passed over"
+        assert of_key >= len(known), "no message of a key is skipped"
         assert of_key <= len(lacks) or (run, wanted) in heard.bounds, "no message of another key is counted"
         assert of_key == 0 or lacks, "no false gap"
     else:
-        assert told == list(range(told[0], told[-1] + 1) if told else ()), "between two messages nothing is passed over"
-        assert len(told) == len(came) + len(lost), "nothing comes twice"
+        assert told == list(range(told[0], told[-1] + 1) if told else ()), "no message is skipped"
+        assert len(told) == len(came) + len(lost), "no duplicates"
         assert not heard.bounds
-    assert archived - set(came) == set(), "what archives had has come"
-    assert live - set(came) == set(), "what came live has come"
+    assert archived - set(came) == set(), "archived messages are delivered"
+    assert live - set(came) == set(), "live messages are delivered"
     if run == last and archived and not wanted:
         assert told[-1] == max(numbers[-1] for epoch, numbers in runs if epoch == run), "its end was reported"

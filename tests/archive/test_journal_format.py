@@ -1,4 +1,4 @@
-"""The bytes of a recording: where everything stands, and a recording that was made once and must stay readable."""
+"""The byte layout of a recording, and a stored recording that must stay readable."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_records_written_by_hand_are_read_field_by_field(tmp_path: Path) -> None
     assert head.tobytes()[:4] == b"BREC"
 
 
-def test_records_stand_at_multiples_of_32(tmp_path: Path) -> None:
+def test_records_are_aligned_to_32_bytes(tmp_path: Path) -> None:
     sizes = range(40)
     Day(tmp_path, feed_of()).put(0, *(Put((Row(b"A", bytes(size)),), sequence=size) for size in sizes))
     (run,) = Recording.open(tmp_path).runs()
@@ -55,7 +55,7 @@ def test_records_stand_at_multiples_of_32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_the_index_is_what_the_records_say(tmp_path: Path, indexed: bool) -> None:
+def test_the_index_matches_the_records(tmp_path: Path, indexed: bool) -> None:
     rows = (Row(b"AB.x", bytes(30_000), 5), Row(b"AC.x", b"", -9), Row(b"AB.y", b"z", 3))
     puts = [
         Put((rows[i % 3],), sequence=i, ts_out=100 - i, ts_recv=i * i, epoch=1 + i // 7, codec=i % 3) for i in range(40)

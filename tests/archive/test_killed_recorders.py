@@ -53,7 +53,7 @@ def torn_bytes(segment: Path) -> int:
 
 
 @pytest.mark.long
-def test_killed_recorders_leave_a_prefix_and_the_next_one_mends_it(tmp_path: Path) -> None:
+def test_killed_recorders_leave_a_prefix_and_the_next_one_recovers_it(tmp_path: Path) -> None:
     feed = feed_of()
     choice = random.Random(7)
     ending = threading.Event()
@@ -119,7 +119,7 @@ def test_a_torn_tail_is_cut_and_reported(tmp_path: Path, torn: int, caplog: pyte
     whole = path.stat().st_size
     with path.open("ab") as file:
         file.write(record_of(Put((Row(b"T", bytes(100)),)), 0)[:torn])
-    # What a recorder leaves that is killed while it begins the next segment.
+    # Left by a recorder killed while it begins the next segment.
     path.with_name("000001.journal").write_bytes(path.read_bytes()[:40])
     with RawPublisher(feed), Recorder(feed, tmp_path) as recorder:
         assert recorder.statistics().cut_bytes == torn + 40
@@ -135,7 +135,7 @@ def reserve(fd: int, start: int, size: int) -> bool:
 
 
 @linux_only
-def test_disk_space_that_was_reserved_is_given_back(tmp_path: Path) -> None:
+def test_reserved_disk_space_is_released(tmp_path: Path) -> None:
     def spare() -> int:
         status = path.stat()
         return 512 * status.st_blocks - status.st_size
@@ -147,7 +147,7 @@ def test_disk_space_that_was_reserved_is_given_back(tmp_path: Path) -> None:
         if spare() < MIB:
             pytest.skip("this file system reserves nothing")
     assert spare() < MIB
-    with path.open("r+b") as file:  # what a recorder leaves that is killed
+    with path.open("r+b") as file:  # left by a killed recorder
         assert reserve(file.fileno(), 0, 4 * MIB)
     assert spare() > MIB
     with RawPublisher(feed), Recorder(feed, tmp_path) as recorder:
@@ -171,7 +171,7 @@ def test_the_tail_of_the_day_before_is_cut_too(tmp_path: Path) -> None:
     check_index(path)
 
 
-def test_a_record_that_lacks_its_padding_is_cut(tmp_path: Path) -> None:
+def test_a_record_without_its_padding_is_cut(tmp_path: Path) -> None:
     with one_slice(tmp_path) as (feed, publisher, recorder):
         for size in (10, 50_001):
             publisher.send(publisher.encode([(b"T", bytes(size))]))

@@ -1,4 +1,4 @@
-"""Which messages are left out of trades, and that quotes have both sides, in frames: against a plain loop."""
+"""Messages left out of trades, and both sides of quotes, in frames, against a plain loop."""
 
 from __future__ import annotations
 
@@ -54,15 +54,13 @@ def told(frame: polars.DataFrame) -> list[Counted]:
 
 @few
 @given(days_of_deals())
-def test_trades_that_count_are_those_of_a_plain_loop(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Deal]
-) -> None:
+def test_trades_match_a_plain_loop(tmp_path_factory: pytest.TempPathFactory, rows: list[Deal]) -> None:
     recording = write_deals(tmp_path_factory.mktemp("day"), rows)
     found, left_out = counted(rows)
     assert told(recording.trades.to_polars(**AS_SENT)) == found
     assert msgspec.structs.asdict(recording.trades.left_out()) == left_out
     assert told(recording.trades.to_polars(broken=True, **AS_SENT)) == counted(rows, broken=True)[0]
-    # A selection has the trades that the whole day has, whatever was repeated or taken back outside of it.
+    # A selection has the trades of the whole day, even if repetitions or breaks are outside it.
     for start, stop in ((2, None), (None, 3), (2, 4)):
         chosen: Any = {"start": start and start * SECOND, "stop": stop and stop * SECOND}
         inside = [each for each in found if (start or 0) * SECOND <= each.ts_event < (stop or 9) * SECOND]
@@ -76,7 +74,7 @@ def counts(row: Deal) -> bool:
     return row.symbol == "A" and row.size > 0 and (row.kind == "U" or (row.kind == "T" and row.only == "Y"))
 
 
-def test_a_break_after_the_selection_takes_a_trade_back(tmp_path: Path) -> None:
+def test_a_break_after_the_selection_cancels_a_trade(tmp_path: Path) -> None:
     rows = [Deal("A", "T", 1, time=1), Deal("A", "T", 2, time=2), Deal("A", "B", 1, time=9)]
     recording = write_deals(tmp_path, rows)
     assert recording.trades.to_polars(stop=3 * SECOND)["trade_id"].to_list() == [2]
@@ -89,15 +87,15 @@ def test_an_id_that_recurs_with_another_price_or_size_is_another_trade(tmp_path:
     assert len(write_deals(tmp_path, rows).trades.to_polars()) == 4
 
 
-def test_sequence_numbers_of_several_keys_are_kept_apart(tmp_path: Path) -> None:
-    """Messages of two keys have the same sequence numbers; one of them is a repetition."""
+def test_equal_sequences_of_several_keys_are_distinct(tmp_path: Path) -> None:
+    """Messages of two keys have the same sequences; one of them is a repetition."""
     rows = [Deal("A", "T", 1), Deal("B", "T", 1), Deal("A", "T", 1, time=2), Deal("B", "T", 2, time=2)]
     found = write_deals(tmp_path, rows, key_bytes=1).trades.to_polars()
     assert list(zip(found["symbol"], found["trade_id"], strict=True)) == [("A", 1), ("B", 1), ("B", 2)]
 
 
-def test_several_days_are_each_as_if_alone(tmp_path: Path) -> None:
-    """Ids, breaks and sides of one day mean nothing on another."""
+def test_days_are_independent(tmp_path: Path) -> None:
+    """Ids, breaks and sides of one day do not affect another."""
     first: list[Any] = [Deal("A", "T", 1), Sides("A", 1, None)]
     second: list[Any] = [Deal("A", "T", 1), Deal("A", "U", 2), Deal("A", "C", 7), Sides("A", None, 2)]
     third = [Deal("A", "U", 7), Deal("A", "U", 7)]
@@ -113,13 +111,13 @@ def test_several_days_are_each_as_if_alone(tmp_path: Path) -> None:
 
 @few
 @given(days_of_sides())
-def test_sides_of_quotes_are_carried_as_by_a_plain_loop(
+def test_carried_sides_of_quotes_match_a_plain_loop(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Sides]
 ) -> None:
     recording = write_deals(tmp_path_factory.mktemp("day"), rows)
     found = recording.quotes.to_polars(**AS_SENT)
     assert found.select("symbol", *QUOTED).rows() == carried(rows)
-    # A selection has the sides that the whole day has.
+    # A selection has the sides of the whole day.
     time, places = polars.col("ts_event"), polars.col("sequence")
     parts: tuple[tuple[Any, polars.Expr], ...] = (
         ({"start": 3 * SECOND}, time >= 3 * SECOND),
@@ -162,7 +160,7 @@ def test_broken_trades_of_iex_are_left_out(tmp_path: Path, shared_data: Path) ->
         assert sorted(recording.trades.to_polars(broken=True)["trade_id"].to_list()) == sorted(ids)
 
 
-def test_a_trade_that_comes_again_after_a_reconnect_counts_once(tmp_path: Path, shared_cases: Path) -> None:
+def test_a_trade_repeated_after_a_reconnect_counts_once(tmp_path: Path, shared_cases: Path) -> None:
     path = shared_cases / "binance/four_trades_twice_after_a_reconnect.txt"
     recording = recorded(tmp_path, lambda: Binance(path), slices=1)
     trades = recording.trades.to_pandas()
@@ -172,7 +170,7 @@ def test_a_trade_that_comes_again_after_a_reconnect_counts_once(tmp_path: Path, 
     assert recording.trades.left_out().repeated == 4
 
 
-def test_fills_that_are_no_market_trades_are_left_out(tmp_path: Path, shared_cases: Path) -> None:
+def test_fills_other_than_market_trades_are_left_out(tmp_path: Path, shared_cases: Path) -> None:
     path = shared_cases / "binance/fills_that_are_no_trades.txt"
     recording = recorded(tmp_path, lambda: Binance(path), slices=1)
     trades = recording.trades.to_pandas()
@@ -192,7 +190,7 @@ JSON_ROWS = (
     frame_of_binance(8, "trade", p="1_0", q="0x1", t=9),
     frame_of_binance(9, "trade", p=True, q=3, t=2**63),
     frame_of_binance(10, "trade", p="1", q=3, t="x"),
-    frame_of_binance(11, "trade", p="1", q=3, t="x"),  # without an id that is a number, no repetition
+    frame_of_binance(11, "trade", p="1", q=3, t="x"),  # without a numeric id it is not a repetition
     frame_of_binance(12, "trade", p="Infinity", q="4", t=2**53 + 1),
     frame_of_binance(13, "trade", p="1e999", q="NaN", t=10),
     frame_of_binance(14, "trade", p={"a": 1}, q="5", t=11),
@@ -210,7 +208,7 @@ def test_json_trades_without_a_price_or_size_are_left_out(tmp_path: Path) -> Non
     }  # fmt: skip
 
 
-def test_odd_json_documents_have_the_values_of_the_table(tmp_path: Path) -> None:
+def test_unusual_json_documents_have_the_expected_values(tmp_path: Path) -> None:
     recording = odd_day(tmp_path)
     trades = recording.trades.to_polars().select("sequence", "price", "size", "trade_id")
     assert trades.rows() == odd_trades()
@@ -231,13 +229,13 @@ def nan_day(path: Path) -> Recording:
     return Recording.open(path)
 
 
-def test_trades_of_doubles_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+def test_trades_with_nan_are_left_out(tmp_path: Path) -> None:
     trades = nan_day(tmp_path).trades
     assert trades.to_polars().select("price", "size").rows() == [(1.5, 2), (-3.5, 4)]
     assert (trades.left_out().no_price, trades.left_out().no_size) == (1, 1)
 
 
-def test_ids_that_are_texts(tmp_path: Path) -> None:
+def test_ids_may_be_strings(tmp_path: Path) -> None:
     deal = numpy.dtype([("type", "S1"), ("id", "S12"), ("price", "<f8"), ("size", "<u4")])
     schema = Schema("texts", 1_791, {"T": deal}, trades=(TradeFields("T", "price", "size", id="id"),))
     day = Day(tmp_path, feed_of(schema=schema))
@@ -260,13 +258,13 @@ def test_records_of_a_wrong_size_are_left_out_and_counted(tmp_path: Path) -> Non
     assert recording.trades.left_out().misfit == recording.quotes.left_out().misfit == 1
 
 
-def test_absent_of_quotes_is_for_json_alone() -> None:
+def test_absent_of_quotes_is_for_json_only() -> None:
     quote = dataclasses.replace(DEALS.quotes[0], absent=0)
     with pytest.raises(ConfigError, match="quotes of type 'Q' had absent 0, expected it only for payloads of JSON"):
         dataclasses.replace(DEALS, quotes=(quote,))
 
 
-def test_broken_is_for_trades_alone(tmp_path: Path) -> None:
+def test_broken_is_for_trades_only(tmp_path: Path) -> None:
     recording = write_deals(tmp_path, [])
     with pytest.raises(ConfigError, match="broken was given for messages, it applies only to recording.trades"):
         recording.to_arrow(broken=True)
@@ -276,7 +274,7 @@ def test_broken_is_for_trades_alone(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_trades_and_quotes_join_in_pandas_and_polars(tmp_path: Path, shared_data: Path) -> None:
-    """Columns of trades and quotes have one dtype, whatever symbols there are and whatever is null."""
+    """Columns of trades and quotes have the same dtypes for any symbols and nulls."""
     for kind in ("trade", "quote"):
         (tmp_path / f"ibm_20131007_{kind}.zip").symlink_to(shared_data / "lean" / f"ibm_20131007_{kind}.zip")
     sources: dict[str, Any] = {

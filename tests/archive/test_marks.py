@@ -36,7 +36,7 @@ def kinds(day: Path) -> list[str]:
     return [mark.kind.name for mark in marks(day)]
 
 
-def test_a_journal_says_who_recorded_and_what_was_published(tmp_path: Path) -> None:
+def test_a_journal_has_marks_of_recorders_and_epochs(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.put(block(0, 3, SECOND, epoch=7))
     journal.put(block(3, 2, 2 * SECOND, epoch=7))
@@ -67,7 +67,7 @@ def test_a_journal_says_who_recorded_and_what_was_published(tmp_path: Path) -> N
     assert [mark.totals.chain for mark in by_hand] == [mark.totals.chain % (1 << 64) for mark in found]
 
 
-def test_messages_are_read_as_if_no_mark_stood_between_them(tmp_path: Path) -> None:
+def test_readers_of_messages_skip_marks(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for i in range(50):
         journal.put(block(i, 1, (i + 1) * SECOND))
@@ -125,7 +125,7 @@ def test_an_outbox_names_all_ends_once_per_day_and_epoch(tmp_path: Path) -> None
     assert [mark.keys for mark in heard] == [ends, {}, {b"A": (0, 0), b"B": (1, 1)}]
 
 
-def test_heartbeats_that_say_nothing_new_are_marked_seldom(tmp_path: Path) -> None:
+def test_heartbeats_without_news_are_rarely_marked(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for tenth in range(1_000):
         if tenth < 500:
@@ -137,7 +137,7 @@ def test_heartbeats_that_say_nothing_new_are_marked_seldom(tmp_path: Path) -> No
     assert all(later - before >= SECOND for before, later in zip(heard[1:], heard[2:], strict=False))
 
 
-def test_numbers_that_run_ahead_of_the_other_line_are_not_marked(tmp_path: Path) -> None:
+def test_sequences_ahead_of_the_other_line_are_not_marked(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.put(block(0, 1, 0))
     journal.hear({b"": 9}, 1, 20 * SECOND, held=1)
@@ -146,7 +146,7 @@ def test_numbers_that_run_ahead_of_the_other_line_are_not_marked(tmp_path: Path)
 
 
 @pytest.mark.parametrize("by_block", [True, False])
-def test_a_run_of_a_publisher_whose_clock_was_set_back_begins_too(tmp_path: Path, by_block: bool) -> None:
+def test_an_epoch_begins_even_if_the_clock_was_set_back(tmp_path: Path, by_block: bool) -> None:
     journal = Journal(tmp_path)
     journal.put(block(0, 1, 0, epoch=5))
     journal.hear({b"": 1}, 5, SECOND, flags=FLAG_END)
@@ -160,7 +160,7 @@ def test_a_run_of_a_publisher_whose_clock_was_set_back_begins_too(tmp_path: Path
     assert about == expected
 
 
-def test_messages_before_the_recorder_started_are_counted_and_no_gap(tmp_path: Path) -> None:
+def test_messages_before_the_recorder_are_counted_and_not_a_gap(tmp_path: Path) -> None:
     journal = Journal(tmp_path, key_bytes=1)
     journal.put(block(7, 3, 0, topic=b"A"))
     journal.put(block(10, 2, 0, topic=b"B"))
@@ -201,7 +201,7 @@ def test_the_recorded_position_continues_on_the_next_day(tmp_path: Path) -> None
     assert [mark.keys for mark in marks(second) if mark.keys] == [{b"A": (3, 3), b"B": (6, 3)}]
 
 
-def test_a_second_recorder_goes_on_with_totals_and_chain(tmp_path: Path) -> None:
+def test_a_second_recorder_continues_totals_and_chain(tmp_path: Path) -> None:
     for number in range(3):
         journal = Journal(tmp_path)
         journal.put(block(number, 1, number))
@@ -212,10 +212,10 @@ def test_a_second_recorder_goes_on_with_totals_and_chain(tmp_path: Path) -> None
     assert read_closed(tmp_path)[0].records == 3
 
 
-def test_a_recorder_that_starts_after_a_kill_says_so(tmp_path: Path) -> None:
+def test_a_recorder_that_starts_after_a_kill_marks_it(tmp_path: Path) -> None:
     killed = Journal(tmp_path)
     killed.put(block(0))
-    killed.rest()  # what it has is written; it never closes
+    killed.rest()  # writes its buffer, but never closes
     journal = Journal(tmp_path)
     journal.put(block(1))
     journal.writer.close()
@@ -227,7 +227,7 @@ def test_a_recorder_that_starts_after_a_kill_says_so(tmp_path: Path) -> None:
 
 
 def closed_day(path: Path, segments: int = 3, puts: int = 4) -> tuple[Day, list[Segment]]:
-    """A slice of several segments, each with its marks, and what it held in `closed.json`."""
+    """Write a slice of several segments with marks, and its `closed.json`."""
     day = Day(path, feed_of())
     made = []
     for number in range(segments):
@@ -244,13 +244,13 @@ def what_is_wrong(path: Path) -> list[str]:
     return [damage.what for damage in Recording.open(path).verify()]
 
 
-def test_a_whole_day_is_found_whole(tmp_path: Path) -> None:
+def test_an_intact_day_has_no_damage(tmp_path: Path) -> None:
     closed_day(tmp_path)
     assert what_is_wrong(tmp_path) == []
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_a_record_that_was_taken_out_is_missed(tmp_path: Path, indexed: bool) -> None:
+def test_a_removed_record_is_detected(tmp_path: Path, indexed: bool) -> None:
     _, segments = closed_day(tmp_path)
     start, stop = segments[1].places[2]
     data = segments[1].path.read_bytes()
@@ -263,7 +263,7 @@ def test_a_record_that_was_taken_out_is_missed(tmp_path: Path, indexed: bool) ->
     assert indexed or any(what.startswith("records are missing before this offset: 7 found, 8") for what in found)
 
 
-def test_a_record_that_was_put_in_from_elsewhere_is_noticed(tmp_path: Path) -> None:
+def test_a_foreign_record_is_detected(tmp_path: Path) -> None:
     _, segments = closed_day(tmp_path)
     start, stop = segments[0].places[1]
     other = segments[2].path.read_bytes()[slice(*segments[2].places[1])]
@@ -278,7 +278,7 @@ def test_a_record_that_was_put_in_from_elsewhere_is_noticed(tmp_path: Path) -> N
     assert again == repeated
 
 
-def test_a_record_that_was_copied_behind_the_last_mark_is_noticed(tmp_path: Path) -> None:
+def test_a_record_copied_after_the_last_mark_is_detected(tmp_path: Path) -> None:
     killed = Journal(tmp_path)
     for number in range(3):
         killed.put(block(4 * number, 4))
@@ -294,7 +294,7 @@ def test_a_record_that_was_copied_behind_the_last_mark_is_noticed(tmp_path: Path
     killed.writer.close()
 
 
-def test_a_last_segment_that_went_with_its_index_is_missed(tmp_path: Path) -> None:
+def test_a_lost_last_segment_with_its_index_is_detected(tmp_path: Path) -> None:
     _, segments = closed_day(tmp_path)
     segments[2].path.unlink()
     segments[2].path.with_suffix(".index").unlink()
@@ -306,7 +306,7 @@ def test_a_last_segment_that_went_with_its_index_is_missed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_last_segment_of_a_killed_recorder_that_went_with_its_index_is_missed(tmp_path: Path, count: int) -> None:
+def test_a_lost_last_segment_of_a_killed_recorder_is_detected(tmp_path: Path, count: int) -> None:
     for number in range(count):
         killed = Journal(tmp_path)
         killed.put(block(number))
@@ -320,7 +320,7 @@ def test_the_last_segment_of_a_killed_recorder_that_went_with_its_index_is_misse
     assert (damage.path, damage.what) == (path, f"missing: {count} segments had been begun")
 
 
-def test_a_segment_that_recovery_removes_is_not_missed(tmp_path: Path) -> None:
+def test_a_segment_removed_by_recovery_is_not_reported(tmp_path: Path) -> None:
     killed = Journal(tmp_path)
     killed.put(block(0))
     killed.rest()
@@ -332,7 +332,7 @@ def test_a_segment_that_recovery_removes_is_not_missed(tmp_path: Path) -> None:
     assert what_is_wrong(tmp_path) == []
 
 
-def test_a_segment_that_went_from_the_middle_is_counted(tmp_path: Path) -> None:
+def test_a_lost_segment_in_the_middle_is_reported(tmp_path: Path) -> None:
     _, segments = closed_day(tmp_path)
     segments[1].path.unlink()
     segments[1].path.with_suffix(".index").unlink()
@@ -340,7 +340,7 @@ def test_a_segment_that_went_from_the_middle_is_counted(tmp_path: Path) -> None:
     assert "records are missing before this offset: 4 found, 8 recorded" in what_is_wrong(tmp_path)
 
 
-def test_segments_that_were_emptied_are_missed(tmp_path: Path) -> None:
+def test_emptied_segments_are_detected(tmp_path: Path) -> None:
     closed_day(tmp_path)
     shutil.rmtree(tmp_path / "slice-00000")
     (tmp_path / "slice-00000").mkdir()
@@ -350,7 +350,7 @@ def test_segments_that_were_emptied_are_missed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["min_ts_event", "keys", "max_sequence", "messages", "epoch"])
-def test_an_index_that_hides_messages_is_noticed(tmp_path: Path, name: str) -> None:
+def test_an_index_that_hides_messages_is_detected(tmp_path: Path, name: str) -> None:
     _, segments = closed_day(tmp_path, 1)
     index = segments[0].path.with_suffix(".index")
     data = bytearray(index.read_bytes())
@@ -362,7 +362,7 @@ def test_an_index_that_hides_messages_is_noticed(tmp_path: Path, name: str) -> N
 
 
 def rewrite_entry(index: Path, **changes: int) -> None:
-    """Make the only entry of an index say something else, with a right checksum."""
+    """Change the only entry of an index, with a valid checksum."""
     data = bytearray(index.read_bytes())
     entry = numpy.frombuffer(data, ENTRY, 1, FILE_HEAD_BYTES)
     for name, value in changes.items():
@@ -372,13 +372,13 @@ def rewrite_entry(index: Path, **changes: int) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"records": 0, "marks": 6}, {"records": 3}, {"marks": 0}])
-def test_an_index_that_says_other_counts_is_noticed(tmp_path: Path, changes: dict[str, int]) -> None:
+def test_an_index_with_wrong_counts_is_detected(tmp_path: Path, changes: dict[str, int]) -> None:
     _, segments = closed_day(tmp_path, 1)
     rewrite_entry(segments[0].path.with_suffix(".index"), **changes)
     assert what_is_wrong(tmp_path) == ["the index entry does not match its records"]
 
 
-def test_a_damaged_mark_of_the_end_is_told_once(tmp_path: Path) -> None:
+def test_a_damaged_end_mark_is_reported_once(tmp_path: Path) -> None:
     _, segments = closed_day(tmp_path)
     data = bytearray(segments[2].path.read_bytes())
     data[-60] ^= 1
@@ -389,7 +389,7 @@ def test_a_damaged_mark_of_the_end_is_told_once(tmp_path: Path) -> None:
         assert what_is_wrong(tmp_path) == [NO_GOOD_RECORD if indexed else "torn tail: no whole record"]
 
 
-def test_a_segment_that_was_cut_behind_a_record_is_missed(tmp_path: Path) -> None:
+def test_a_segment_cut_after_a_record_is_detected(tmp_path: Path) -> None:
     _, segments = closed_day(tmp_path)
     for segment in (segments[0], segments[2]):
         data = segment.path.read_bytes()
@@ -403,7 +403,7 @@ def test_a_segment_that_was_cut_behind_a_record_is_missed(tmp_path: Path) -> Non
         index.write_bytes(entries)
 
 
-def test_a_damaged_mark_is_told_and_costs_no_message(tmp_path: Path) -> None:
+def test_a_damaged_mark_is_reported_and_loses_no_message(tmp_path: Path) -> None:
     _, segments = closed_day(tmp_path)
     for offset in (70, 110):  # of the first mark
         data = bytearray(segments[1].path.read_bytes())
@@ -416,14 +416,14 @@ def test_a_damaged_mark_is_told_and_costs_no_message(tmp_path: Path) -> None:
         segments[1].path.write_bytes(whole)
 
 
-def test_a_damaged_closed_file_is_told(tmp_path: Path) -> None:
+def test_a_damaged_closed_file_is_reported(tmp_path: Path) -> None:
     closed_day(tmp_path)
     (tmp_path / "closed.json").write_bytes(b"{")
     (what,) = what_is_wrong(tmp_path)
     assert "closed.json is damaged" in what
 
 
-def test_a_full_segment_ends_with_a_mark_and_the_next_goes_on(tmp_path: Path) -> None:
+def test_a_full_segment_ends_with_a_mark_and_the_next_continues(tmp_path: Path) -> None:
     journal = Journal(tmp_path, segment_bytes=1 << 20)
     for i in range(40):
         journal.put(Put((Row(b"A", bytes(60_000)),), i, i, i))
@@ -440,7 +440,7 @@ def test_a_full_segment_ends_with_a_mark_and_the_next_goes_on(tmp_path: Path) ->
     assert Recording.open(tmp_path).verify() == []
 
 
-def test_what_is_recorded_after_a_recording_was_opened_is_not_missed_in_it(tmp_path: Path) -> None:
+def test_data_recorded_after_opening_is_not_reported_as_damage(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.put(block(0, 3))
     journal.writer.close()
@@ -453,7 +453,7 @@ def test_what_is_recorded_after_a_recording_was_opened_is_not_missed_in_it(tmp_p
     assert opened.verify() == Recording.open(tmp_path).verify() == []
 
 
-def test_an_end_that_the_disk_refused_is_not_said_to_be_closed(tmp_path: Path) -> None:
+def test_a_failed_write_of_the_end_is_not_marked_as_closed(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.put(Put((Row(b"A", bytes(100_000)),), 0, 0, 0))
     journal.rest()

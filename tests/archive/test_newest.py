@@ -17,7 +17,7 @@ from tests.journals import Day, Put, Row, Told, feed_of
 
 
 def slow_newest(messages: list[Told]) -> dict[bytes, Told]:
-    """Go through all messages; a later number of a later run wins."""
+    """Return the message with the highest sequence of the last epoch, by topic."""
     found: dict[bytes, Told] = {}
     for each in messages:
         before = found.get(each.topic)
@@ -27,13 +27,13 @@ def slow_newest(messages: list[Told]) -> dict[bytes, Told]:
 
 
 def same(each: Told) -> tuple[object, ...]:
-    """What an image says of a message; a block's `ts_out` is the largest of its messages."""
+    """Return the fields of a message in an image. A block's `ts_out` is the largest of its messages."""
     return each.slice_id, each.epoch, each.sequence, each.topic, each.payload, each.ts_event
 
 
 @few
 @given(days(), st.sampled_from([b"", b"A", b"AX", b"AXYZ.", b"B", b"CY.trade.of.more"]), st.none() | st.integers(0, 9))
-def test_the_newest_of_a_day_is_that_of_a_slow_loop(
+def test_the_newest_messages_match_a_slow_loop(
     day: tuple[int, int, list[tuple[int, bool, list[Put]]]], prefix: bytes, until: int | None
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -57,7 +57,7 @@ def test_a_topic_whose_newest_message_has_no_value_is_left_out(tmp_path: Path) -
     assert [(each.topic, each.payload) for each in found] == [(b"B", b"2")]
 
 
-def test_payloads_that_grow_find_room_again_and_again(tmp_path: Path) -> None:
+def test_growing_payloads_get_more_room(tmp_path: Path) -> None:
     written = Day(tmp_path, feed_of())
     puts = [
         Put(tuple(Row(b"T%d" % topic, bytes([turn]) * (turn * 97 * topic)) for topic in range(20)), sequence=20 * turn)
@@ -68,14 +68,14 @@ def test_payloads_that_grow_find_room_again_and_again(tmp_path: Path) -> None:
     assert found == {b"T%d" % topic: bytes([39]) * (39 * 97 * topic) for topic in range(20)}
 
 
-def test_more_topics_than_the_feed_may_have_are_refused(tmp_path: Path) -> None:
+def test_more_topics_than_the_feed_allows_are_rejected(tmp_path: Path) -> None:
     written = Day(tmp_path, feed_of(max_topics=3))
     written.put(0, *(block(number, topic=b"T%d" % number) for number in range(4)))
     with pytest.raises(JournalError, match="slice 0 had more than 3 topics"):
         list(Recording.open(tmp_path).newest())
 
 
-def test_more_bytes_than_may_be_kept_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_bytes_than_the_limit_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.archive.newest.MOST_BYTES", 1 << 20)
     written = Day(tmp_path, feed_of())
     written.put(0, *(Put((Row(b"T%d" % number, bytes(1 << 18)),), sequence=number) for number in range(5)))

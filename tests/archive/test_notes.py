@@ -1,4 +1,4 @@
-"""Notes of a publisher in its journal: next to its blocks, and passed over by readers of messages and other marks."""
+"""Notes of a publisher in its journal, next to its blocks. Readers of messages and other marks skip them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(day: Path, count: int = 50, body: bytes = b"note") -> Path:
     return segment
 
 
-def test_notes_stand_before_their_blocks_and_readers_pass_over_them(tmp_path: Path) -> None:
+def test_notes_precede_their_blocks_and_readers_skip_them(tmp_path: Path) -> None:
     segment = write(tmp_path)
     found = notes(tmp_path)
     assert [(note.note, note.sequence) for note in found] == [(b"note%d" % number, number) for number in range(50)]
@@ -69,7 +69,7 @@ def test_notes_of_any_size_are_kept(tmp_path: Path, size: int) -> None:
     check_index(segment)
 
 
-def test_an_index_that_is_lost_is_made_again_with_its_notes(tmp_path: Path) -> None:
+def test_a_lost_index_is_rebuilt_with_its_notes(tmp_path: Path) -> None:
     write(tmp_path).with_suffix(".index").unlink()
     assert len(notes(tmp_path)) == 50
     assert Recording.open(tmp_path).verify() == []
@@ -99,7 +99,7 @@ def test_a_publisher_puts_notes_next_to_what_it_publishes(tmp_path: Path) -> Non
     assert Recording.open(manifest.parent).verify() == []
 
 
-def test_the_largest_note_is_kept_and_a_larger_one_refused(tmp_path: Path) -> None:
+def test_the_largest_note_is_kept_and_a_larger_one_rejected(tmp_path: Path) -> None:
     feed, largest = feed_of(), bytes(MAX_NOTE_BYTES)
     with Publisher(feed, outbox=tmp_path) as publisher:
         for _ in range(6):  # more than the publisher's queue has room for

@@ -75,7 +75,7 @@ def killed(publisher: Publisher, directory: Path, elsewhere: Path) -> Path:
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1])
-def test_a_killed_publisher_goes_on_with_the_next_number(tmp_path: Path, key_bytes: int) -> None:
+def test_a_killed_publisher_continues_with_the_next_sequence(tmp_path: Path, key_bytes: int) -> None:
     feed = feed_of(key_bytes=key_bytes)
     topics = (b"A.x", b"B.x", b"C.x")
     with Publisher(feed, outbox=tmp_path / "first") as publisher:
@@ -113,7 +113,7 @@ def turned(tmp_path: Path, feed: Feed, turn: int, *, is_named: bool = True) -> t
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_a_silent_key_keeps_its_end_over_days(tmp_path: Path, is_deleted: bool) -> None:
+def test_a_silent_key_keeps_its_end_across_days(tmp_path: Path, is_deleted: bool) -> None:
     feed = feed_of(key_bytes=1)
     epochs = set()
     for turn in range(4):
@@ -163,7 +163,7 @@ def test_a_closed_publisher_is_followed_by_another_epoch(tmp_path: Path) -> None
     assert sorted(said_in(tmp_path, feed)) == [(epoch, number) for epoch in epochs for number in range(10)]
 
 
-def test_what_nobody_wants_is_kept_and_not_sent(tmp_path: Path) -> None:
+def test_unwanted_messages_are_stored_and_not_sent(tmp_path: Path) -> None:
     feed = feed_of()
     with Publisher(feed, outbox=tmp_path) as publisher:
         publish_numbered(publisher, 0, 1_000)
@@ -181,8 +181,8 @@ with Publisher(feed, outbox=Outbox(input(), again_wait=60)) as publisher:
 """
 
 
-def test_what_was_published_before_the_kill_is_sent_again(tmp_path: Path) -> None:
-    """The subscriber and the recorder begin with the publisher that goes on: they get what nobody had."""
+def test_messages_published_before_the_kill_are_sent_again(tmp_path: Path) -> None:
+    """The subscriber and the recorder start with the second publisher and get the earlier messages too."""
     feed = archived_feed()
     with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
         for start in range(0, 1_000, 100):
@@ -221,7 +221,7 @@ def test_only_blocks_that_no_archive_has_are_sent_again(tmp_path: Path, key_byte
     recorder.stop()
 
 
-def test_what_is_sent_again_is_bounded(tmp_path: Path) -> None:
+def test_the_size_of_messages_sent_again_is_bounded(tmp_path: Path) -> None:
     feed = feed_of(block_bytes=8_192)
     with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
         publish_numbered(publisher, 0, 2_000)
@@ -250,8 +250,8 @@ with Publisher(feed, when_full="wait", outbox=outbox) as publisher:
 
 
 @pytest.mark.parametrize("key_bytes", first_of([1, 0]))
-def test_no_number_is_used_twice_and_nothing_is_missed_over_kills(tmp_path: Path, key_bytes: int) -> None:
-    """Whoever was killed in the midst: what a subscriber heard under a number is what the outbox has under it."""
+def test_kills_reuse_no_sequence_and_lose_nothing(tmp_path: Path, key_bytes: int) -> None:
+    """After any kill, the outbox has the same message as the subscriber under each sequence."""
     feed = archived_feed(key_bytes=key_bytes)
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=60, slow=PATIENT)
     heard, gaps = heard_by(subscriber)
@@ -299,7 +299,7 @@ except PublisherError as error:
 """
 
 
-def test_a_full_disk_ends_the_publisher_before_it_sends_what_is_not_kept(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_publisher_before_it_sends_unstored_messages(tmp_path: Path) -> None:
     feed = feed_of()
     subscriber = Subscriber(feed, slow=PATIENT)
     heard, _ = heard_by(subscriber)
@@ -316,8 +316,8 @@ def test_a_full_disk_ends_the_publisher_before_it_sends_what_is_not_kept(tmp_pat
     assert set(heard) <= set(kept)
 
 
-def test_after_a_restart_of_the_system_another_epoch_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was in the page cache is gone, so nobody knows which numbers were used."""
+def test_after_a_reboot_a_new_epoch_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page cache is lost, so the last used sequence is unknown."""
     feed = feed_of()
     with Publisher(feed, outbox=Outbox(tmp_path / "a", fsync="block")) as publisher:
         epoch = publisher.epoch
@@ -332,7 +332,7 @@ def test_after_a_restart_of_the_system_another_epoch_begins(tmp_path: Path, monk
         assert publisher.epoch == epoch
 
 
-def test_another_epoch_of_the_same_run_is_kept_too(tmp_path: Path) -> None:
+def test_a_new_epoch_of_the_same_publisher_is_stored_too(tmp_path: Path) -> None:
     feed = feed_of()
     with Publisher(feed, outbox=tmp_path / "first") as publisher:
         epoch = publisher.epoch
@@ -352,7 +352,7 @@ def test_another_epoch_of_the_same_run_is_kept_too(tmp_path: Path) -> None:
     assert all(kept[epoch, number] == rows[number].tobytes() for number in range(40))
 
 
-def test_an_outbox_that_another_publisher_has_is_refused(tmp_path: Path) -> None:
+def test_an_outbox_in_use_is_rejected(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     with Publisher(feed_of(), outbox=outbox) as publisher:
         with pytest.raises(JournalError, match="is being recorded by"):
@@ -363,7 +363,7 @@ def test_an_outbox_that_another_publisher_has_is_refused(tmp_path: Path) -> None
     assert len(said_in(tmp_path, publisher.feed)) == 10
 
 
-def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="again_bytes was -1"):
         Outbox(tmp_path, again_bytes=-1)
     with pytest.raises(ConfigError, match="had no archives"):
@@ -387,7 +387,7 @@ def test_an_outbox_changes_nothing_for_subscribers(tmp_path: Path, transport: An
     assert (len(heard), gaps) == (20_020, [])
 
 
-def test_an_outbox_whose_keys_cannot_be_read_begins_another_epoch(tmp_path: Path) -> None:
+def test_an_outbox_with_unreadable_keys_begins_a_new_epoch(tmp_path: Path) -> None:
     feed = feed_of(key_bytes=1)
     with Publisher(feed, outbox=tmp_path / "first") as publisher:
         epoch = publisher.epoch

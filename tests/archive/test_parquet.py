@@ -1,4 +1,4 @@
-"""Recordings as Parquet: the same to each reader, pruned by its statistics, and there only when it is whole."""
+"""Recordings as Parquet: the same in each reader, pruned by statistics, renamed into place when complete."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def itch(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Recordi
 
 @pytest.fixture
 def day(tmp_path: Path) -> Day:
-    """Six messages in the first of two slices, of which the third block of one can be damaged."""
+    """Six messages in the first of two slices. The third block can be damaged."""
     day = Day(tmp_path / "recorded" / "2026-11-20", feed_of(2))
     rows = [(Row(b"A%d.t" % (k % 2), b"%d" % k, 1_000 * k),) for k in range(6)]
     day.put(0, *(Put(rows[k], sequence=k, ts_out=k + 10, ts_recv=k + 20) for k in range(6)))
@@ -64,7 +64,7 @@ def day(tmp_path: Path) -> Day:
 
 
 def slice_by_slice(recording: Recording, **chosen: Any) -> pyarrow.Table:
-    """What `to_arrow` has, in the order of the files."""
+    """Return `to_arrow` in the order of the files."""
     return pyarrow.concat_tables(
         [recording.to_arrow(slices=[each], **chosen, **AS_SENT) for each in range(len(recording.feed.slices))],
         promote_options="permissive",
@@ -72,7 +72,7 @@ def slice_by_slice(recording: Recording, **chosen: Any) -> pyarrow.Table:
 
 
 def whole(path: Path) -> pyarrow.Table:
-    """All files below a directory, one after the other."""
+    """Return the rows of all files below a directory."""
     return dataset.dataset(path, partitioning="hive").to_table()
 
 
@@ -91,7 +91,7 @@ def check_common(found: pyarrow.Table, told: pyarrow.Table, recording: Recording
     assert set(found["date"].to_pylist()) == {str(recording.date)}
 
 
-def test_real_days_are_what_the_recording_has(tops: Recording, itch: Recording, tmp_path: Path) -> None:
+def test_files_of_real_days_match_the_recording(tops: Recording, itch: Recording, tmp_path: Path) -> None:
     for recording, messages in ((tops, 57_674), (itch, 10_000)):
         out = tmp_path / recording.schema.name
         done = recording.to_parquet(out)
@@ -154,7 +154,7 @@ def test_trades_of_iex_keep_their_nanoseconds(tops: Recording, tmp_path: Path) -
 
 
 def rows_of(part: dataset.ParquetFileFragment) -> int:
-    """All messages of the row groups that a reader would look into."""
+    """Return the number of messages in the row groups that a reader would read."""
     return sum(group.num_rows for group in part.row_groups)
 
 
@@ -184,7 +184,7 @@ def test_statistics_prune_by_time_and_by_topic(tmp_path: Path, monkeypatch: pyte
     assert share["topic", "topic"] < 0.25
 
 
-def test_order_of_topics_keeps_the_order_of_each(tops: Recording, tmp_path: Path) -> None:
+def test_order_by_topic_keeps_the_order_of_each_topic(tops: Recording, tmp_path: Path) -> None:
     tops.to_parquet(tmp_path / "out", slices=[1], order="topic")
     told = tops.to_arrow(slices=[1]).to_pandas()
     told["topic"] = told["topic"].astype(object)
@@ -194,7 +194,7 @@ def test_order_of_topics_keeps_the_order_of_each(tops: Recording, tmp_path: Path
     assert found["sequence"].to_pylist() == expected["sequence"].tolist()
 
 
-def test_files_are_packed_and_can_be_pruned(itch: Recording, tmp_path: Path) -> None:
+def test_files_are_compressed_and_can_be_pruned(itch: Recording, tmp_path: Path) -> None:
     itch.to_parquet(tmp_path / "out")
     metadata = files.read_metadata(tmp_path / f"out/date={itch.date}/slice=0/part-00000.parquet")
     group = metadata.row_group(0)
@@ -206,7 +206,7 @@ def test_files_are_packed_and_can_be_pruned(itch: Recording, tmp_path: Path) -> 
     assert columns["ts_event"].has_column_index
 
 
-def test_a_part_of_the_messages(tops: Recording, tmp_path: Path) -> None:
+def test_a_selection_is_written(tops: Recording, tmp_path: Path) -> None:
     times = tops.to_arrow(**AS_SENT)["ts_event"]
     middle = times[len(times) // 2].as_py()
     done = tops.to_parquet(tmp_path / "out", b"A", stop=middle, slices=range(3))
@@ -221,7 +221,7 @@ def test_a_part_of_the_messages(tops: Recording, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
-def test_days_stand_beside_each_other(day: Day, tmp_path: Path) -> None:
+def test_several_days_share_a_directory(day: Day, tmp_path: Path) -> None:
     other = Day(day.path.parent / "2026-11-19", day.feed, date="2026-11-19")
     other.put(1, Put((Row(b"B.t", b"x"),)))
     ended = invoke("export", day.path.parent, "--parquet", "--out", tmp_path / "out")
@@ -265,7 +265,7 @@ def test_messages_without_a_value_are_null_and_not_empty(tmp_path: Path, order: 
         assert table["payload"].to_pylist() == [*payloads, None]
 
 
-def test_a_damaged_block_is_told_and_left_out(day: Day, tmp_path: Path) -> None:
+def test_a_damaged_block_is_reported_and_left_out(day: Day, tmp_path: Path) -> None:
     damage_body(day.segments[0], 2)
     recording = Recording.open(day.path)
     assert recording.to_parquet(tmp_path / "api").messages == 5
@@ -276,7 +276,7 @@ def test_a_damaged_block_is_told_and_left_out(day: Day, tmp_path: Path) -> None:
     assert whole(tmp_path / "out")["sequence"].to_pylist() == [0, 1, 3, 4, 5]
 
 
-def test_a_message_of_another_length_is_named(tmp_path: Path) -> None:
+def test_a_message_with_a_wrong_length_is_named(tmp_path: Path) -> None:
     day = Day(tmp_path / "day", msgspec.structs.replace(feed_of(), schema="itch50"))
     day.put(0, Put((Row(b"A.P", b"P12"),), schema=1))
     with pytest.raises(JournalError, match="is of type 'P' but has 3 bytes"):
@@ -284,7 +284,7 @@ def test_a_message_of_another_length_is_named(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_what_is_there_is_not_overwritten(day: Day, tmp_path: Path) -> None:
+def test_an_existing_day_is_not_overwritten(day: Day, tmp_path: Path) -> None:
     recording = Recording.open(day.path)
     path = recording.to_parquet(tmp_path / "out").path
     before = {each: each.stat().st_mtime_ns for each in path.rglob("*")}
@@ -306,7 +306,7 @@ def test_an_interrupted_export_leaves_nothing(day: Day, tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_killed_export_leaves_nothing_that_a_reader_sees(day: Day, tmp_path: Path) -> None:
+def test_a_killed_export_leaves_nothing_visible(day: Day, tmp_path: Path) -> None:
     code = (
         "import os, sys; from blackbox import Recording; day = Recording.open(sys.argv[1]); "
         "day.to_parquet(sys.argv[2], progress=lambda _: os._exit(9))"
@@ -331,7 +331,7 @@ def invoke(*words: object) -> Any:
     return CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "200"})
 
 
-def test_command_writes_what_is_asked_for(itch: Recording, tmp_path: Path) -> None:
+def test_command_writes_the_requested_messages(itch: Recording, tmp_path: Path) -> None:
     ended = invoke(
         "export", itch.path, "--parquet", "--out", tmp_path / "out", "--message-type", "P", "--order", "topic"
     )

@@ -1,4 +1,4 @@
-"""An archive that lives and is slow, and subscribers that were paused: what it holds is never given up."""
+"""A slow archive and paused subscribers: archived messages are never reported as lost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def hung_archive(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], C
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1])
-def test_repair_gives_up_nothing_that_a_slow_archive_has(
+def test_repair_waits_for_a_slow_archive(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, key_bytes: int
 ) -> None:
     feed = archived_feed(key_bytes=key_bytes)
@@ -63,7 +63,7 @@ def test_repair_gives_up_nothing_that_a_slow_archive_has(
         subscriber.start()
         send_all(publisher, blocks, [not block.is_lost for block in blocks])
         publisher.heartbeat()
-        wait_until(lambda: len(silences) >= 5, 60, "it asked again, with growing patience")
+        wait_until(lambda: len(silences) >= 5, 60, "it asked again, with growing timeouts")
         assert seen == [(number, 0) for number in range(6)]
         answer()
         publisher.heartbeat(end=True)
@@ -77,8 +77,8 @@ def test_repair_gives_up_nothing_that_a_slow_archive_has(
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1])
-def test_a_fetch_that_makes_progress_is_not_given_up(monkeypatch: pytest.MonkeyPatch, key_bytes: int) -> None:
-    """Each block comes in time, all of them together take several times as long."""
+def test_a_fetch_with_progress_continues(monkeypatch: pytest.MonkeyPatch, key_bytes: int) -> None:
+    """Each block arrives in time, but all together take several times as long."""
     feed = archived_feed(key_bytes=key_bytes)
     blocks = [Sent(b"A", 3, 0 < number < 9, True) for number in range(10)]
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=0.1, slow=SlowPolicy("warn"))
@@ -102,10 +102,10 @@ def test_a_fetch_that_makes_progress_is_not_given_up(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1])
-def test_more_than_may_wait_for_a_slow_archive_is_caught_up(
+def test_more_messages_than_may_wait_are_read_from_a_slow_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_bytes: int
 ) -> None:
-    """Nothing is given up for want of room either, with keys too."""
+    """No message is lost for lack of room, also with keys."""
     feed = archived_feed(block_bytes=4_096, key_bytes=key_bytes)
     came: dict[bytes, list[bytes]] = {b"A.t": [], b"B.t": []}
     sent: dict[bytes, list[bytes]] = {b"A.t": [], b"B.t": []}
@@ -142,8 +142,8 @@ def test_more_than_may_wait_for_a_slow_archive_is_caught_up(
 
 @linux_only
 @pytest.mark.parametrize("key_bytes", first_of([0, 4]))
-def test_repair_after_a_night_of_pause_loses_nothing_that_the_archive_has(tmp_path: Path, key_bytes: int) -> None:
-    """SIGSTOP; its clock then says that ten hours have passed, so that all that it waited for is over."""
+def test_repair_after_a_night_of_pause_loses_no_archived_message(tmp_path: Path, key_bytes: int) -> None:
+    """After SIGSTOP its clock jumps by ten hours, so that every timeout has passed."""
     feed = archived_feed(block_bytes=4_096, key_bytes=key_bytes)
     code = f"""
         passed, monotonic = [0.0], time.monotonic
@@ -174,7 +174,7 @@ def test_repair_after_a_night_of_pause_loses_nothing_that_the_archive_has(tmp_pa
             publisher.flush()
             wait_recorded(recorder, count)
             os.kill(script.process.pid, signal.SIGSTOP)
-            for _ in range(60):  # more than the publisher, and the connection, hold for it
+            for _ in range(60):  # more than the publisher and the connection can queue
                 publish_numbered(publisher, count, 5_000)
                 count += 5_000
                 publisher.flush()

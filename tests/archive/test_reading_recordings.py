@@ -1,4 +1,4 @@
-"""What was written is read back in order, and a filter takes what plain Python takes."""
+"""Recordings are read back in order, and filters match plain Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.recorded import AS_SENT
 
 
 def gaps_of(day: Day) -> list[Gap]:
-    """What is missing, block by block and number by number."""
+    """Return the gaps, found block by block and sequence by sequence."""
     found = []
     for slice_id in sorted({segment.slice_id for segment in day.segments}):
         seen: dict[int, int] = {}
@@ -65,7 +65,7 @@ def test_everything_is_read_back_in_order(day: Any) -> None:
     st.none() | st.sampled_from([*EPOCHS, 7]),
     st.none() | st.integers(0, 20),
 )
-def test_a_filter_takes_what_plain_python_takes(
+def test_a_filter_matches_plain_python(
     day: Any,
     prefix: bytes,
     start: int | None,
@@ -114,7 +114,7 @@ def test_slices_are_merged_by_the_time_of_sending(tmp_path: Path) -> None:
             assert segment.address + 64 <= address < segment.address + segment.whole_bytes
 
 
-def test_a_slice_whose_times_run_backwards_keeps_its_order_whatever_is_passed_over(tmp_path: Path) -> None:
+def test_a_slice_with_decreasing_times_keeps_its_order_with_any_filter(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(2))
     late = [Put((Row(b"A", bytes(70_000), i),), i, ts_out) for i, ts_out in enumerate((10, 90, 20, 30, 100))]
     day.put(0, *late)
@@ -126,7 +126,7 @@ def test_a_slice_whose_times_run_backwards_keeps_its_order_whatever_is_passed_ov
         assert told(recording.batches(start=start)) == [message for message in everything if message.ts_event >= start]
 
 
-def test_what_the_index_rules_out_is_not_looked_at(tmp_path: Path) -> None:
+def test_entries_ruled_out_by_the_index_are_not_read(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(key_bytes=1))
     names = (b"A", b"B")
     puts = [Put((Row(names[i >= 1_000], bytes(1_000), i),), sequence=i, ts_out=i) for i in range(2_000)]
@@ -140,7 +140,7 @@ def test_what_the_index_rules_out_is_not_looked_at(tmp_path: Path) -> None:
     assert list(recording.runs(slices=[])) == []
 
 
-def test_a_block_of_one_kind_is_a_view_on_the_file(tmp_path: Path) -> None:
+def test_an_uncompressed_block_is_a_view_of_the_file(tmp_path: Path) -> None:
     Day(tmp_path, feed_of()).put(0, Put((Row(b"A", b"12345678"), Row(b"A", b"abcdefgh"))))
     recording = Recording.open(tmp_path)
     (run,) = recording.runs()
@@ -196,7 +196,7 @@ def test_blocks_of_chosen_records_keep_their_whole_headers(tmp_path: Path, wante
     st.sampled_from([0, 2]),
     st.sampled_from([{}, {"start": 3}, {"stop": 4}, {"first_sequence": 2, "epoch": 1}]),
 )
-def test_symbols_choose_the_messages_that_a_plain_loop_chooses(
+def test_a_selection_by_symbols_matches_a_plain_loop(
     blocks: list[list[bytes]], symbols: list[str], prefix: bytes, rule: str, packed: int, selection: Any
 ) -> None:
     split = SymbolRule(rule)

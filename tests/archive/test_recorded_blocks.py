@@ -1,4 +1,4 @@
-"""Every message that was received is on disk, once, in order and as it came."""
+"""Every received message is on disk, once, in order and unchanged."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def test_segments_roll_and_their_indexes_are_complete(tmp_path: Path) -> None:
     assert len(paths) >= 3
     assert [int(path.stem) for path in paths] == list(range(len(paths)))
     assert all(path.stat().st_size >= MIB for path in paths[:-1])
-    assert recorder.statistics().segments in (len(paths), len(paths) + 1)  # a last one that held nothing is removed
+    assert recorder.statistics().segments in (len(paths), len(paths) + 1)  # an empty last segment is removed
     assert numpy.concatenate([numbers_of(record) for record in records(tmp_path, feed)]).tolist() == [*range(count)]
     for path in paths:
         check_index(path)
 
 
 @pytest.mark.parametrize(("compression", "codec"), [("lz4", 1), ("zstd", 2)])
-def test_compressed_bodies_unpack_to_what_was_sent(tmp_path: Path, compression: Any, codec: int) -> None:
+def test_compressed_bodies_decompress_to_the_sent_ones(tmp_path: Path, compression: Any, codec: int) -> None:
     with one_slice(tmp_path, compression=compression) as (feed, publisher, recorder):
         sent = []
         for size in (10, 1_000, 100_000, MIB):
@@ -126,7 +126,7 @@ def test_compressed_bodies_unpack_to_what_was_sent(tmp_path: Path, compression: 
     assert segments(tmp_path, feed)[0].stat().st_size < sum(len(body) for _, body in sent)
 
 
-def test_a_reader_sees_what_was_recorded_while_it_is_recorded(tmp_path: Path) -> None:
+def test_a_reader_sees_messages_during_recording(tmp_path: Path) -> None:
     feed, count = feed_of(), 200_000
     seen = 0
     with Publisher(feed, when_full="wait") as publisher:
@@ -182,7 +182,7 @@ def test_messages_after_midnight_are_in_the_next_day(tmp_path: Path) -> None:
     assert Recording.open(second).date == datetime.date.fromisoformat(second.name)
 
 
-def test_a_publisher_that_starts_again_goes_on_in_the_same_segment(tmp_path: Path) -> None:
+def test_a_restarted_publisher_continues_in_the_same_segment(tmp_path: Path) -> None:
     feed = feed_of()
     with RawPublisher(feed, epoch=1) as publisher:
         recorder = Recorder(feed, tmp_path).start()

@@ -1,4 +1,4 @@
-"""Two lines are recorded as one: each message once, whichever line brought it."""
+"""Two lines are recorded as one: each message once, from either line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_two_lines_with_random_loss_are_recorded_once(tmp_path: Path, seed: int)
     check_sum(statistics)
 
 
-def test_rows_that_the_other_line_had_brought_are_left_out(tmp_path: Path) -> None:
+def test_rows_received_on_the_other_line_are_left_out(tmp_path: Path) -> None:
     feed = feed_of(lines=2)
     with RawPublisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
         publisher.send(publisher.encode([(b"T", b"%d" % number) for number in range(3)]), [A])
@@ -55,7 +55,7 @@ def test_rows_that_the_other_line_had_brought_are_left_out(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("dead", [A, B])
-def test_a_line_that_dies_costs_nothing(tmp_path: Path, dead: int) -> None:
+def test_a_dead_line_loses_nothing(tmp_path: Path, dead: int) -> None:
     feed = feed_of(lines=2)
     with RawPublisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
         for number in range(100):

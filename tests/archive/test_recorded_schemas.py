@@ -1,4 +1,4 @@
-"""A recording keeps the schema of its payloads, for readers that never heard of it."""
+"""A recording keeps the schema of its payloads, for readers without that schema."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.ticks import TICK, TICK_ROWS, TICKS, recorded_ticks
 
 @pytest.fixture(scope="module")
 def ticks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A day that another process has recorded, with a schema of its own."""
+    """A day recorded by another process with a custom schema."""
     return recorded_ticks(tmp_path_factory.mktemp("ticks"))
 
 
 def rewrite(day: Path, **changed: Any) -> None:
-    """Write a day's manifest anew, with a right checksum."""
+    """Rewrite a day's manifest with a valid checksum."""
     manifest = json.loads((day / "manifest.json").read_text()) | changed
     manifest.pop("checksum")
     text = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
@@ -62,7 +62,7 @@ def test_its_records_reach_callbacks_of_a_replay(ticks: Path) -> None:
     assert prices == [row[1] for row in TICK_ROWS]
 
 
-def test_it_is_sent_again_and_recorded_again_with_its_schema(ticks: Path, tmp_path: Path) -> None:
+def test_it_is_published_and_recorded_again_with_its_schema(ticks: Path, tmp_path: Path) -> None:
     from blackbox import Recorder
 
     recording = Recording.open(ticks)
@@ -79,7 +79,7 @@ def test_it_is_sent_again_and_recorded_again_with_its_schema(ticks: Path, tmp_pa
     assert found["schema"] == json.loads((ticks / "manifest.json").read_text())["schema"]
 
 
-def test_a_feed_with_a_schema_of_its_own_is_like_any_other(tmp_path: Path) -> None:
+def test_a_feed_with_a_custom_schema_is_like_any_other(tmp_path: Path) -> None:
     feed = Feed.local("mine", schema=TICKS)
     assert pickle.loads(pickle.dumps(feed)) == feed
     assert pickle.loads(pickle.dumps(feed)).schema.dtype("t")["price"].metadata == {"decimals": 2}
@@ -100,13 +100,13 @@ def test_a_feed_with_a_schema_of_its_own_is_like_any_other(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("schema", "owner"), [(Schema("mine", 1, {"t": TICK}), "itch50"), (Schema("mine", 0, {"t": TICK}), "raw")]
 )
-def test_a_number_that_is_taken_is_refused_and_named(schema: Schema, owner: str) -> None:
+def test_a_schema_id_in_use_is_rejected_with_its_owner(schema: Schema, owner: str) -> None:
     text = f"schema 'mine' has the number {schema.schema_id}, already used by '{owner}', expected another"
     with pytest.raises(ConfigError, match=re.escape(text)), Publisher(Feed.local("mine", schema=schema)):
         pass
 
 
-def test_a_layout_that_has_changed_since_is_read_as_it_was_recorded(tmp_path: Path) -> None:
+def test_a_layout_changed_later_is_read_as_recorded(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(schema="itch50"))
     older = numpy.dtype([("message_type", "S1"), ("code", "u1")])
     day.write_manifest(Schema("itch50", 1, {"S": older}))
@@ -120,7 +120,7 @@ def test_a_layout_that_has_changed_since_is_read_as_it_was_recorded(tmp_path: Pa
 
 
 @pytest.mark.parametrize("read", [Replay, Recordings])
-def test_days_whose_layouts_differ_are_not_read_as_one(tmp_path: Path, read: Any) -> None:
+def test_days_with_different_layouts_are_not_read_as_one(tmp_path: Path, read: Any) -> None:
     days = []
     for number, fields in enumerate(("xy", "xy", "yx")):
         schema = Schema("swapped", 1_001, {"t": numpy.dtype([("type", "S1"), *((name, "<i4") for name in fields)])})
@@ -132,7 +132,7 @@ def test_days_whose_layouts_differ_are_not_read_as_one(tmp_path: Path, read: Any
         read(days)
 
 
-def test_a_broken_package_does_not_hide_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_package_does_not_hide_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.feed.test_schema import register
 
     day = Day(tmp_path / "day", feed_of(schema="ticks"))
@@ -159,14 +159,14 @@ def test_a_broken_package_does_not_hide_what_was_recorded(tmp_path: Path, monkey
             {"name": "large", "format": "<i8", "offset": 0}]}}}, "its bytes were 1152921504606846976, expected 1 to"),
     ],
 )  # fmt: skip
-def test_a_wrong_schema_is_one_error_that_names_the_file(tmp_path: Path, schema: Any, text: str) -> None:
+def test_an_invalid_schema_is_one_error_that_names_the_file(tmp_path: Path, schema: Any, text: str) -> None:
     day = Day(tmp_path, feed_of(schema="ticks"))
     rewrite(day.path, schema=schema)
     with pytest.raises(JournalError, match=f"{re.escape(str(day.path))}/manifest.json is damaged: .*{re.escape(text)}"):
         Recording.open(day.path)
 
 
-def test_a_schema_within_schemas_without_end_is_one_error(tmp_path: Path) -> None:
+def test_an_endlessly_nested_schema_is_one_error(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(schema="ticks"))
     path, deep = day.path / "manifest.json", 100_000
     nested = '{"name":"a","format":"|V1","offset":0,"fields":[' * deep + "]}" * deep
@@ -177,7 +177,7 @@ def test_a_schema_within_schemas_without_end_is_one_error(tmp_path: Path) -> Non
         Recording.open(day.path)
 
 
-def test_a_feed_that_holds_a_schema_is_no_manifest(tmp_path: Path) -> None:
+def test_a_manifest_with_a_schema_in_its_feed_is_damaged(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(schema="ticks"))
     feed = json.loads((day.path / "manifest.json").read_text())["feed"]
     rewrite(day.path, feed=feed | {"schema": {"name": "ticks", "schema_id": 0, "records": {}}})

@@ -1,4 +1,4 @@
-"""A recorder that ends, or whose start fails, leaves no thread and no file open."""
+"""A recorder leaves no thread and no open file after its end or a failed start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_missing_compression_library_is_named(
     wait_given_back(before)
 
 
-def test_without_a_publisher_it_says_so_and_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_start_without_a_publisher_raises_and_leaves_nothing_open(tmp_path: Path) -> None:
     feed = feed_of(slices=2)
     before = held()
     for _ in range(3):

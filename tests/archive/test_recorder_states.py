@@ -1,4 +1,4 @@
-"""A recorder's life: used once, alone in its place, ended by stop, a signal, an error or a failed keeper."""
+"""A recorder's life: used once, one per directory, ended by stop, a signal, an error or a failed keeper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.archive.recorders import feed_of, numbers_of, one_slice, payloads, pu
 from tests.support import Script
 
 
-def test_another_feed_of_that_name_is_refused(tmp_path: Path) -> None:
+def test_another_feed_of_the_same_name_is_rejected(tmp_path: Path) -> None:
     with one_slice(tmp_path):
         pass
     other = feed_of(key_bytes=2)
@@ -30,7 +30,7 @@ def test_another_feed_of_that_name_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["tend", "sync"])
-def test_a_keeper_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_failed_keeper_ends_the_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no more")
 
@@ -40,7 +40,7 @@ def test_a_keeper_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.undo()
 
 
-def test_a_second_recorder_is_refused_and_told_who_records(tmp_path: Path) -> None:
+def test_a_second_recorder_is_rejected_with_the_owner(tmp_path: Path) -> None:
     feed = feed_of()
     script = Script("recorder = Recorder(feed, input()).start()\nsay('started')\nrecorder.run()", feed)
     with RawPublisher(feed), script:
@@ -55,7 +55,7 @@ def test_a_second_recorder_is_refused_and_told_who_records(tmp_path: Path) -> No
             pass
 
 
-def test_it_is_used_once(tmp_path: Path) -> None:
+def test_a_recorder_is_used_once(tmp_path: Path) -> None:
     with one_slice(tmp_path) as (feed, publisher, recorder):
         with pytest.raises(JournalError, match="start was called when running"):
             recorder.start()
@@ -69,7 +69,7 @@ def test_it_is_used_once(tmp_path: Path) -> None:
     assert recorder.state is SubscriberLife.ENDED
 
 
-def test_what_may_not_follow_in_the_life_of_its_journals_is_refused(tmp_path: Path) -> None:
+def test_invalid_transitions_of_journals_raise(tmp_path: Path) -> None:
     with one_slice(tmp_path) as (_, __, recorder):
         with pytest.raises(RuntimeError, match="journals of feed .* was to be open when it was open, expected closing"):
             recorder._journals.open()
@@ -87,7 +87,7 @@ def test_stop_before_start_opens_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_in_the_with_block_is_the_one_that_is_raised(tmp_path: Path) -> None:
+def test_an_error_in_the_with_block_is_raised(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), one_slice(tmp_path) as (feed, publisher, recorder):
         publisher.send(publisher.encode([(b"T", b"0")]))
         wait_recorded(recorder, 1)
@@ -149,6 +149,6 @@ def test_stop_in_one_thread_ends_run_in_another(tmp_path: Path) -> None:
         ({"compression": "rar"}, "compression was 'rar', expected none, lz4 or zstd"),
     ],
 )
-def test_wrong_settings_are_refused(tmp_path: Path, settings: dict[str, Any], text: str) -> None:
+def test_invalid_settings_are_rejected(tmp_path: Path, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Recorder(feed_of(), tmp_path, **settings)

@@ -1,4 +1,4 @@
-"""Arguments, paths and files that a reader refuses."""
+"""Arguments, paths and files that a reader rejects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.archive.written_days import many
 from tests.journals import Day, feed_of
 
 
-def test_wrong_arguments_are_refused_at_once(tmp_path: Path) -> None:
+def test_invalid_arguments_are_rejected_at_once(tmp_path: Path) -> None:
     Day(tmp_path, feed_of(2))
     recording = Recording.open(tmp_path)
     with pytest.raises(ValueError, match="slices had 2, expected 0 to 1"):
@@ -26,7 +26,7 @@ def test_wrong_arguments_are_refused_at_once(tmp_path: Path) -> None:
         recording.batches(b"\0H")
 
 
-def test_wrong_paths_say_what_is_there(tmp_path: Path) -> None:
+def test_errors_of_wrong_paths_list_their_contents(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="was not found"):
         Recording.open(tmp_path / "nothing")
     with pytest.raises(JournalError, match=r"it has no manifest\.json"):
@@ -37,7 +37,7 @@ def test_wrong_paths_say_what_is_there(tmp_path: Path) -> None:
         Recording.open(tmp_path)
 
 
-def test_another_segment_than_expected_is_refused(tmp_path: Path) -> None:
+def test_an_unexpected_segment_is_rejected(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(2))
     first, second = day.put(0, *many(1)), day.put(1, *many(1, 1))
     good = first.path.read_bytes()

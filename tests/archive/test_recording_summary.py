@@ -1,4 +1,4 @@
-"""How much is in a recording, and how fast it came."""
+"""Counts and rates of a recording."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.archive.written_days import many
 from tests.journals import Day, Put, Row, feed_of
 
 
-def test_a_summary_tells_how_much_is_there(tmp_path: Path) -> None:
+def test_a_summary_has_the_counts_of_a_recording(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(2))
     rows = (Row(b"A", b"1", 50), Row(b"A", b"2", 30))
     puts = [Put(rows, 0, 5, 6, epoch=9, first_row=1), Put(rows, 2, 7, 8, epoch=9), Put(rows, 0, 9, 9, epoch=3, codec=2)]

@@ -1,4 +1,4 @@
-"""Recordings as records, Arrow tables and data frames, with a schema and without."""
+"""Recordings as records, Arrow tables and data frames, with and without a schema."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_type_of_every_schema_becomes_columns(tmp_path: Path) -> None:
                 assert columns[3].to_pylist() == timestamps_ns(records["timestamp"]).tolist()
 
 
-def test_frames_of_pandas_and_polars_hold_the_same(tmp_path: Path) -> None:
+def test_pandas_and_polars_frames_are_equal(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(2))
     day.put(0, *many(50))
     day.put(1, *many(50, 1), index=False)
@@ -86,7 +86,7 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         make()
 
 
-def test_a_schema_that_says_nothing_of_its_types_leaves_plain_bytes(tmp_path: Path) -> None:
+def test_a_schema_without_types_leaves_plain_bytes(tmp_path: Path) -> None:
     Day(tmp_path, feed_of(schema="elsewhere")).put(0, Put((Row(b"A", b"x"),)))
     recording = Recording.open(tmp_path)
     (batch,) = recording.batches()

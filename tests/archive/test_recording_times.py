@@ -1,4 +1,4 @@
-"""Times of a recording: the ways to write one, and the day that a time of day belongs to."""
+"""Formats of times, and the day of a time of day."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.journals import Day, Put, Row, feed_of
         ("09:30Z", ns("2026-11-20T09:30+00:00")),
         ("2026-11-20", ns("2026-11-20T00:00-05:00")),
         ("1763000000000000001", 1_763_000_000_000_000_001),
-        ("20:00", ns("2026-11-19T20:00-05:00")),  # the session began at 18:00 on the evening before
+        ("20:00", ns("2026-11-19T20:00-05:00")),  # the session began at 18:00 on the previous day
         ("2026-11-20T09:30", ns("2026-11-20T09:30-05:00")),
         ("2026-11-20 09:30:00Z", ns("2026-11-20T09:30+00:00")),
         ("2026-11-20T09:30:00.25+01:00", ns("2026-11-20T09:30:00.25+01:00")),
         (datetime.datetime(2026, 11, 20, 9, tzinfo=datetime.UTC), ns("2026-11-20T09:00+00:00")),
     ],
 )
-def test_a_time_can_be_said_in_several_ways(tmp_path: Path, given_time: Any, expected: int) -> None:
+def test_a_time_has_several_formats(tmp_path: Path, given_time: Any, expected: int) -> None:
     Day(tmp_path, feed_of(time_zone="America/New_York", day_start="18:00"))
     assert Recording.open(tmp_path).time(given_time) == expected
 
@@ -50,13 +50,13 @@ def test_a_time_can_be_said_in_several_ways(tmp_path: Path, given_time: Any, exp
         (True, TypeError),
     ],
 )
-def test_a_time_that_is_none_is_refused(tmp_path: Path, wrong: Any, error: type[Exception]) -> None:
+def test_an_invalid_time_is_rejected(tmp_path: Path, wrong: Any, error: type[Exception]) -> None:
     Day(tmp_path, feed_of())
     with pytest.raises(error, match="time was"):
         Recording.open(tmp_path).batches(start=wrong)
 
 
-def test_a_time_of_day_is_one_of_the_day_that_the_messages_are_of(tmp_path: Path) -> None:
+def test_a_time_of_day_is_on_the_day_of_the_messages(tmp_path: Path) -> None:
     market = ns("2017-04-25T14:30-04:00")
     feed = feed_of(time_zone="America/New_York")
     rows = tuple(Row(b"A", b"%d" % minute, market + minute * 60 * 10**9) for minute in range(60))

@@ -1,4 +1,4 @@
-"""Several days as one: each once, by date, and times of day are those of each."""
+"""Several days as one: each once, by date, with times of day for each day."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def feed_of(slices: int = 2, name: str = "days", **settings: Any) -> Feed:
 
 
 def write_days(directory: Path, slices: int = 2, dates: tuple[str, ...] = DATES, **settings: Any) -> Path:
-    """Each hour of each day a message of A and of B, from 9:00 to 15:00; payloads are date and hour."""
+    """Write a message of A and of B each hour from 9:00 to 15:00 of each day; payloads are date and hour."""
     for number, date in enumerate(DATES):
         if date in dates:
             hours = [hour for hour in range(9, 16) for _ in "AB"]
@@ -74,7 +74,7 @@ def test_a_day_is_found_by_date_and_by_index(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", [None, *range(-4, 5)])
 @pytest.mark.parametrize("stop", [None, *range(-4, 5)])
-def test_a_slice_of_indices_is_that_of_a_list(tmp_path: Path, start: int | None, stop: int | None) -> None:
+def test_a_slice_of_indices_works_as_in_a_list(tmp_path: Path, start: int | None, stop: int | None) -> None:
     days = Recordings.open(write_days(tmp_path))
     expected = list(DATES)[start:stop]
     if expected:
@@ -84,7 +84,7 @@ def test_a_slice_of_indices_is_that_of_a_list(tmp_path: Path, start: int | None,
             days[start:stop]
 
 
-def test_a_slice_of_dates_has_both_ends(tmp_path: Path) -> None:
+def test_a_slice_of_dates_includes_both_ends(tmp_path: Path) -> None:
     days = Recordings.open(write_days(tmp_path))
     assert dates_of(days["2026-01-06":]) == ["2026-01-06", "2026-01-07"]  # type: ignore[misc]
     assert dates_of(days[: datetime.date(2026, 1, 6)]) == ["2026-01-05", "2026-01-06"]  # type: ignore[misc]
@@ -95,14 +95,14 @@ def test_a_slice_of_dates_has_both_ends(tmp_path: Path) -> None:
         days["2026-01-05"::2]  # type: ignore[misc]
 
 
-def test_a_date_of_several_feeds_is_refused_by_their_names(tmp_path: Path) -> None:
+def test_a_date_of_several_feeds_is_ambiguous(tmp_path: Path) -> None:
     days = Recordings.open(write_days(tmp_path, name="one"), write_days(tmp_path, name="two"))
     with pytest.raises(KeyError, match="2 recordings are of 2026-01-05: choose a feed by `of_feed`, expected one of 6"):
         days["2026-01-05"]
     assert days.of_feed("two")["2026-01-05"].feed.name == "two"
 
 
-def test_the_latest_day_is_the_newest_by_date_whatever_its_directory_is_called(tmp_path: Path) -> None:
+def test_the_latest_day_is_the_newest_by_date_not_by_directory_name(tmp_path: Path) -> None:
     path = write_days(tmp_path)
     assert str(Recording.latest(path).date) == str(Recording.latest(str(path)).date) == "2026-01-07"
     (path / "2026-01-07").rename(path / "a-copy")
@@ -134,7 +134,7 @@ def expected(hours: range, dates: tuple[str, ...] = DATES) -> list[str]:
     return [f"{date} {hour:02}" for date in dates for hour in hours]
 
 
-def test_a_feed_s_directory_is_all_its_days(tmp_path: Path) -> None:
+def test_a_feed_directory_opens_all_its_days(tmp_path: Path) -> None:
     recordings = Recordings.open(write_days(tmp_path))
     assert [str(day.date) for day in recordings] == list(DATES)
     assert payloads(recordings) == expected(range(9, 16))
@@ -152,14 +152,14 @@ def test_a_feed_s_directory_is_all_its_days(tmp_path: Path) -> None:
         ("2026-01-06", "2026-01-06", DATES[1:2]),
     ],
 )
-def test_a_range_of_dates_is_chosen(tmp_path: Path, first: Any, last: Any, dates: tuple[str, ...]) -> None:
+def test_a_range_of_dates_is_selected(tmp_path: Path, first: Any, last: Any, dates: tuple[str, ...]) -> None:
     directory = write_days(tmp_path)
-    (directory / DATES[1]).rename(directory / "copy")  # its manifest says which day it is
+    (directory / DATES[1]).rename(directory / "copy")  # its manifest has the date
     recordings = Recordings.open(directory, first=first, last=last)
     assert tuple(str(day.date) for day in recordings) == dates
 
 
-def test_a_day_that_is_named_twice_is_there_and_played_once(tmp_path: Path) -> None:
+def test_a_day_given_twice_is_read_and_played_once(tmp_path: Path) -> None:
     directory = write_days(tmp_path)
     (tmp_path / "link").symlink_to(directory / DATES[0])
     recordings = Recordings.open(directory / DATES[0], directory, tmp_path / "link")
@@ -169,7 +169,7 @@ def test_a_day_that_is_named_twice_is_there_and_played_once(tmp_path: Path) -> N
     assert replayed([Recording.open(day), Recording.open(day)]) == expected(range(9, 16), DATES[:1])
 
 
-def test_times_of_day_are_those_of_each_day(tmp_path: Path) -> None:
+def test_times_of_day_apply_to_each_day(tmp_path: Path) -> None:
     recordings = Recordings.open(write_days(tmp_path))
     assert payloads(recordings, start="10:00", stop="12:00") == expected(range(10, 12))
     date_time = f"{DATES[1]} 12:00"
@@ -180,7 +180,7 @@ def test_times_of_day_are_those_of_each_day(tmp_path: Path) -> None:
     ("start", "stop"),
     [("14:00", "10:00"), (f"{DATES[1]} 12:00", f"{DATES[0]} 12:00"), (NOON_NS + 9, NOON_NS + 8)],
 )
-def test_a_start_after_the_stop_is_refused(tmp_path: Path, start: Any, stop: Any) -> None:
+def test_a_start_after_the_stop_is_rejected(tmp_path: Path, start: Any, stop: Any) -> None:
     recordings = Recordings.open(write_days(tmp_path))
     message = re.escape(f"start was {start!r}, which is after stop={stop!r}")
     with pytest.raises(ConfigError, match=message):
@@ -211,7 +211,7 @@ def test_a_replay_plays_times_of_day_of_each_day(tmp_path: Path, slices: int, or
     )
 
 
-def test_a_seek_goes_into_a_day_s_own_times_and_loops_play_all_days_again(tmp_path: Path) -> None:
+def test_a_seek_stays_in_a_days_times_and_loops_replay_all_days(tmp_path: Path) -> None:
     recordings = Recordings.open(write_days(tmp_path, 1))
     replay = Replay(recordings, start="10:00", stop="12:00", loops=2)
     assert replayed(replay) == expected(range(10, 12)) * 2
@@ -223,20 +223,20 @@ def test_a_seek_goes_into_a_day_s_own_times_and_loops_play_all_days_again(tmp_pa
     def take(message: Message) -> None:
         found.append(message.payload.decode())
         if len(found) == 1:
-            replay.controls.seek(NOON_NS + 24 * HOUR_NS)  # noon of the second day: nothing of it is left
+            replay.controls.seek(NOON_NS + 24 * HOUR_NS)  # noon of the second day, after its last message
 
     subscriber.replay(replay)
     assert [each for each in found if not each.startswith(DATES[0])] == expected(range(10, 12), DATES[2:])
 
 
-def test_messages_that_a_day_keeps_of_other_dates_do_not_change_what_a_time_of_day_means(tmp_path: Path) -> None:
+def test_messages_of_other_dates_do_not_change_the_date_of_a_time_of_day(tmp_path: Path) -> None:
     columns = {"topic": ["A.t"] * 3, "ts_event": [NOON_NS - 72 * HOUR_NS, NOON_NS, NOON_NS + HOUR_NS], "payload": "abc"}
     recording = Recording.create(tmp_path, feed_of(1), columns, date=datetime.date(2026, 1, 5))
     assert recording.time("12:00") == NOON_NS
     assert payloads(recording, start="12:30") == ["c"]
 
 
-def test_what_is_damaged_is_told_of_the_day_that_it_is_of(tmp_path: Path) -> None:
+def test_damage_is_reported_for_its_day(tmp_path: Path) -> None:
     directory = write_days(tmp_path)
     path = directory / DATES[1] / "slice-00000" / "000000.journal"
     data = bytearray(path.read_bytes())
@@ -250,7 +250,7 @@ def test_what_is_damaged_is_told_of_the_day_that_it_is_of(tmp_path: Path) -> Non
     assert {damage.path for damage in recordings.damage} == {path}
 
 
-def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
+def test_recordings_that_do_not_fit_together_are_rejected(tmp_path: Path) -> None:
     directory = write_days(tmp_path)
     with pytest.raises(JournalError, match="none of 3 days is from 2027-01-01 to None"):
         Recordings.open(directory, first="2027-01-01")
@@ -272,8 +272,8 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["trades", "quotes"])
-def test_trades_and_quotes_of_all_days_are_those_of_each(shared_data: Path, tmp_path: Path, what: str) -> None:
-    """The days of ITCH have the same orders: what executions name is looked up in their own day."""
+def test_trades_and_quotes_of_all_days_equal_those_of_each_day(shared_data: Path, tmp_path: Path, what: str) -> None:
+    """The ITCH days have the same orders: executions find orders of their own day."""
     dates = ("2020-01-30", "2020-01-31")
     if what == "trades":
         feed = Feed.local("days", slices=2, schema="itch50")
@@ -306,7 +306,7 @@ def test_trades_and_quotes_of_all_days_are_those_of_each(shared_data: Path, tmp_
     assert [frame.columns for frame in ticks.polars_chunks()] == [polars.columns] * 2
 
 
-def test_trades_of_days_of_several_time_zones_are_in_that_of_the_last(tmp_path: Path) -> None:
+def test_trades_of_several_time_zones_use_that_of_the_last_day(tmp_path: Path) -> None:
     tick = numpy.dtype([("type", "S1"), ("price", price("<i4", 4)), ("size", "<u2")])
     schema = Schema("ticks", schema_id=1_777, records={"t": tick}, trades=(TradeFields("t", "price", "size"),))
     slices = Feed.local("ticks", slices=1).slices
@@ -324,7 +324,7 @@ def test_trades_of_days_of_several_time_zones_are_in_that_of_the_last(tmp_path: 
         trades.arrow_chunks(zones="UTC")  # type: ignore[call-arg]
 
 
-def test_a_time_of_day_of_feeds_whose_sessions_start_at_other_times_is_refused(tmp_path: Path) -> None:
+def test_a_time_of_day_is_rejected_if_sessions_start_at_different_times(tmp_path: Path) -> None:
     for name, start in (("stocks", "00:00"), ("futures", "18:00")):
         feed = Feed(name=name, slices=Feed.local(name, slices=1).slices, time_zone=ZONE, day_start=start)
         Recording.create(tmp_path, feed, {"topic": ["A.x"], "ts_event": [NOON_NS], "payload": ["x"]})
@@ -335,7 +335,7 @@ def test_a_time_of_day_of_feeds_whose_sessions_start_at_other_times_is_refused(t
 
 
 def several_schemas(directory: Path) -> Recordings:
-    """Write days of four feeds: prices of 4 and of 9 decimals, of JSON, and none; ids, texts as ids, and none."""
+    """Write days of four feeds: prices of 4 and 9 decimals, of JSON, and none; integer ids, string ids, and none."""
     fields = {
         "stocks": [("type", "S1"), ("price", price("<i8", 4)), ("size", "<u4"), ("id", "<u8")],
         "futures": [("type", "S1"), ("price", price("<i8", 9)), ("size", "<u4")],
@@ -358,7 +358,7 @@ def several_schemas(directory: Path) -> Recordings:
     return Recordings.open(*(directory / name for name in ("stocks", "futures", "crypto", "other")))
 
 
-def test_trades_of_feeds_of_several_schemas_have_columns_for_all(tmp_path: Path) -> None:
+def test_trades_of_several_schemas_have_common_columns(tmp_path: Path) -> None:
     several = several_schemas(tmp_path)
     columns = ["feed", "price", "size", "trade_id"]
     rows = [("stocks", 1.5, 7.0, 1), ("futures", -1e-9, 8.0, None), ("crypto", 0.1, 0.5, 3)]
@@ -388,7 +388,7 @@ def test_feeds_of_one_schema_are_read_and_played_together(tmp_path: Path) -> Non
     assert len(Recordings.open(directory, other)) == 5
 
 
-def test_a_replay_of_another_feed_than_before_is_refused_as_numbers_of_topics_go_on(tmp_path: Path) -> None:
+def test_a_second_replay_of_another_feed_is_rejected(tmp_path: Path) -> None:
     first, second = (
         Recordings.open(write_days(tmp_path / name, dates=DATES[:1], name=name)) for name in ("days", "others")
     )

@@ -1,4 +1,4 @@
-"""A reader takes in what was recorded since, and nothing that is only half there."""
+"""A reader adds data recorded since, but no incomplete record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.journals import Day, feed_of
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_a_reader_takes_in_what_was_recorded_since(tmp_path: Path, indexed: bool) -> None:
+def test_a_reader_adds_data_recorded_since(tmp_path: Path, indexed: bool) -> None:
     day = Day(tmp_path, feed_of(2, key_bytes=2))
     recording = Recording.open(tmp_path)
     assert list(recording.batches()) == []
@@ -58,7 +58,7 @@ def test_a_segment_grows_while_the_next_one_is_ready(tmp_path: Path) -> None:
     assert recording.damage == recording.verify() == []
 
 
-def test_a_block_that_is_half_there_is_not_read_until_it_is_whole(tmp_path: Path) -> None:
+def test_an_incomplete_block_is_not_read_until_it_is_complete(tmp_path: Path) -> None:
     segment = Day(tmp_path, feed_of()).put(0, *many(3, size=1), index=False)
     whole = segment.path.read_bytes()
     segment.path.write_bytes(b"")

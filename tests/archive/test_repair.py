@@ -29,7 +29,7 @@ Events = list[tuple[int, int]]
 
 
 class Sent(NamedTuple):
-    """A block of one key, and what becomes of it."""
+    """A block of one key, and whether it is archived or lost."""
 
     key: bytes
     messages: int
@@ -38,7 +38,7 @@ class Sent(NamedTuple):
 
 
 def expected(blocks: list[Sent]) -> Events:
-    """What a callback sees: a plain loop."""
+    """Return the expected calls of a callback, from a plain loop."""
     seen: Events = []
     following = 0
     for block in blocks:
@@ -52,7 +52,7 @@ def expected(blocks: list[Sent]) -> Events:
 
 
 def add_gap(events: Events, first: int, count: int) -> None:
-    """Add what is missing, to that before it if it follows it."""
+    """Add a gap, joined with a directly preceding one."""
     if events and events[-1][1] and sum(events[-1]) == first:
         first, count = events[-1][0], events[-1][1] + count
         del events[-1]
@@ -68,20 +68,20 @@ def send_all(publisher: RawPublisher, blocks: list[Sent], which: list[bool]) -> 
 
 @contextmanager
 def archive_of(feed: Feed, blocks: list[Sent]) -> Iterator[ArchiveServer]:
-    """An archive with those blocks that are to be there."""
+    """Yield an archive with the archived blocks."""
     with TemporaryDirectory() as directory:
         elsewhere = feed_of(key_bytes=feed.key_bytes)
         with RawPublisher(elsewhere) as publisher, Recorder(elsewhere, directory) as recorder:
             send_all(publisher, blocks, [block.is_archived for block in blocks])
             wait_recorded(recorder, sum(block.messages for block in blocks if block.is_archived))
             publisher.heartbeat(end=True)
-            wait_until(lambda: recorder.is_finished, 60, "else the archive does not know that it has all")
+            wait_until(lambda: recorder.is_finished, 60, "the archive has everything")
         with ArchiveServer(Path(directory) / feed.name, feed.archives) as archive:
             yield archive
 
 
 def listen(subscriber: Subscriber) -> Events:
-    """Note what comes, on one worker."""
+    """Collect messages and gaps, with one worker."""
     seen: Events = []
 
     @subscriber.on_batch(b"")
@@ -104,7 +104,7 @@ blocks_strategy = st.lists(
 
 @settings(deadline=None, max_examples=examples(64), suppress_health_check=[HealthCheck.too_slow])
 @given(blocks_strategy, st.sampled_from([0, 1]))
-def test_what_was_missed_comes_in_its_place_or_is_told(blocks: list[Sent], key_bytes: int) -> None:
+def test_missed_messages_are_delivered_in_order_or_reported(blocks: list[Sent], key_bytes: int) -> None:
     feed = archived_feed(key_bytes=key_bytes)
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
     seen = listen(subscriber)
@@ -119,12 +119,12 @@ def test_what_was_missed_comes_in_its_place_or_is_told(blocks: list[Sent], key_b
     assert received.gaps == sum(block.messages for block in blocks if block.is_lost and not block.is_archived)
 
 
-def test_repair_without_archives_is_refused() -> None:
+def test_repair_without_archives_is_rejected() -> None:
     with pytest.raises(ConfigError, match="feed 'tape' had no archives"):
         Subscriber(feed_of(), on_gap="repair")
 
 
-def test_gaps_are_told_when_no_archive_answers(caplog: pytest.LogCaptureFixture) -> None:
+def test_gaps_are_reported_if_no_archive_answers(caplog: pytest.LogCaptureFixture) -> None:
     feed = archived_feed()
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=0.3)
     seen = listen(subscriber)
@@ -153,8 +153,8 @@ def test_the_next_archive_is_asked_when_the_first_does_not_answer() -> None:
     assert seen == expected(blocks)
 
 
-def test_many_gaps_are_asked_for_at_once() -> None:
-    """They all show in one heartbeat: a key each, of which nothing came."""
+def test_many_gaps_are_requested_at_once() -> None:
+    """One heartbeat shows them all: each key has lost all its messages."""
     feed = archived_feed(key_bytes=3, block_bytes=8_192)
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
     seen = listen(subscriber)
@@ -170,7 +170,7 @@ def test_many_gaps_are_asked_for_at_once() -> None:
     assert asked < 10
 
 
-def test_what_one_archive_lacks_the_next_one_brings() -> None:
+def test_messages_that_one_archive_lacks_are_read_from_the_next() -> None:
     feed, other = archived_feed(), archived_feed()
     two = msgspec.structs.replace(feed, archives=(*feed.archives, *other.archives))
     subscriber = Subscriber(two, on_gap="repair", repair_wait=60)
@@ -185,8 +185,8 @@ def test_what_one_archive_lacks_the_next_one_brings() -> None:
     assert seen == [(number, 0) for number in range(18)]
 
 
-def test_what_waits_for_archives_is_no_lag_and_ends_nobody() -> None:
-    """The archive answers only once more than `max_lag_ns` has passed; the policy would end the subscriber."""
+def test_waiting_for_archives_is_not_lag() -> None:
+    """The archive answers after more than `max_lag_ns`, at which the policy would end the subscriber."""
     limit_ns = 1_000_000_000
     feed = archived_feed(max_lag_ns=limit_ns)
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=20, slow=SlowPolicy("raise", start_grace=0))
@@ -205,15 +205,15 @@ def test_what_waits_for_archives_is_no_lag_and_ends_nobody() -> None:
     assert seen == expected(blocks)
     statistics = subscriber.statistics()
     assert statistics.lag.slow_blocks == 0
-    assert statistics.lag.max_ns > limit_ns, "the statistics tell how late messages were all the same"
+    assert statistics.lag.max_ns > limit_ns, "the statistics still have the lag"
 
 
-def test_more_than_may_wait_goes_on_with_a_gap() -> None:
+def test_messages_beyond_the_waiting_limit_are_a_gap() -> None:
     feed = archived_feed(block_bytes=4_096)
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=30, hwm_blocks=1)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 4, lost, False) for lost in (False, True, *[False] * 60)]
-    with RawPublisher(feed) as publisher:  # nobody answers
+    with RawPublisher(feed) as publisher:  # no archive answers
         subscriber.start()
         for part in (blocks[:2], blocks[2:]):
             send_all(publisher, part, [not block.is_lost for block in part])
@@ -222,12 +222,12 @@ def test_more_than_may_wait_goes_on_with_a_gap() -> None:
     assert subscriber.statistics().received.gaps == 4
 
 
-def test_a_subscriber_that_is_stopped_while_archives_are_asked_ends() -> None:
+def test_a_subscriber_stopped_during_a_fetch_ends() -> None:
     feed = archived_feed()
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=1)
     subscriber.on(b"")(nothing)
     blocks = [Sent(b"A", 2, lost, False) for lost in (False, True, False)]
-    with RawPublisher(feed) as publisher:  # nobody answers
+    with RawPublisher(feed) as publisher:  # no archive answers
         subscriber.start()
         send_all(publisher, blocks, [not block.is_lost for block in blocks])
         wait_until(lambda: subscriber.statistics().received.held == 1)
@@ -260,7 +260,7 @@ def test_a_line_that_loses_blocks_loses_no_messages(tmp_path: Path, share: float
 
 
 @pytest.mark.parametrize("lines_lost", [(0,), (0, 1)])
-def test_archives_bring_what_both_lines_have_lost(lines_lost: tuple[int, ...]) -> None:
+def test_messages_lost_on_both_lines_are_read_from_archives(lines_lost: tuple[int, ...]) -> None:
     feed = msgspec.structs.replace(archived_feed(), slices=Feed.local("tape", slices=1, lines=2).slices)
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=60, line_wait=60)
     seen = listen(subscriber)
@@ -276,7 +276,7 @@ def test_archives_bring_what_both_lines_have_lost(lines_lost: tuple[int, ...]) -
     assert subscriber.statistics().received.repaired == (6 if lines_lost == (0, 1) else 0)
 
 
-def test_archives_are_asked_for_a_gap_between_blocks_of_which_each_came_on_one_line() -> None:
+def test_a_gap_between_blocks_of_different_lines_is_repaired() -> None:
     feed = msgspec.structs.replace(archived_feed(), slices=Feed.local("tape", slices=1, lines=2).slices)
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=30)
     seen = listen(subscriber)
@@ -294,7 +294,7 @@ def test_archives_are_asked_for_a_gap_between_blocks_of_which_each_came_on_one_l
     assert seen == expected(blocks)
 
 
-def test_what_one_archive_lacks_amid_others_the_next_one_brings_in_its_place() -> None:
+def test_messages_missing_within_one_archive_are_read_in_order_from_the_next() -> None:
     feed, other = archived_feed(), archived_feed()
     two = msgspec.structs.replace(feed, archives=(*feed.archives, *other.archives))
     subscriber = Subscriber(two, on_gap="repair", repair_wait=60)
@@ -309,8 +309,8 @@ def test_what_one_archive_lacks_amid_others_the_next_one_brings_in_its_place() -
     assert seen == [(number, 0) for number in range(20)]
 
 
-def test_more_than_may_wait_falls_back_to_the_archive(tmp_path: Path) -> None:
-    """All that waits is let go, and comes from the archive: nothing twice, nothing missing."""
+def test_messages_beyond_the_waiting_limit_are_read_from_the_archive(tmp_path: Path) -> None:
+    """All waiting messages are dropped and read from the archive, without duplicates or gaps."""
     feed = archived_feed(block_bytes=4_096)
     with (
         Publisher(feed, when_full="wait") as publisher,
@@ -332,7 +332,7 @@ def test_more_than_may_wait_falls_back_to_the_archive(tmp_path: Path) -> None:
     assert received.let_go > 0
 
 
-def test_what_was_lost_of_a_run_of_the_publisher_comes_before_the_next_run(tmp_path: Path) -> None:
+def test_lost_messages_of_an_epoch_are_delivered_before_the_next_epoch(tmp_path: Path) -> None:
     feed = archived_feed()
     recorder = Recorder(feed, tmp_path, serve=True)
     heard: list[tuple[int, int]] = []
@@ -362,7 +362,7 @@ def test_what_was_lost_of_a_run_of_the_publisher_comes_before_the_next_run(tmp_p
 
 @pytest.mark.parametrize("has_other", [False, True])
 def test_an_archive_that_is_down_is_asked_again_until_it_is_back(has_other: bool) -> None:
-    """Another archive answers meanwhile, and lacks it: that is no reason to tell a gap."""
+    """Another archive answers that it lacks the messages, which is not yet a gap."""
     feed, other = archived_feed(), archived_feed()
     archives = (*other.archives, *feed.archives) if has_other else feed.archives
     several = msgspec.structs.replace(feed, archives=archives)
@@ -377,7 +377,7 @@ def test_an_archive_that_is_down_is_asked_again_until_it_is_back(has_other: bool
         subscriber.start()
         send_all(publisher, blocks, [not block.is_lost for block in blocks])
         wait_until(lambda: subscriber.statistics().received.held > 0)
-        late = time.monotonic() + 2.5  # longer than it waits for one answer
+        late = time.monotonic() + 2.5  # longer than the timeout of one answer
         wait_until(lambda: time.monotonic() > late)
         with archive_of(feed, blocks):
             wait_until(lambda: len(seen) == 16, timeout=60)
@@ -386,8 +386,8 @@ def test_an_archive_that_is_down_is_asked_again_until_it_is_back(has_other: bool
     assert seen == [(number, 0) for number in range(16)]
 
 
-def test_an_archive_that_stays_down_is_waited_for_once() -> None:
-    """What the other archive lacks is told once the wait is over; later gaps do not wait for who is silent."""
+def test_a_subscriber_waits_once_for_an_archive_that_stays_down() -> None:
+    """Messages that the other archive lacks are reported after the wait; later gaps do not wait."""
     feed = archived_feed()
     two = msgspec.structs.replace(feed, archives=(*feed.archives, free_endpoint()))
     subscriber = Subscriber(two, on_gap="repair", repair_wait=0.6)
@@ -405,7 +405,7 @@ def test_an_archive_that_stays_down_is_waited_for_once() -> None:
     assert seen == expected(blocks)
 
 
-def test_gaps_come_back_once_archives_answer_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_gaps_are_repaired_once_archives_answer_again(caplog: pytest.LogCaptureFixture) -> None:
     feed = archived_feed()
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=0.3)
     seen = listen(subscriber)
@@ -416,7 +416,7 @@ def test_gaps_come_back_once_archives_answer_again(caplog: pytest.LogCaptureFixt
         wait_until(lambda: (2, 2) in seen)
         wait_until(lambda: "missing messages could not be fetched" in caplog.text)
         with archive_of(feed, blocks) as archive:
-            wait_until(lambda: archive.statistics().answered > 0)  # somebody has looked whether it is back
+            wait_until(lambda: archive.statistics().answered > 0)  # a subscriber has checked that it is back
             rest = iter(blocks[3:])
 
             def was_repaired() -> bool:

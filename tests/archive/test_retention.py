@@ -1,4 +1,4 @@
-"""Recordings within bounds: what is deleted, what consumers keep, and what is told of what is gone."""
+"""Retention of recordings: deleted days, days kept for consumers, and reports of deleted messages."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ DESK = Owner.of_key("desk")
 
 
 def aged(place: Path, feed: Feed, ago: int) -> tuple[str, int]:
-    """Record a day that ended so many days ago, before those that are there; return its name and epoch."""
+    """Record a day `ago` days in the past, before existing days. Return its name and epoch."""
     epoch = recorded(place, feed, COUNT)
     return move_today(place, feed, ago).name, epoch
 
 
 def move_today(place: Path, feed: Feed, ago: int) -> Path:
-    """Rename the present day, with its manifest, to a day `ago` days earlier, and return it."""
+    """Rename the current day, with its manifest, to a day `ago` days earlier, and return it."""
     today = session_date(feed, time.time_ns())
     date = today - datetime.timedelta(ago)
     day = (place / feed.name / today.isoformat()).rename(place / feed.name / date.isoformat())
@@ -58,7 +58,7 @@ def size_of(day: Path) -> int:
 
 
 def begin_at(place: Path, feed: Feed, epoch: int) -> None:
-    """Have the consumer go on at the 500th message of an epoch, and its archive know that."""
+    """Set the consumer to the 500th message of an epoch, also in its archive."""
     secret = secret_of(place / "positions")
     for directory in (place / "positions", place / feed.name / CONSUMERS / Owner.of_secret(secret, "").directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ bound = st.none() | st.integers(1, 11)
     st.none() | st.integers(1, 6),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, COUNT)), max_size=2),
 )
-def test_what_remains_is_what_a_plain_rule_says(
+def test_remaining_days_match_a_plain_rule(
     house: tuple[Feed, Path, list[int]],
     days: int | None,
     most_days: int | None,
@@ -123,14 +123,14 @@ def test_what_remains_is_what_a_plain_rule_says(
         assert Deleter(place, feed, retention).look() == []
 
 
-def test_a_deletion_that_was_cut_short_is_finished_the_next_time(tmp_path: Path) -> None:
+def test_an_interrupted_deletion_is_finished_the_next_time(tmp_path: Path) -> None:
     feed = archived_feed()
     for ago in (5, 4, 0):
         aged(tmp_path, feed, ago)
     place = tmp_path / feed.name
     names = days_of(place)
     (place / ".deleted").mkdir()
-    (place / names[0]).rename(place / ".deleted" / names[0])  # as one that is killed leaves it
+    (place / names[0]).rename(place / ".deleted" / names[0])  # as after a kill
     with ArchiveServer(place, feed.archives):
         assert ArchiveClient(feed).about().days == names[1:]
     assert Deleter(place, feed, Retention(days=2)).look() == [names[1]]
@@ -177,7 +177,7 @@ def test_days_are_kept_until_a_consumer_has_passed_them(tmp_path: Path, key_byte
         assert Deleter(days, feed, Retention(days=1)).look() == [old_day]
 
 
-def test_a_consumer_is_told_of_what_was_deleted_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_consumer_gets_a_gap_for_deleted_days(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feed = archived_feed()
     (_, first), (_, second), days = aged(tmp_path, feed, 5), aged(tmp_path, feed, 4), tmp_path / feed.name
     begin_at(tmp_path, feed, first)
@@ -200,7 +200,7 @@ def test_a_consumer_is_told_of_what_was_deleted_all_the_same(tmp_path: Path, cap
     assert got == [(publisher.epoch, n) for n in range(COUNT)]
 
 
-def test_archives_that_delete_nothing_note_no_consumers(tmp_path: Path) -> None:
+def test_archives_that_delete_nothing_store_no_consumers(tmp_path: Path) -> None:
     feed = archived_feed()
     recorded(tmp_path, feed, COUNT)
     place = tmp_path / feed.name
@@ -209,7 +209,7 @@ def test_archives_that_delete_nothing_note_no_consumers(tmp_path: Path) -> None:
     assert not (place / CONSUMERS).exists()
 
 
-def test_bounds_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_invalid_limits_are_rejected(tmp_path: Path) -> None:
     feed = archived_feed()
     with pytest.raises(ValueError, match="days was 0, expected 1 to"):
         Recorder(feed, tmp_path, retention=Retention(days=0))

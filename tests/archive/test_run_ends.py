@@ -1,4 +1,4 @@
-"""Archives report the end of a run: gaps that marks show there, whether it has ended, and outages."""
+"""Archives report the end of an epoch: gaps shown by marks, whether it has ended, and outages."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tests.support import Script
 
 SECOND = 10**9
 Op = tuple[str, int, bytes]
-"""What happens, how many messages, of which key."""
+"""Event, number of messages, and key."""
 Fact = tuple[str, int, int]
-"""Whether a message came or is gone, its epoch and number."""
+"""True if a message was received, False if it is gone; epoch and sequence."""
 
 OPS = st.lists(
     st.tuples(
@@ -57,11 +57,11 @@ def ops_of(text: str) -> list[Op]:
 
 
 class Walk:
-    """What a recorder gets, event by event; and what a plain walk through that finds."""
+    """Events of a recorder, and the result of a plain walk over them."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, int, bytes, int, int]] = []
-        """`block` or `told`, epoch, key, first number, number behind the last one."""
+        """`block` or `told`, epoch, key, first sequence, sequence after the last one."""
 
     def walk(self, prefix: bytes, start: Position | None) -> list[Fact]:
         found: list[Fact] = []
@@ -95,14 +95,14 @@ class Walk:
 
 
 class Model(Walk):
-    """A publisher, and a recorder whose journal is written by hand."""
+    """A publisher, and a recorder with a hand-written journal."""
 
     def __init__(self, path: Path, key_bytes: int) -> None:
         super().__init__()
         self.path, self.key_bytes = path, key_bytes
         self.days = self.epoch = 1
         self.is_begun = False
-        """Whether the last recorder has anything."""
+        """True if the last recorder has received anything."""
         self.sent, self.ends = 0, dict[bytes, tuple[int, int]]()
         self.time = 0
         self.journal = self._begin()
@@ -162,7 +162,7 @@ def read_all(archive: Pieces, ask: AskBlocks) -> tuple[list[Fact], str]:
 
 
 def from_start(facts: list[Fact], start: Position | None) -> list[Fact]:
-    """Leave out rows before the start: an archive gives the block that has it whole."""
+    """Remove rows before the start, because an archive returns whole blocks."""
     return [fact for fact in facts if start is None or fact[1:] >= start]
 
 
@@ -179,7 +179,7 @@ def from_start(facts: list[Fact], start: Position | None) -> list[Fact]:
 @example(ops_of("rA3 lA2 h d n rA1"), 0, (1, 3), False, 1)
 @example(ops_of("rA1 lA1 e d h d d"), 0, None, False, 1)
 @example(ops_of("rA3 n lB2 lA1 e rA1"), 1, (1, 0), False, 1)
-def test_what_comes_and_what_is_gone_is_what_a_plain_walk_finds(
+def test_received_and_missing_messages_match_a_plain_walk(
     ops: list[Op], key_bytes: int, start: Any, is_closed: bool, piece_bytes: int
 ) -> None:
     with TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
@@ -198,7 +198,7 @@ def test_what_comes_and_what_is_gone_is_what_a_plain_walk_finds(
         for prefix in {b"", b"A"[:key_bytes], b"B"[:key_bytes]}:
             ask = AskBlocks(slice_id=0, prefixes=(prefix,), start=begin)
             found, state = read_all(Pieces(Path(path)), ask)
-            if model.is_begun:  # else it depends on whether the recorder had begun a file
+            if model.is_begun:  # otherwise it depends on whether the recorder has begun a file
                 assert state == ("done" if is_closed else "later")
             assert from_start(found, at) == from_start(model.walk(prefix, at), at)
         if not is_closed:
@@ -219,7 +219,7 @@ def test_an_answer_has_the_ends_of_keys_whose_last_messages_are_missing(tmp_path
 
 
 def told_by(client: ArchiveClient, epoch: int) -> tuple[int, bool]:
-    """Return the last number of a run of which the archive knows, and whether that run has ended."""
+    """Return the last known sequence of an epoch, and True if the epoch has ended."""
     runs = {run.epoch: run for run in client.about().slices[0].runs}
     return (runs[epoch].last_sequence, runs[epoch].has_ended) if epoch in runs else (-1, False)
 
@@ -229,7 +229,7 @@ def messages_in(client: ArchiveClient) -> int:
 
 
 class Order:
-    """Messages and gaps, in the order in which a subscriber tells them."""
+    """Messages and gaps in the order of a subscriber's calls."""
 
     def __init__(self, subscriber: Subscriber) -> None:
         self.told: list[Fact] = []
@@ -263,7 +263,7 @@ FIRST, SECOND_RUN = 1 << 40, 1 << 41
 
 
 def record_first_run(publisher: RawPublisher, recorder: Recorder, *, ends: bool) -> None:
-    """Ten messages that are recorded, and five that are not; the publisher has told of them."""
+    """Publish ten recorded messages, and five that only a heartbeat reports."""
     send(publisher, 10)
     wait_recorded(recorder, 10)
     lose(publisher, 5)
@@ -279,10 +279,10 @@ def hear_second_run(publisher: RawPublisher) -> None:
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("second", ["recorded", "heard", "unheard"])
 @pytest.mark.parametrize("named", [True, False])
-def test_who_joins_is_told_what_an_earlier_run_lacks_at_its_end(
+def test_a_joining_subscriber_gets_the_gap_at_the_end_of_an_earlier_epoch(
     tmp_path: Path, ends: bool, second: str, named: bool
 ) -> None:
-    """In its place, before the first message of the run that is live. `unheard`: the recorder ended before that."""
+    """In order, before the first message of the live epoch. `unheard`: the recorder ended before it."""
     feed, elsewhere = archived_feed(heartbeat_ns=60 * SECOND), feed_of()
     with RawPublisher(elsewhere, FIRST) as publisher, ExitStack() as stack:
         recorder = stack.enter_context(Recorder(elsewhere, tmp_path))
@@ -323,7 +323,7 @@ def test_who_joins_is_told_what_an_earlier_run_lacks_at_its_end(
     ]
 
 
-def test_the_same_from_a_time_on_and_with_a_run_of_which_nothing_was_recorded(tmp_path: Path) -> None:
+def test_the_same_from_a_time_and_with_an_unrecorded_epoch(tmp_path: Path) -> None:
     feed, elsewhere = archived_feed(), feed_of()
     with RawPublisher(elsewhere, FIRST) as publisher, Recorder(elsewhere, tmp_path) as recorder:
         record_first_run(publisher, recorder, ends=False)
@@ -351,8 +351,8 @@ def test_the_same_from_a_time_on_and_with_a_run_of_which_nothing_was_recorded(tm
 
 
 @pytest.mark.parametrize("stops", [12, 15, 17])
-def test_what_one_archive_knows_to_lack_at_the_end_of_a_run_another_one_brings(tmp_path: Path, stops: int) -> None:
-    """The other one has less than all that is known of, or all, or more."""
+def test_messages_missing_at_the_end_of_an_epoch_are_read_from_another_archive(tmp_path: Path, stops: int) -> None:
+    """The other archive has fewer messages than are known, all of them, or more."""
     feed = archived_feed(2)
     for place in ("poor", "rich"):
         elsewhere = feed_of()
@@ -386,8 +386,8 @@ def test_what_one_archive_knows_to_lack_at_the_end_of_a_run_another_one_brings(t
 
 
 @pytest.mark.parametrize("shown", ["block", "gone", "later"])
-def test_a_run_that_the_first_archive_lacks_another_one_brings(tmp_path: Path, shown: str) -> None:
-    """And tells what it lacks. The first one shows a later run by a block, by what is gone of it, or as heard."""
+def test_an_epoch_that_the_first_archive_lacks_is_read_from_another(tmp_path: Path, shown: str) -> None:
+    """Its gaps are reported too. The first archive knows a later epoch from a block, a gap or a heartbeat."""
     feed, third = archived_feed(2), SECOND_RUN + 1
     first = {"block": 0, "gone": 10, "later": 0}[shown]
     with ExitStack() as stack:
@@ -443,7 +443,7 @@ def test_a_run_that_the_first_archive_lacks_another_one_brings(tmp_path: Path, s
     ]
 
 
-def test_what_was_sent_while_the_recorder_was_killed_is_told_at_the_end_of_the_run(tmp_path: Path) -> None:
+def test_messages_sent_after_the_recorder_was_killed_are_a_gap_at_the_end(tmp_path: Path) -> None:
     feed = archived_feed(heartbeat_ns=60 * SECOND)
     elsewhere = msgspec.structs.replace(feed_of(), archives=feed.archives)
     code = f"""
@@ -485,8 +485,8 @@ def test_what_was_sent_while_the_recorder_was_killed_is_told_at_the_end_of_the_r
 
 
 @pytest.mark.parametrize("seed", first_of(range(4), keep=2))
-def test_who_joins_hears_what_a_plain_walk_finds(tmp_path: Path, seed: int) -> None:
-    """Runs that end and lose messages, as recorders that come and go hear of them, over real sockets."""
+def test_a_joining_subscriber_matches_a_plain_walk(tmp_path: Path, seed: int) -> None:
+    """Epochs end and lose messages while recorders start and stop, over real sockets."""
     chance, walk = Random(seed), Walk()
     feed = archived_feed()
     elsewhere = msgspec.structs.replace(feed_of(), archives=feed.archives)
@@ -535,7 +535,7 @@ def test_who_joins_hears_what_a_plain_walk_finds(tmp_path: Path, seed: int) -> N
     assert heard.told == from_start(walk.walk(b"", start), start)
 
 
-def test_a_number_that_is_not_believed_is_not_told_as_gone(tmp_path: Path) -> None:
+def test_an_implausible_sequence_is_not_reported_as_gone(tmp_path: Path) -> None:
     feed = feed_of()
     with RawPublisher(feed, FIRST) as publisher, Recorder(feed, tmp_path) as recorder:
         send(publisher, 10)
@@ -555,7 +555,7 @@ def test_a_number_that_is_not_believed_is_not_told_as_gone(tmp_path: Path) -> No
     assert [run.last_sequence for run in archive.about(None).slices[0].runs] == [9, 3]
 
 
-def test_what_no_mark_tells_of_the_end_of_a_run_stays_unknown(tmp_path: Path) -> None:
+def test_the_end_of_an_epoch_without_marks_is_unknown(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "2026-01-01")
     journal.put(block(0, 3, SECOND, epoch=7))
     journal.put(block(0, 1, 2 * SECOND, epoch=8))
@@ -569,13 +569,13 @@ def test_what_no_mark_tells_of_the_end_of_a_run_stays_unknown(tmp_path: Path) ->
     ]
 
 
-def test_an_archive_tells_how_runs_ended_and_when_nobody_recorded(tmp_path: Path) -> None:
+def test_an_archive_reports_ends_of_epochs_and_outages(tmp_path: Path) -> None:
     day = tmp_path / "2026-01-01"
     journal = Journal(day)
     journal.put(block(0, 3, 10 * SECOND, epoch=7))
     journal.hear({b"": 5}, 7, 20 * SECOND, flags=FLAG_END)
     journal.put(block(0, 2, 30 * SECOND, epoch=8))
-    journal.rest()  # and then it is killed
+    journal.rest()  # then it is killed
     killed, journal = journal, Journal(day)
     journal.hear({b"": 9}, 8, 40 * SECOND)
     journal.hear({}, 9, 50 * SECOND)
@@ -596,8 +596,8 @@ def test_an_archive_tells_how_runs_ended_and_when_nobody_recorded(tmp_path: Path
     killed.writer.close()
 
 
-def test_a_read_that_stops_in_a_run_that_is_over_ends(tmp_path: Path) -> None:
-    """The archive does not know the end of the run, so the rest of the requested range is reported as gone."""
+def test_a_read_that_stops_in_a_finished_epoch_ends(tmp_path: Path) -> None:
+    """The archive does not know the epoch's end, so the rest of the requested range is reported as gone."""
     feed = journal_feed(archives=(free_endpoint(),))
     journal = Journal(tmp_path / feed.name / "2026-01-01")
     journal.put(block(0, 3, SECOND, epoch=7))

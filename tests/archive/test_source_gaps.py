@@ -1,4 +1,4 @@
-"""Messages that a source lacks: the recording keeps them as gaps, and everything that reads it reports them."""
+"""Messages missing in a source: the recording keeps them as gaps, and every reader reports them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.feeds.build import ethernet, iex, iex_tp, itch, mold, pcap
 
 TOPICS = (b"AA.P", b"BB.P", b"CC.P", b"DD.P", b"EE.P", b"FF.P")
 Item = int | tuple[bytes, bytes]
-"""So many messages are missing; or topic and payload of one."""
+"""A number of missing messages, or topic and payload of a message."""
 
 
 class Lacking(Made):
-    """A source that lacks messages, a chunk a list."""
+    """A source with missing messages, one chunk per list."""
 
     def __init__(self, *chunks: list[Item]) -> None:
         super().__init__(*([(*item, NOON) for item in each if not isinstance(item, int)] for each in chunks), date=DAY)
@@ -59,7 +59,7 @@ def import_one(feed: Feed, directory: Path, source: Source) -> ImportedDay:
 
 
 def missing_of(recording: Recording) -> dict[int, int]:
-    """By slice: how many messages are missing."""
+    """Return the number of missing messages by slice."""
     found: dict[int, int] = {}
     for gap in recording.gaps():
         found[gap.slice_id] = found.get(gap.slice_id, 0) + gap.count
@@ -79,7 +79,7 @@ def replayed(recording: Recording) -> tuple[list[bytes], list[Gap], int]:
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
 @pytest.mark.parametrize("slices", [1, 3])
-def test_what_a_source_lacks_is_a_gap_of_every_slice(tmp_path: Path, slices: int, key_bytes: int) -> None:
+def test_messages_missing_in_a_source_are_a_gap_of_every_slice(tmp_path: Path, slices: int, key_bytes: int) -> None:
     feed = feed_of("raw", slices=slices, key_bytes=key_bytes)
     day = import_one(feed, tmp_path, Lacking([*messages(*range(12)), 60, *messages(*range(12, 24))]))
     recording = Recording.open(day.path)
@@ -91,7 +91,7 @@ def test_what_a_source_lacks_is_a_gap_of_every_slice(tmp_path: Path, slices: int
     assert gaps == recording.gaps()
 
 
-def test_a_lost_message_is_a_gap_of_each_slice_as_its_slice_is_not_known(tmp_path: Path) -> None:
+def test_a_lost_message_of_an_unknown_slice_is_a_gap_of_each_slice(tmp_path: Path) -> None:
     feed = feed_of("raw", slices=3)
     day = import_one(feed, tmp_path, Lacking([*messages(*range(12)), 1, *messages(*range(12))]))
     assert missing_of(Recording.open(day.path)) == {0: 1, 1: 1, 2: 1}
@@ -123,7 +123,7 @@ def test_a_slice_without_any_message_is_reported_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slices", [1, 3])
-def test_what_was_sent_before_the_source_began_is_a_gap_but_not_counted_as_lost(tmp_path: Path, slices: int) -> None:
+def test_messages_sent_before_the_source_began_are_a_gap_not_a_loss(tmp_path: Path, slices: int) -> None:
     for name, items in (("many", messages(*range(12))), ("one", messages(0))):
         day = import_one(feed_of("raw", slices=slices), tmp_path / name, Lacking([90, *items]))
         recording = Recording.open(day.path)
@@ -132,7 +132,7 @@ def test_what_was_sent_before_the_source_began_is_a_gap_but_not_counted_as_lost(
         assert sum(gap.count for gap in gaps) == sum(gap.count for gap in replayed(recording)[1]) == 90
 
 
-def test_a_gap_after_a_late_beginning_while_a_slice_has_no_message(tmp_path: Path) -> None:
+def test_a_gap_after_a_late_start_in_a_slice_without_messages(tmp_path: Path) -> None:
     day = import_one(feed_of("raw", slices=3), tmp_path, Lacking([9, (b"AA.P", b"x"), 6, *messages(*range(6)), 3]))
     recording = Recording.open(day.path)
     assert missing_of(recording) == {0: 3 + 2 + 1, 1: 3 + 2 + 1, 2: 3 + 2 + 1}
@@ -150,7 +150,7 @@ def test_a_capture_that_begins_in_the_middle_with_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_a_symbol_first_heard_after_a_loss_is_not_in_sync(tmp_path: Path, key_bytes: int) -> None:
+def test_a_symbol_first_seen_after_a_loss_is_not_synced(tmp_path: Path, key_bytes: int) -> None:
     feed = feed_of("itch50", slices=2, key_bytes=key_bytes)
     first, other, new = (itch("A", locate=n, ns=n, stock=stock) for n, stock in enumerate(("AA", "BB", "CC"), 1))
     path = tmp_path / "20191230.pcap"
@@ -162,7 +162,7 @@ def test_a_symbol_first_heard_after_a_loss_is_not_in_sync(tmp_path: Path, key_by
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_live_a_symbol_first_heard_after_a_loss_is_not_in_sync(key_bytes: int) -> None:
+def test_live_a_symbol_first_seen_after_a_loss_is_not_synced(key_bytes: int) -> None:
     feed = feed_of("itch50", slices=2, key_bytes=key_bytes)
     subscriber = Subscriber(feed)
     book = subscriber.book(b"")
@@ -183,7 +183,7 @@ def test_live_a_symbol_first_heard_after_a_loss_is_not_in_sync(key_bytes: int) -
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_published_and_recorded_or_imported_a_source_lacks_the_same(tmp_path: Path, key_bytes: int) -> None:
+def test_recording_and_importing_a_source_give_the_same_gaps(tmp_path: Path, key_bytes: int) -> None:
     feed = feed_of("raw", slices=2, key_bytes=key_bytes)
     items = [90, *messages(*range(6)), 4, *messages(*range(6)), 5]
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path / "published") as recorder:
@@ -202,7 +202,7 @@ def test_published_and_recorded_or_imported_a_source_lacks_the_same(tmp_path: Pa
     assert sum(count for *_, count in found[0]) == 90 + 4 + 5
 
 
-def test_the_second_capture_of_a_day_does_not_lack_what_the_first_one_has(tmp_path: Path) -> None:
+def test_messages_of_the_first_capture_are_not_missing_in_the_second(tmp_path: Path) -> None:
     sources = []
     for name, numbers in (("a", range(1, 11)), ("b", range(11, 21))):
         path = tmp_path / f"{name}-20191230.pcap"
@@ -221,7 +221,7 @@ CAPTURES = [
     ([range(1, 6), range(9, 11), range(10, 13), range(20, 21)], 10, 10),
     ([range(5, 11), range(14, 21)], 13, 3),
 ]
-"""Sequence numbers of each capture of a day; messages of all; how many are missing between them."""
+"""Sequences of each capture of a day; number of messages; number missing between captures."""
 
 
 def captures_of(directory: Path, numbers: list[range], kind: str) -> list[Source]:
@@ -267,7 +267,7 @@ def test_captures_in_the_wrong_order_lose_no_message(tmp_path: Path) -> None:
     assert (day.messages, day.missing) == (20, 0)
 
 
-def test_a_source_that_is_published_again_comes_whole_and_without_a_gap() -> None:
+def test_a_source_published_again_is_complete_without_a_gap() -> None:
     class Counting(Told):
         def skip(self, count: int, ts_event: int = 0) -> None:
             self.calls.append(-count)
@@ -279,7 +279,7 @@ def test_a_source_that_is_published_again_comes_whole_and_without_a_gap() -> Non
     assert told_of.calls == [-90, (2, False), (2, False)]
 
 
-def test_a_capture_that_is_published_again_comes_whole_and_without_a_gap(tmp_path: Path) -> None:
+def test_a_capture_published_again_is_complete_without_a_gap(tmp_path: Path) -> None:
     (source,) = captures_of(tmp_path, [range(5, 11)], "itch50")
     told_of = Told()
     source.publish(told_of)
@@ -289,7 +289,7 @@ def test_a_capture_that_is_published_again_comes_whole_and_without_a_gap(tmp_pat
     assert told_of.calls == [4, (6, False), (6, False), (6, False)]
 
 
-def test_a_day_without_messages_says_why(tmp_path: Path) -> None:
+def test_the_error_of_an_empty_day_has_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "20191230.pcap"
     path.write_bytes(pcap([ethernet(mold(1, [itch("A")]), fragment=0x2000)]))
     with pytest.raises(SourceError, match=r"has no message: .*fragments of an IP datagram: 1"):
@@ -300,7 +300,7 @@ def test_a_day_without_messages_says_why(tmp_path: Path) -> None:
         import_days(feed_of("raw"), tmp_path, [undated])
 
 
-def test_a_replay_reports_a_gap_in_its_place(tmp_path: Path) -> None:
+def test_a_replay_reports_a_gap_in_order(tmp_path: Path) -> None:
     day = import_one(feed_of("raw", slices=1), tmp_path, Lacking([*messages(0, 1), 4, *messages(2), 2]))
     seen: list[object] = []
     subscriber = Subscriber(feed_of("raw", slices=1))
@@ -320,7 +320,7 @@ def test_a_replay_reports_a_gap_in_its_place(tmp_path: Path) -> None:
     st.integers(1, 3),
     st.sampled_from([0, 2]),
 )
-def test_gaps_of_any_source_against_a_list(
+def test_gaps_of_any_source_match_a_list(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[list[Item]], slices: int, key_bytes: int
 ) -> None:
     chunks = [*chunks, [(b"AA.P", b"last")]]
@@ -362,7 +362,7 @@ def itch_capture(path: Path, lost: range) -> Path:
     return path
 
 
-def test_books_of_a_capture_with_a_loss_are_not_in_sync(tmp_path: Path) -> None:
+def test_books_of_a_capture_with_a_loss_are_not_synced(tmp_path: Path) -> None:
     feed = feed_of("itch50", slices=2)
     for lost in (range(0), range(9, 12)):
         source = Itch50(itch_capture(tmp_path / "20191230.pcap", lost))
@@ -432,7 +432,7 @@ def check_synced(recording: Recording, packets: list[int | bytes], *, is_exact: 
 
 @settings(max_examples=examples(25), deadline=None)
 @given(PACKETS, st.integers(1, 3), st.booleans())
-def test_no_book_is_in_sync_from_a_loss_on_against_a_plain_loop(
+def test_books_are_synced_until_a_loss_as_in_a_plain_loop(
     tmp_path_factory: pytest.TempPathFactory, packets: list[int | bytes], slices: int, has_keys: bool
 ) -> None:
     packets = [b"A", *packets, b"B"]
@@ -443,7 +443,7 @@ def test_no_book_is_in_sync_from_a_loss_on_against_a_plain_loop(
     check_synced(recording, packets, is_exact=not has_keys)
 
 
-def test_no_book_of_a_published_source_is_in_sync_from_a_loss_on(tmp_path: Path) -> None:
+def test_books_of_a_published_source_are_synced_until_a_loss(tmp_path: Path) -> None:
     packets: list[int | bytes] = [b"A", b"B", b"C", b"D", 3, b"A", b"A", b"A", b"B", 2, b"C", b"A"]
     source = losses_in(tmp_path / "20191230.pcap", packets)
     check_synced(recorded_live(feed_of("itch50", slices=3), tmp_path, source, 10), packets)
@@ -481,7 +481,7 @@ def events_of(feed: Feed, **settings: Any) -> tuple[Subscriber, list[object]]:
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_subscribers_are_told_what_a_source_lacks(key_bytes: int) -> None:
+def test_subscribers_get_gaps_of_a_source(key_bytes: int) -> None:
     feed = feed_of("raw", slices=1, key_bytes=key_bytes)
     subscriber, seen = events_of(feed)
     with Publisher(feed, when_full="wait") as publisher, subscriber:
@@ -493,7 +493,7 @@ def test_subscribers_are_told_what_a_source_lacks(key_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_a_recorder_keeps_what_a_source_lacks(tmp_path: Path, key_bytes: int) -> None:
+def test_a_recorder_keeps_gaps_of_a_source(tmp_path: Path, key_bytes: int) -> None:
     feed = feed_of("raw", slices=2, key_bytes=key_bytes)
     items = [(b"AA.P", b"0"), 4, *messages(*range(6)), 10, *messages(*range(6)), 2]
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path) as recorder:
@@ -501,7 +501,7 @@ def test_a_recorder_keeps_what_a_source_lacks(tmp_path: Path, key_bytes: int) ->
         Lacking(items).publish(publisher)
         publisher.flush()
         wait_until(lambda: recorder.statistics().messages == 13)
-        publisher.close()  # returns once the recorder has heard the end
+        publisher.close()  # returns once the recorder has received the end
     (path,) = (tmp_path / feed.name).glob("*-*-*")
     recording = Recording.open(path)
     damage, gaps, begins = recording.examine()
@@ -509,7 +509,7 @@ def test_a_recorder_keeps_what_a_source_lacks(tmp_path: Path, key_bytes: int) ->
     assert sum(gap.count for gap in gaps) == sum(gap.count for gap in replayed(recording)[1]) == 4 + 10 + 2
 
 
-def test_a_subscriber_that_repairs_does_not_wait_for_what_never_was(tmp_path: Path) -> None:
+def test_repair_does_not_wait_for_messages_missing_in_the_source(tmp_path: Path) -> None:
     feed = archived_feed()
     subscriber, seen = events_of(feed, on_gap="repair", repair_wait=60)
     with (
@@ -527,7 +527,7 @@ def test_a_subscriber_that_repairs_does_not_wait_for_what_never_was(tmp_path: Pa
 
 
 class Told:
-    """Keeps the calls of a publisher."""
+    """Records the calls of a publisher."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -547,7 +547,7 @@ def test_an_empty_run_is_not_published() -> None:
 
 
 @pytest.mark.parametrize(("limit", "calls"), [(None, [90, (2, False), 4, (1, False), 3]), (2, [90, (2, False)])])
-def test_the_demo_publishes_what_its_source_lacks(limit: int | None, calls: list[object]) -> None:
+def test_the_demo_publishes_gaps_of_its_source(limit: int | None, calls: list[object]) -> None:
     told_of = Told()
     Session(Lacking([90, *messages(0, 1), 4, *messages(2), 3]), limit, lambda _: None).publish(cast("Any", told_of))
     assert told_of.calls == calls

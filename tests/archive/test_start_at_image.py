@@ -1,4 +1,4 @@
-"""A subscriber that begins with the image: the newest of every topic, then what follows, without a seam."""
+"""A subscriber that starts with an image of the newest messages continues after it without a gap."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Number = tuple[int, int]
 
 
 class Heard:
-    """What a callback got: the image, what came after it, and at each moment the newest of each topic."""
+    """Calls of a callback: the image, later messages, and the newest message of each topic."""
 
     def __init__(self, subscriber: Subscriber, prefix: bytes = b"") -> None:
         self.newest: dict[bytes, tuple[int, int, bytes]] = {}
         self.image: dict[bytes, Number] = {}
         self.followed: list[tuple[int, bytes, int]] = []
-        """(epoch, key, sequence) of all that is not of the image."""
+        """(epoch, key, sequence) of all messages after the image."""
         self.wrong: list[str] = []
         self.told: list[object] = []
         self._key_bytes = subscriber.feed.key_bytes
@@ -46,9 +46,9 @@ class Heard:
         rows = zip(batch.topics_per_message(), batch.sequence.tolist(), batch.payload_list(), strict=True)
         for topic, number, payload in rows:
             if batch.is_image and (self.followed or topic in self.image or not batch.is_recorded):
-                self.wrong.append(f"{topic!r} of the image came twice, or late, or as live")
+                self.wrong.append(f"{topic!r} of the image was repeated, late or live")
             if (epoch, number) <= self.newest.get(topic, (0, 0))[:2]:
-                self.wrong.append(f"{topic!r} {number} came behind {self.newest[topic]}")
+                self.wrong.append(f"{topic!r} {number} arrived after {self.newest[topic]}")
             if batch.is_image:
                 self.image[topic] = epoch, number
             else:
@@ -59,7 +59,7 @@ class Heard:
 
 
 def check(heard: Heard, told: Told, epoch: int, prefix: bytes = b"") -> None:
-    """The image and what followed are all there is, each once, in order."""
+    """Check that the image and later messages are complete, in order and without duplicates."""
     assert heard.wrong == []
     assert heard.told == []
     assert heard.newest == {topic: each for topic, each in told.newest.items() if topic.startswith(prefix)}
@@ -71,11 +71,9 @@ def check(heard: Heard, told: Told, epoch: int, prefix: bytes = b"") -> None:
 
 @pytest.mark.parametrize("key_bytes", [0, 1, 3])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_image_then_what_follows_nothing_twice_nothing_between(
-    tmp_path: Path, key_bytes: int, workers: int
-) -> None:
+def test_messages_after_the_image_have_no_duplicates_and_no_gaps(tmp_path: Path, key_bytes: int, workers: int) -> None:
     feed, told = archived_feed(key_bytes=key_bytes), Told(key_bytes)
-    for run in range(2):  # the newest of some topics are of the run before: no epoch begins with them
+    for run in range(2):  # the newest of some topics are of the previous epoch and begin no epoch
         with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
             told.new_run()
             told.publish(publisher, 1_000, 50 - 20 * run)
@@ -104,10 +102,10 @@ def test_the_image_then_what_follows_nothing_twice_nothing_between(
     joins=st.integers(1, 3),
     seed=st.integers(0, 1_000),
 )
-def test_the_newest_of_each_topic_is_that_of_a_slow_loop_while_a_publisher_runs(
+def test_the_newest_of_each_topic_matches_a_slow_loop_during_publishing(
     key_bytes: int, prefix: bytes, size: int, hwm_blocks: int, joins: int, seed: int
 ) -> None:
-    """Each of several joins while messages come, and ends with the same newest ones as who counts all by itself."""
+    """Several subscribers join during publishing and end with the same newest messages as the publisher."""
     feed, told, over = archived_feed(key_bytes=key_bytes, block_bytes=8_192), Told(key_bytes, seed), threading.Event()
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -140,7 +138,7 @@ def test_the_newest_of_each_topic_is_that_of_a_slow_loop_while_a_publisher_runs(
         check(heard, told, publisher.epoch, prefix)
 
 
-def test_a_feed_of_which_nothing_is_recorded_begins_with_its_first_message(tmp_path: Path) -> None:
+def test_a_feed_without_recording_begins_with_its_first_message(tmp_path: Path) -> None:
     feed, told = archived_feed(), Told(0)
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True):
         subscriber = Subscriber(feed)
@@ -168,7 +166,7 @@ def test_compiled_callbacks_get_the_image_too(tmp_path: Path) -> None:
     assert count.total()[0] == many + 100
 
 
-def test_a_checkpoint_behind_the_image_goes_on_there(tmp_path: Path) -> None:
+def test_a_checkpoint_after_the_image_continues_there(tmp_path: Path) -> None:
     feed, told = archived_feed(), Told(0)
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         told.publish(publisher, 1_000)
@@ -190,8 +188,8 @@ def publish_of_many_keys(publisher: Publisher, recorder: Recorder, keys: int) ->
     wait_recorded(recorder, keys)
 
 
-def test_amid_an_image_there_is_no_position(tmp_path: Path) -> None:
-    """Who went on there would never get the rest of it."""
+def test_there_is_no_position_during_an_image(tmp_path: Path) -> None:
+    """A subscriber that continued there would never get the rest of the image."""
     feed, came, go_on = archived_feed(key_bytes=3), threading.Event(), threading.Event()
     numbers: list[int] = []
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
@@ -206,7 +204,7 @@ def test_amid_an_image_there_is_no_position(tmp_path: Path) -> None:
 
         subscriber.start(snapshot="latest")
         assert came.wait(60)
-        assert subscriber._supervisor._slices[0].position is None  # a checkpoint refuses that
+        assert subscriber._supervisor._slices[0].position is None  # a checkpoint raises
         go_on.set()
         subscriber.wait_live()
         with subscriber.checkpoint() as positions:
@@ -214,7 +212,7 @@ def test_amid_an_image_there_is_no_position(tmp_path: Path) -> None:
         subscriber.stop()
 
 
-def test_callbacks_that_take_long_for_the_image_do_not_keep_start_from_its_confirmation(tmp_path: Path) -> None:
+def test_slow_callbacks_for_the_image_do_not_delay_the_confirmation(tmp_path: Path) -> None:
     feed, started, go_on = archived_feed(key_bytes=3), threading.Event(), threading.Event()
     with ExitStack() as recording:
         with Publisher(feed) as publisher:
@@ -238,7 +236,7 @@ def test_callbacks_that_take_long_for_the_image_do_not_keep_start_from_its_confi
             subscriber.stop()
 
 
-def test_a_reader_amid_an_image_has_no_position(tmp_path: Path) -> None:
+def test_a_stream_has_no_position_during_an_image(tmp_path: Path) -> None:
     feed = archived_feed(key_bytes=3)
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         publish_of_many_keys(publisher, recorder, 2)
@@ -255,7 +253,7 @@ def test_a_reader_amid_an_image_has_no_position(tmp_path: Path) -> None:
         subscriber.stop()
 
 
-def test_what_cannot_begin_with_an_image_is_refused(tmp_path: Path) -> None:
+def test_invalid_starts_with_an_image_are_rejected(tmp_path: Path) -> None:
     feed = archived_feed()
     conflating = Subscriber(feed, slow=SlowPolicy("conflate"))
     Heard(conflating)
@@ -271,7 +269,7 @@ def test_what_cannot_begin_with_an_image_is_refused(tmp_path: Path) -> None:
         silent.start(0.2, snapshot="latest")
 
 
-def test_a_subscriber_that_ends_amid_its_image_ends(tmp_path: Path) -> None:
+def test_a_subscriber_can_end_during_its_image(tmp_path: Path) -> None:
     feed, told, came = archived_feed(key_bytes=3), Told(3), threading.Event()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
         told.publish(publisher, 5_000, 1_000)

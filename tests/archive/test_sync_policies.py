@@ -1,4 +1,4 @@
-"""What is synced to disk, and when."""
+"""Sync policies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_sync_policy_records_all(tmp_path: Path, fsync: Literal["never", "
 
 @pytest.mark.parametrize(("sync_each", "stored_messages"), [(True, 0), (False, 2)])
 def test_each_block_is_synced_when_told(tmp_path: Path, sync_each: bool, stored_messages: int) -> None:
-    """A pipe in place of the file can be written but not synced: who syncs sees that."""
+    """The file is replaced with a pipe, which cannot be synced, so a sync raises."""
     pipe, wake = Pipe(), Pipe()
     day = (journals.Day(tmp_path, journals.feed_of()).path, FOREVER_NS * 10**6)
     writer = JournalWriter(0, 0, MIB, sync_each, "none", wake, lambda _: day)
@@ -78,7 +78,7 @@ def test_no_sync_succeeds_after_one_has_failed(tmp_path: Path, monkeypatch: pyte
         writer.close()
 
 
-def test_what_is_synced_is_not_synced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synced_data_is_not_synced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
 
     def sync(fd: int) -> None:
@@ -96,7 +96,7 @@ def test_what_is_synced_is_not_synced_again(tmp_path: Path, monkeypatch: pytest.
         for _ in range(3):
             writer.sync(what_is_written=True)
             assert len(synced) == 1 + blocks, "the head of the segment, then each block"
-        given.flushed = 0  # as if the line had been idle for long
+        given.flushed = 0  # as after a long idle time
         for kind in (BLOCK, IDLE):
             given.kind = kind
             function(writer.at.record)

@@ -33,7 +33,7 @@ few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.fun
 
 
 def itch_trades(messages: list[tuple[bytes, int, bytes]]) -> list[tuple[bytes, int | None, int]]:
-    """(symbol, price, shares) of each trade of ITCH messages, in their order; price None: of an unknown order."""
+    """Return (symbol, price, shares) of each ITCH trade, in order; price None for an unknown order."""
     prices: dict[tuple[bytes, int], int] = {}
     found: list[tuple[bytes, int | None, int]] = []
     for topic, _, message in messages:
@@ -78,7 +78,7 @@ def test_trades_of_itch_have_the_price_of_their_order(tmp_path: Path, shared_dat
     assert exact.columns[-3:] == ["price", "size", "trade_id"]
 
 
-def test_trades_from_some_time_on_have_the_price_of_orders_before_it(tmp_path: Path, shared_data: Path) -> None:
+def test_trades_after_a_time_have_the_prices_of_earlier_orders(tmp_path: Path, shared_data: Path) -> None:
     path = shared_data / "itch50/runk_locate-13-10k.bin"
     recording = recorded(tmp_path, lambda: Itch50(path, date="2020-01-30"), slices=1)
     whole = recording.trades.to_polars(b"AAPL.E", **AS_SENT)
@@ -93,7 +93,7 @@ def test_trades_from_some_time_on_have_the_price_of_orders_before_it(tmp_path: P
 
 @few
 @given(*(st.lists(st.tuples(SYMBOLS, st.integers(1, 8), st.integers(low, 3)), max_size=12) for low in (1, 0)))
-def test_orders_of_symbols_are_kept_apart(
+def test_orders_of_symbols_are_separate(
     tmp_path_factory: pytest.TempPathFactory,
     entered: list[tuple[bytes, int, int]],
     executed: list[tuple[bytes, int, int]],
@@ -117,7 +117,7 @@ def test_orders_of_symbols_are_kept_apart(
 
 
 def records_of(path: Path) -> list[Any]:
-    """By Databento's own decoder, without the metadata."""
+    """Return the records from Databento's own decoder, without the metadata."""
     decoder = databento_dbn.DBNDecoder()
     decoder.write(zstandard.ZstdDecompressor().stream_reader(path.read_bytes()).read())
     return list(decoder.decode())[1:]
@@ -137,7 +137,7 @@ def test_trades_and_quotes_of_dbn(tmp_path: Path, shared_data: Path) -> None:
 
 
 def both_sides(rows: Iterable[dict[str, Any]]) -> list[tuple[int | None, ...]]:
-    """Return price and size of bid and ask of each quote; an absent side is the last one that was there."""
+    """Return price and size of bid and ask of each quote; a missing side is the last known one."""
     told, sides = [], dict.fromkeys(QUOTED)
     for row in rows:
         for side in ("bid", "ask"):
@@ -193,10 +193,10 @@ def test_each_symbol_has_the_trades_of_its_own_first_type(tmp_path: Path) -> Non
         frame("btc", "aggTrade", inner % 2),
         frame("btc", "trade", '{"p":1.5,"q":"2"}'),
         frame("eth", "aggTrade", inner % 3),
-        frame("eth", "trade", inner.replace('"2"', '"0"') % 9),  # of no size: none
+        frame("eth", "trade", inner.replace('"2"', '"0"') % 9),  # no size: not a trade
         frame("eth", "aggTrade", inner % 4),
         frame("xrp", "trade", "no document"),
-        frame("xrp", "trade", '{"p":"many","q":"2"}'),  # of no price: none
+        frame("xrp", "trade", '{"p":"many","q":"2"}'),  # no price: not a trade
         Row(b"xrp.trade", None, 10**18),
     )
     day = Day(tmp_path, feed_of(schema="binance"))
@@ -205,7 +205,7 @@ def test_each_symbol_has_the_trades_of_its_own_first_type(tmp_path: Path) -> Non
     assert columns(found, "symbol", "price") == [("btc", 1.5), ("eth", 3.0), ("eth", 4.0)]
 
 
-def test_a_schema_that_declares_none_is_named(tmp_path: Path) -> None:
+def test_a_schema_without_trades_or_quotes_is_named(tmp_path: Path) -> None:
     recording = Recording.open(Day(tmp_path / "day", feed_of()).path)
     with pytest.raises(ConfigError, match=r"schema 'raw' declares no trades, expected some in Schema\.trades"):
         _ = recording.trades

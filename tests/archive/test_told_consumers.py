@@ -1,4 +1,4 @@
-"""Consumers that an archive keeps days for belong to a key or a secret: no other process can move or crowd them."""
+"""Consumers of an archive belong to a key or a secret: other processes cannot move or displace them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAR = 1 << 62
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Keyring:
-    """An archive that lets in two desks, and a stranger without any right."""
+    """Keys for an archive: two desks with rights, and a stranger without."""
     ring = Keyring(tmp_path / "ring", "archive", "desk", "other", "stranger")
     ring.allow("archive", "desk", "other", "stranger")
     (ring.directory / "allowed-by-archive" / "rights.toml").write_text("stranger = []\n")
@@ -52,7 +52,7 @@ def kept_in(place: Path) -> dict[str, dict[int, Position]]:
 
 
 @pytest.mark.parametrize("with_keys", [False, True])
-def test_a_forged_request_deletes_nobodys_history(tmp_path: Path, ring: Keyring, with_keys: bool) -> None:
+def test_a_forged_request_deletes_no_other_history(tmp_path: Path, ring: Keyring, with_keys: bool) -> None:
     feed, used = archived_feed(), ring if with_keys else None
     (old, epoch), _, (today, last) = (aged(tmp_path, feed, ago) for ago in (5, 4, 0))
     place = tmp_path / feed.name
@@ -84,7 +84,7 @@ def test_a_forged_request_deletes_nobodys_history(tmp_path: Path, ring: Keyring,
 
 
 @pytest.mark.parametrize("with_keys", [False, True])
-def test_junk_names_of_one_owner_keep_no_honest_consumer_out(tmp_path: Path, ring: Keyring, with_keys: bool) -> None:
+def test_junk_names_of_one_owner_exclude_no_other_consumer(tmp_path: Path, ring: Keyring, with_keys: bool) -> None:
     feed, used = archived_feed(), ring if with_keys else None
     epoch = recorded(tmp_path, feed, COUNT)
     place, junk = tmp_path / feed.name, secrets.token_bytes(32)
@@ -93,7 +93,7 @@ def test_junk_names_of_one_owner_keep_no_honest_consumer_out(tmp_path: Path, rin
             other.tell(f"junk-{number}", {0: Position(epoch, 1)}, junk)
         with pytest.raises(ArchiveError, match=rf"'one-more' was one too many, expected at most {MOST_NAMES} of its"):
             other.tell("one-more", {0: Position(epoch, 1)}, junk)
-        other.tell("junk-5", {0: Position(epoch, 2)}, junk)  # it moves those that it has
+        other.tell("junk-5", {0: Position(epoch, 2)}, junk)  # existing names can still be moved
         as_owner(feed, used, "desk").tell("strategy-1", {0: Position(epoch, 7)}, secrets.token_bytes(32))
     assert {0: (epoch, 7)} in kept_in(place).values()
     assert len(kept_in(place)) == MOST_NAMES + 1

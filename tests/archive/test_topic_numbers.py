@@ -1,4 +1,4 @@
-"""The topics of a day by number: those that Python's own dictionary gives, with their slices and keys."""
+"""Topic numbers of a day match a Python dictionary, with their slices and keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = st.sampled_from([{}, {"key_bytes": 1}, {"key_bytes": 3}, {"channels": 3}]
 
 
 @given(st.lists(TOPICS, max_size=4), KEYS, st.integers(1, 3), st.booleans())
-def test_numbers_slices_and_keys_are_those_of_a_plain_dictionary(
+def test_numbers_slices_and_keys_match_a_plain_dictionary(
     parts: list[list[bytes]], keys: dict[str, int], slices: int, grows: bool
 ) -> None:
     feed = msgspec.structs.replace(Feed.local("numbers", slices), **keys)
@@ -41,7 +41,7 @@ def test_numbers_slices_and_keys_are_those_of_a_plain_dictionary(
     assert texts == list(known)
 
 
-def test_more_and_longer_topics_than_there_was_room_for_are_all_there() -> None:
+def test_the_table_grows_for_more_and_longer_topics() -> None:
     numbers = TopicNumbers(msgspec.structs.replace(Feed.local("numbers", 2), key_bytes=2))
     topics = [b"S%d." % number + b"x" * (number % 300) for number in range(5_000)]
     for stop in (10, 2_000, 5_000):
@@ -53,18 +53,18 @@ def test_more_and_longer_topics_than_there_was_room_for_are_all_there() -> None:
 @pytest.mark.parametrize(
     ("topic", "why"), [(b"", "empty"), (b"\0A", "zero byte"), (b"A" * 65_536, "65536"), (1, "str or bytes")]
 )
-def test_a_topic_that_cannot_be_published_is_refused(topic: Any, why: str) -> None:
+def test_an_invalid_topic_is_rejected(topic: Any, why: str) -> None:
     numbers = TopicNumbers(Feed.local("numbers"))
     with pytest.raises((ConfigError, TypeError), match=why):
         numbers.numbers_of([b"A.t", topic])
 
 
-def test_a_text_and_its_bytes_are_one_topic() -> None:
+def test_a_string_and_its_bytes_are_one_topic() -> None:
     numbers = TopicNumbers(Feed.local("numbers"))
     assert numbers.numbers_of(["A.t", "Aü", b"A.t", "Aü".encode()]).tolist() == [0, 1, 0, 1]
 
 
-def test_more_topics_than_the_feed_takes_are_refused() -> None:
+def test_more_topics_than_the_feed_allows_are_rejected() -> None:
     numbers = TopicNumbers(msgspec.structs.replace(Feed.local("numbers", 2), max_topics=3))
     with pytest.raises(ConfigError, match=r"topics were 7 or more, expected at most 3 .max_topics. a slice"):
         numbers.numbers_of([b"A%d" % number for number in range(7)])

@@ -1,4 +1,4 @@
-"""Whose turn it is at an archive, and what readers that do not read can hold: bounded, however many they are."""
+"""The order of requests at an archive, and bounded memory for any number of readers that do not read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @linux_only
 def test_memory_does_not_grow_with_connections_that_do_not_read(tmp_path: Path) -> None:
-    """200 connections ask for 40 pieces each and read none; an honest answer comes after at most one of each."""
+    """200 connections request 40 pieces each and read none; an honest reader waits for at most one of each."""
     feed = archived_feed()
     epoch = recorded(tmp_path, feed, 100_000)
     code = f"""
@@ -42,7 +42,7 @@ def test_memory_does_not_grow_with_connections_that_do_not_read(tmp_path: Path) 
 
         def ask(number: int) -> Piece:
             honest.send_multipart([b"%d" % number, request])
-            assert honest.poll(300_000)  # a turn of each hog, in a thread that leaves full cores to others
+            assert honest.poll(300_000)  # one turn per hog, in a low-priority thread
             frames = honest.recv_multipart()
             assert frames[0] == b"%d" % number
             piece = ANSWERS.decode(frames[1])
@@ -52,7 +52,7 @@ def test_memory_does_not_grow_with_connections_that_do_not_read(tmp_path: Path) 
         first = ask(0)
         for number in range(1, 12):
             largest = ask(number)
-        assert len(largest.blocks) > len(first.blocks)  # a reader that reads gets more at once
+        assert len(largest.blocks) > len(first.blocks)  # a reader that reads gets larger pieces
         before = resident_bytes(script.process.pid)
         hogs = []
         for _ in range(HOGS):
@@ -70,7 +70,7 @@ def test_memory_does_not_grow_with_connections_that_do_not_read(tmp_path: Path) 
             earlier = int(script.read())
             ask(number)
             script.tell("count")
-            assert int(script.read()) - earlier <= HOGS + turns._LATE_TURNS  # no hog goes twice before it
+            assert int(script.read()) - earlier <= HOGS + turns._LATE_TURNS  # no hog has two turns before it
             most = max(most, resident_bytes(script.process.pid))
         for hog in hogs:
             hog.close()
@@ -79,7 +79,7 @@ def test_memory_does_not_grow_with_connections_that_do_not_read(tmp_path: Path) 
 
 @linux_only
 @pytest.mark.parametrize("stuck_s", [0.05])
-def test_readers_that_take_nothing_are_disconnected(
+def test_readers_that_receive_nothing_are_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stuck_s: float
 ) -> None:
     monkeypatch.setattr(turns, "STUCK_S", stuck_s)
@@ -101,7 +101,7 @@ def test_readers_that_take_nothing_are_disconnected(
         wait_until(lambda: "was disconnected: it received nothing for" in caplog.text)
 
 
-def test_who_asks_again_is_answered_at_once_if_it_has_taken_the_answer_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_received_its_answer_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Peer:
         taken = 0
 
@@ -120,4 +120,4 @@ def test_who_asks_again_is_answered_at_once_if_it_has_taken_the_answer_before(mo
     assert waiting.next() is not None
     reader.note_sent(100)
     waiting.take(asked)
-    assert waiting.next() is None, "it has not taken the second answer"
+    assert waiting.next() is None, "it has not received the second answer"

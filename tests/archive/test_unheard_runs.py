@@ -1,4 +1,4 @@
-"""A repairing subscriber of a feed with keys receives the rest of missed runs before the next run."""
+"""A repairing subscriber of a feed with keys gets the rest of missed epochs before the next one."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def lose(publisher: RawPublisher, key: bytes, count: int) -> None:
 
 
 class Archived:
-    """A publisher with recorders that start, stop and serve, and the messages that they know of each run."""
+    """A publisher with recorders that start, stop and serve, and the messages that they know of each epoch."""
 
     def __init__(self, feed: Feed, path: Path, publisher: RawPublisher, elsewhere: Feed) -> None:
         self.recorded: dict[int, set[int]] = defaultdict(set)
         self.ends: dict[int, int] = defaultdict(int)
-        """Sequence after the last message of each run that is recorded or was reported to a recorder."""
+        """Sequence after the last message of each epoch that is recorded or was reported to a recorder."""
         self.counts = [0] * len(feed.archives)
         self._publisher = publisher
         self._feeds = [msgspec.structs.replace(elsewhere, archives=(each,)) for each in feed.archives]
@@ -73,7 +73,7 @@ class Archived:
 
     def hear(self) -> None:
         epoch, sent = self._publisher.epoch, self._publisher.sequences[0]
-        for _ in range(3):  # a run is accepted at its second heartbeat
+        for _ in range(3):  # an epoch is accepted at its second heartbeat
             self._publisher.heartbeat()
         for _, client in self._on():
             wait_until(lambda c=client: told_by(c, epoch)[0] == sent - 1, 60)  # type: ignore[misc]
@@ -89,7 +89,7 @@ class Archived:
             self.hear()
 
     def expected(self, since: int) -> list[Fact]:
-        """Return the facts expected from a sequence of the first run on."""
+        """Return the facts expected from a sequence of the first epoch on."""
         return [
             ("came" if number in self.recorded[epoch] else "gone", epoch, number)
             for epoch in range(FIRST, self._publisher.epoch + 1)
@@ -98,7 +98,7 @@ class Archived:
 
 
 class Scene(NamedTuple):
-    """A recorded publisher, and another one that sends a part of its messages to the subscriber."""
+    """A recorded publisher, and another one that sends part of its messages to the subscriber."""
 
     model: Archived
     publisher: RawPublisher
@@ -106,7 +106,7 @@ class Scene(NamedTuple):
     subscriber: Subscriber
     heard: Order
     begun: list[int]
-    """Runs that `on_epoch` was called for."""
+    """Epochs of the calls of `on_epoch`."""
 
     def send(self, key: bytes, many: int) -> None:
         """Send messages that are recorded and received."""
@@ -174,21 +174,21 @@ def scene(tmp_path: Path, archives: int) -> Iterator[Scene]:
 @pytest.mark.parametrize("archives", [1, 2])
 @pytest.mark.parametrize("end", ["heard", "lost"])
 @pytest.mark.parametrize("begins", ["blocks", "heartbeat"])
-def test_a_run_that_began_and_ended_unheard_comes_before_the_next_one(
+def test_an_epoch_missed_completely_is_delivered_before_the_next_one(
     tmp_path: Path, archives: int, end: str, begins: str
 ) -> None:
-    """As when a publisher is killed twice within a second; with what the run before has lost."""
+    """As when a publisher is killed twice within a second, together with losses of the previous epoch."""
     with scene(tmp_path, archives) as at:
         for key in KEYS[:2]:
             at.send(key, 3)
             at.await_heard()
         if end == "lost":
-            with at.without(0):  # of two the second one alone has it
+            with at.without(0):  # only the second of two has it
                 at.model.send(KEYS[1], 2)
                 lose(at.publisher, KEYS[1], 1)
                 at.model.send(KEYS[2], 4)
                 at.model.hear()
-        with at.without(1):  # of two the first one alone has the run between
+        with at.without(1):  # only the first of two has the epoch in between
             begin_run(at.publisher, SECOND_RUN)
             at.model.hear()
             at.model.send(KEYS[0], 4)
@@ -208,7 +208,7 @@ def test_a_run_that_began_and_ended_unheard_comes_before_the_next_one(
 
 
 @pytest.mark.parametrize("seed", range(examples(20)))
-def test_runs_that_are_heard_in_part_come_whole_or_are_told(tmp_path: Path, seed: int) -> None:
+def test_epochs_received_in_part_are_completed_or_reported(tmp_path: Path, seed: int) -> None:
     chance, archives = Random(seed), 1 + seed % 2
     with scene(tmp_path, archives) as at:
         for _ in range(40):
@@ -222,14 +222,14 @@ def test_runs_that_are_heard_in_part_come_whole_or_are_told(tmp_path: Path, seed
                 at.model.stop(chance.randrange(2))
         at.begin_all()
         at.model.hear()
-        for key in KEYS * 2:  # behind what is lost of the last run: else archives may yet record it
+        for key in KEYS * 2:  # after the losses of the last epoch, so that archives do not wait for them
             at.send(key, 1)
         at.check()
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_nothing_that_comes_live_of_a_run_is_lost_where_nobody_records_it(tmp_path: Path, key_bytes: int) -> None:
-    """What comes while archives are asked waits, from the first block on, though they turn out to lack it all."""
+def test_live_messages_of_an_unrecorded_epoch_are_delivered(tmp_path: Path, key_bytes: int) -> None:
+    """Messages received during a fetch wait, from the first block on, even if archives lack them all."""
     feed, elsewhere = archived_feed(key_bytes=key_bytes), feed_of(key_bytes=key_bytes)
     with RawPublisher(elsewhere, FIRST) as publisher, Recorder(elsewhere, tmp_path) as recorder:
         send(publisher, b"AA", 3)
@@ -255,8 +255,8 @@ def test_nothing_that_comes_live_of_a_run_is_lost_where_nobody_records_it(tmp_pa
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_a_run_does_not_wait_longer_for_an_archive_that_is_gone_than_a_gap_does(tmp_path: Path, key_bytes: int) -> None:
-    """It answered when the subscriber began; who joins waits for it ten times as long."""
+def test_an_epoch_waits_no_longer_for_a_missing_archive_than_a_gap(tmp_path: Path, key_bytes: int) -> None:
+    """It answered at the subscriber's start; a joining subscriber waits ten times as long for it."""
     feed, elsewhere = archived_feed(key_bytes=key_bytes), feed_of(key_bytes=key_bytes)
     with RawPublisher(elsewhere, FIRST) as publisher, Recorder(elsewhere, tmp_path) as recorder:
         send(publisher, b"AA", 3)

@@ -1,4 +1,4 @@
-"""Days drawn by hypothesis or made of many small blocks, and what a reader says is in them."""
+"""Days drawn by hypothesis or made of many small blocks, and their contents as read."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ few = settings(max_examples=examples(60))
 
 @st.composite
 def days(draw: st.DrawFn, least_time: int = 0) -> tuple[int, int, list[tuple[int, bool, list[Put]]]]:
-    """Slices, key_bytes, and segments as (slice, whether it is indexed, blocks): few values, so that many are equal.
+    """Draw slices, key_bytes, and segments as (slice, is indexed, blocks). Few values, so that many are equal.
 
-    `least_time` 1: each message has a time.
+    With `least_time` 1 each message has a time.
     """
     slices = draw(st.integers(1, 3))
     key_bytes = draw(st.integers(0, 8))
@@ -83,7 +83,7 @@ def told(batches: Iterator[Batch]) -> list[Told]:
 
 
 def many(count: int, slice_id: int = 0, size: int = 200) -> list[Put]:
-    """Blocks of one message, numbered on, over many index entries."""
+    """Return consecutive blocks of one message, over many index entries."""
     letter = chr(65 + slice_id)
     return [
         Put((Row(f"{letter}{i % 5}".encode(), bytes(size), i),), sequence=i, ts_out=2 * i + slice_id, ts_recv=i)

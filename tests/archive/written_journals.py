@@ -1,4 +1,4 @@
-"""A slice's journal that tests write by hand, block by block and heartbeat by heartbeat, as a recorder would."""
+"""A slice's journal written by tests, block by block and heartbeat by heartbeat, as by a recorder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOREVER = 1 << 62
 
 
 class Journal:
-    """A slice's journal that is written by hand, block by block."""
+    """A slice's journal written block by block."""
 
     def __init__(self, day: Path, key_bytes: int = 0, segment_bytes: int = 1 << 20, is_outbox: bool = False) -> None:
         if not day.joinpath("manifest.json").exists():
@@ -61,5 +61,5 @@ class Journal:
 
 
 def block(sequence: int, count: int = 1, ts: int = 0, epoch: int = 1, topic: bytes = b"A") -> Put:
-    """A block of so many messages of one topic, sent and received at `ts`."""
+    """Return a block of `count` messages of one topic, sent and received at `ts`."""
     return Put(tuple(Row(topic, b"%d" % i) for i in range(count)), sequence, ts, ts, epoch)
