@@ -12,7 +12,7 @@ The same records (topic, time, 100 bytes, 5,000 topics), the same work on each (
 may be lost or reordered, which the digest detects. Each side is its own process, and each rival is configured as its
 documentation recommends for speed: see its file in bench/rivals. The first table compares rivals, which take one call
 per message, with `publish()`; its last rows show `publish_many` with columns. In the second the rivals carry blocks
-packed by hand and all work is compiled. Rivals with shared memory are compared with ours over shared memory.
+packed by hand and all work is compiled. Rivals with shared memory are compared with ours in shared memory.
 """
 
 from __future__ import annotations

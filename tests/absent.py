@@ -1,4 +1,4 @@
-"""A day of records whose fields have integers that mean "no value", and the right values of each reader."""
+"""A day of records with integers that mean "no value", and the expected values of each reader."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ SCHEMA: Final = Schema("absent", 1_004, {"A": RECORD, "O": OTHER}, names={"of al
 
 
 class Form(NamedTuple):
-    """How a reader has prices and times."""
+    """Form of prices and times in a reader."""
 
     prices: str
     """"float", "decimal" of 18 digits, or "integer"."""
     seconds: int = 1
-    """Steps in a second of its times in seconds. They are in an int64."""
+    """Steps per second of its times in seconds, which are int64."""
     nanoseconds: int = 1
-    """Nanoseconds in a step of its other times."""
+    """Nanoseconds per step of its other times."""
     signed: bool = False
-    """True if unsigned integers of 64 bits are signed ones of the same bits."""
+    """True if unsigned 64-bit integers are read as signed ones with the same bits."""
 
 
 def _absent(dtype: numpy.dtype[Any]) -> int | None:
@@ -77,7 +77,7 @@ def numbers_of(dtype: numpy.dtype[Any]) -> list[int]:
 
 
 def records() -> Any:
-    """Records in which each field has each of its integers."""
+    """Return records in which each field takes each of its integers."""
     numbers = {name: numbers_of(dtype) for name, dtype in FIELDS.items()}
     count = max(map(len, numbers.values()))
     made = numpy.zeros(count, RECORD)
@@ -88,7 +88,7 @@ def records() -> Any:
 
 
 def write_day(path: Path, made: Any, others: Sequence[tuple[int, int, int]] = ()) -> Day:
-    """Write these records; those of the other type come behind."""
+    """Write these records, followed by those of the other type."""
     day = Day(path, feed_of(schema="absent"))
     day.write_manifest(SCHEMA)
     rows = [Row(b"X.A", record.tobytes(), 0 if place == 1 else NOON + place) for place, record in enumerate(made)]
@@ -123,12 +123,12 @@ def value(number: int, dtype: numpy.dtype[Any], form: Form) -> Any:
 
 
 def columns(made: Any, form: Form) -> dict[str, list[Any]]:
-    """The columns of a reader, value by value."""
+    """Return the expected columns of a reader."""
     return {name: [value(int(each), dtype, form) for each in made[name]] for name, dtype in FIELDS.items()}
 
 
 def close(found: Iterable[Any], expected: Iterable[Any]) -> bool:
-    """Return whether two columns are equal, floats but for their last bit: nulls are in the same places."""
+    """Return True if two columns are equal, floats up to their last bit."""
     return all(
         a == b or (isinstance(a, float) and isinstance(b, float) and abs(a - b) <= abs(b) * 2**-52)
         for a, b in zip(found, expected, strict=True)

@@ -1,8 +1,8 @@
-"""A real browser without a screen, in a process of its own: `python browser.py < job.json`.
+"""Headless browser in its own process: `python browser.py < job.json`.
 
-It is Chromium as QtWebEngine has it, which pip can install (PySide6-WebEngine). The job is `{"page", "width", "dark",
-"picture", "ask"}`: a file, how wide the window is, where its picture goes, and a function of JavaScript of which the
-result is printed, as JSON, beside what the page wrote to the console.
+It is Chromium from QtWebEngine, installed by pip (PySide6-WebEngine). The job is `{"page", "width", "dark", "picture",
+"ask"}`: an HTML file, the window width, the colour scheme, the path of the screenshot, and a JavaScript function.
+Prints the function's result and the page's console messages as JSON.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _HEIGHT = "document.documentElement.scrollHeight"
 _DARK = "matchMedia('(prefers-color-scheme: dark)').matches"
 
 
-class Page(QWebEnginePage):  # type: ignore[misc]  # PySide6 need not be there
-    """A page that keeps what it is told."""
+class Page(QWebEnginePage):  # type: ignore[misc]  # PySide6 is optional
+    """A page that keeps its console messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Page(QWebEnginePage):  # type: ignore[misc]  # PySide6 need not be there
 
 
 class Visit:
-    """Load, grow to the whole height, ask, take the picture once it stands still, leave."""
+    """Loads the page, resizes to its full height, calls the function, saves a stable screenshot and exits."""
 
     def __init__(self, job: dict[str, Any], app: QApplication) -> None:
         self._job, self._app = job, app

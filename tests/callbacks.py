@@ -1,4 +1,4 @@
-"""A compiled callback that several tests share, so that a process compiles it once."""
+"""A compiled callback shared by several tests, so that a process compiles it once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that a test can step, in a process of its own: a library that stands before `clock_gettime`."""
+"""A clock that a test can step in another process: a preloaded library that replaces `clock_gettime`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ STEP_CLOCK = """
         import ctypes
         step_clock = lambda seconds: ctypes.CDLL(None).step_clock(ctypes.c_longlong(int(seconds * 1e9)))
 """
-"""Python for a `Script` that is started behind `words_before`: `step_clock(seconds)`."""
+"""Python code for a `Script` started with `words_before`; defines `step_clock(seconds)`."""
 
 
 def words_before(directory: Path) -> list[str]:
-    """Build the library; return words that run the rest of a command with it. Skips where there is no compiler."""
+    """Build the library; return a command prefix that preloads it. Skip the test without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")

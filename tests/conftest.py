@@ -1,4 +1,4 @@
-"""What several tests need."""
+"""Fixtures and scheduling for all tests."""
 
 import gc
 import os
@@ -13,13 +13,13 @@ import pytest
 from tests.examples import examples
 from tests.patience import be_patient
 
-# Workers of xdist have a width of their own, and what commands print would follow it.
+# Workers of xdist set their own width, which would change the output of commands.
 os.environ.pop("COLUMNS", None)
 
-# What a script runs in its background ignores Ctrl-C, and so would every command that a test starts.
+# Background processes of a shell ignore Ctrl-C, and every command that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Queries of tests are short: to optimise their code, or to verify Spark's classes, would take longer than to run them.
+# Queries of tests are short: optimising their code or verifying Spark's classes would take longer than running them.
 os.environ.setdefault(
     "JAVA_TOOL_OPTIONS",
     "-XX:TieredStopAtLevel=1 -XX:+IgnoreUnrecognizedVMOptions"
@@ -28,10 +28,10 @@ os.environ.setdefault(
 
 be_patient()
 
-# Imports and collection make many objects, which all stay: looking for garbage takes a quarter of their time.
+# Imports and collection create many permanent objects: garbage collection would take a quarter of their time.
 gc.disable()
 
-# What is compiled at the first example takes longer than any deadline.
+# The first example compiles, which takes longer than any deadline.
 hypothesis.settings.register_profile("blackbox", deadline=None, max_examples=examples(100))
 hypothesis.settings.load_profile("blackbox")
 
@@ -54,8 +54,8 @@ LONG = (
     "tests/bench/",
     "tests/book/",
 )
-"""What takes long for each of its tests, mostly as it starts processes: with `-n` it comes first, so that what is left
-at the end is short, and no worker waits for the other."""
+"""Folders and files with slow tests, mostly because they start processes. With `-n` they run first, so that the last
+tests are short and no worker waits long for the others."""
 
 
 SESSIONS = {
@@ -64,7 +64,7 @@ SESSIONS = {
     "tests/bridge/amqp/": "tests/bridge/amqp/",
     "tests/simulation/": "tests/simulation/",
 }
-"""Scopes of folders, each with its own worker, as its tests share Spark, a RabbitMQ, or compiled kernels."""
+"""Scope of each folder whose tests run on one worker, because they share Spark, RabbitMQ or compiled kernels."""
 
 WITHOUT_SESSION = tuple(f"tests/spark/test_{name}.py" for name in ("cluster", "connect", "java", "machines"))
 
@@ -97,25 +97,25 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n`: give out the scopes in the order of `pytest_collection_modifyitems`."""
+    """With `-n`, assign the scopes in the order of `pytest_collection_modifyitems`."""
     from xdist.scheduler import LoadFileScheduling
 
-    class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]  # untyped
         def _split_scope(self, nodeid: str) -> str:
             return _scope_of(nodeid)
 
         def _reschedule(self, node: Any) -> None:
-            """Give out until there are two: a worker begins a test when it knows the next, or that none comes."""
+            """Assign until two tests are pending: a worker starts a test once it has the next one or a shutdown."""
             if node not in self.registered_collections:
-                return  # one that took the place of another, and does not know the tests yet
+                return  # a replacement worker that has not collected yet
             super()._reschedule(node)
             while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
                 self._assign_work_unit(node)
 
         def remove_node(self, node: Any) -> Any:
-            """Give out again what a worker that ended has not run, but for the test that ended it.
+            """Reassign the remaining tests of a crashed worker, except the test that crashed it.
 
-            xdist would run that one again, and give out files that are done: who gets one waits for ever.
+            xdist would run that test again and assign completed files, for which a worker would wait forever.
             """
             units = self.assigned_work.pop(node)
             left = {scope: [test for test, done in unit.items() if not done] for scope, unit in units.items()}
@@ -131,16 +131,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real captures that lie beside the repository; tests that need them skip without them."""
+    """Return the directory of real captures next to the repository; skip the test without it."""
     path = ROOT.parent / "shared" / "data"
     if not path.is_dir():
-        pytest.skip("no real captures at ../shared/data beside the repository")
+        pytest.skip("no real captures at ../shared/data next to the repository")
     return path
 
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_kernels(worker_id: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compile once, up front: no test's own time limit then depends on an empty cache."""
+    """Compile once in advance, so that no test's time limit depends on an empty cache."""
     from tests import warm_up
 
     if worker_id != "master":

@@ -1,4 +1,4 @@
-"""Blocks that nobody should believe: flipped, cut, and made with right checksums around wrong numbers."""
+"""Invalid blocks: flipped bits, truncation, and wrong values with right checksums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = ("count", "topics", "topic_bytes", "body_bytes", "stride")
 
 
 def valid(choice: random.Random) -> Frames:
-    """A small valid block, control blocks among them."""
+    """Return a small valid block, sometimes a control block."""
     key = choice.choice([b"", b"", b"A", b"AB"])
     fixed = choice.random() < 0.5
     count = choice.randint(1, 12)
@@ -60,7 +60,7 @@ def valid(choice: random.Random) -> Frames:
 
 
 def damaged(choice: random.Random, frames: Frames) -> Frames:
-    """The block, damaged in one way; now and then it is valid all the same."""
+    """Return the block damaged in one way; occasionally it is still valid."""
     way = choice.choice([_flip, _cut, _field, _field, _words, _columns, _columns, _junk, _key])
     return way(choice, *frames)
 
@@ -99,7 +99,7 @@ def _field(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Fra
 
 
 def _words(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Frames:
-    """All counts at once, so that one hostile number may make up for another."""
+    """Change all counts at once, so that one hostile value may compensate for another."""
     fields = wire.unpack(header)
     changed: dict[str, Any] = {name: choice.choice([*HOSTILE, getattr(fields, name)]) for name in WORDS}
     changed["body_bytes"] = choice.choice([len(body), changed["body_bytes"]])
@@ -107,7 +107,7 @@ def _words(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Fra
 
 
 def _columns(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Frames:
-    """Wrong numbers in the body, with the checksum made right."""
+    """Write wrong values to the body and correct the checksum."""
     changed = bytearray(body)
     for _ in range(choice.choice([1, 1, 3])):
         if len(changed) >= 4:

@@ -1,4 +1,4 @@
-"""Days of trades that are repeated, taken back, of no size or no trades; and which of them count, by a plain loop."""
+"""Days with repeated, cancelled, empty and excluded trades; a plain loop determines which trades count."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ DEALS = Schema(
     quotes=(QuoteFields("Q", "bid", "bid_size", "ask", "ask_size", one_sided=True),),
     breaks=(BreakFields("B", "id", "price", "size"), BreakFields("C", "id")),
 )
-"""T and U are trades, U where a symbol has no T. B takes back by id, price and size, C by id alone."""
+"""T and U are trades; U counts only for symbols without T. B cancels by id, price and size, C by id alone."""
 SECOND = 10**9
 
 
 class Deal(NamedTuple):
-    """One message; `epoch` is that of its block."""
+    """A message and the epoch of its block."""
 
     symbol: str
     kind: str
@@ -63,7 +63,7 @@ class Deal(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """One quote; None: the side is absent."""
+    """A quote; None marks an absent side."""
 
     symbol: str
     bid: int | None
@@ -93,7 +93,7 @@ class Counted(NamedTuple):
 
 
 def write_deals(path: Path, rows: Sequence[Deal | Sides], date: str = "2026-11-20", key_bytes: int = 0) -> Recording:
-    """Write a day, each message a block."""
+    """Write a day with one message per block."""
     day = Day(path, feed_of(key_bytes=key_bytes, schema=DEALS), date=date)
     puts = []
     places: Counter[tuple[int, bytes]] = Counter()
@@ -107,7 +107,7 @@ def write_deals(path: Path, rows: Sequence[Deal | Sides], date: str = "2026-11-2
 
 
 def counted(rows: Sequence[Deal], broken: bool = False) -> tuple[list[Counted], dict[str, int]]:
-    """Return the trades that count, in the order of the rows, and how many messages are left out."""
+    """Return the trades that count, in order, and the numbers of messages left out."""
     left_out = Counter(dict.fromkeys(LeftOut.__struct_fields__, 0))
     places: Counter[int] = Counter()
     trades = []
@@ -143,7 +143,7 @@ def counted(rows: Sequence[Deal], broken: bool = False) -> tuple[list[Counted], 
 
 
 def days_of_deals(most: int = 25) -> st.SearchStrategy[list[Deal]]:
-    """Rows of few values, so that many are equal."""
+    """Generate rows from few values, so that many are equal."""
     return st.lists(
         st.builds(
             Deal,
@@ -161,7 +161,7 @@ def days_of_deals(most: int = 25) -> st.SearchStrategy[list[Deal]]:
 
 
 def carried(rows: Sequence[Deal | Sides]) -> list[tuple[str, int | None, int | None, int | None, int | None]]:
-    """Return symbol, bid price and size, ask price and size of each quote, with the sides that are known."""
+    """Return symbol, bid price and size, ask price and size of each quote, carrying absent sides forward."""
     known: dict[tuple[str, str], tuple[int, int]] = {}
     found = []
     for each in rows:
@@ -175,7 +175,7 @@ def carried(rows: Sequence[Deal | Sides]) -> list[tuple[str, int | None, int | N
 
 
 def days_of_sides(most: int = 20) -> st.SearchStrategy[list[Sides]]:
-    """Quotes, many with one side or none, at times that go back and forth."""
+    """Generate quotes, many with one or no side, at unordered times."""
     side = st.one_of(st.none(), st.sampled_from([-5, 0, 7]))
     return st.lists(
         st.builds(Sides, st.sampled_from(["A", "C"]), side, side, st.integers(1, 6), st.integers(0, 3)), max_size=most
@@ -183,7 +183,7 @@ def days_of_sides(most: int = 20) -> st.SearchStrategy[list[Sides]]:
 
 
 def frame_of_binance(place: int, kind: str, **members: object) -> Row:
-    """A line of the Binance collector, of symbol `btc`."""
+    """Return a line of the Binance collector for symbol `btc`."""
     document = json.dumps({"stream": f"btc@{kind}", "data": {"e": kind, **members}})
     time = int(datetime.datetime(2026, 11, 20, tzinfo=datetime.UTC).timestamp()) * SECOND + place
     return Row(f"btc.{kind}".encode(), f"{time} {document}\n".encode(), time)

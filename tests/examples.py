@@ -1,4 +1,4 @@
-"""Keep `make test` quick: `make test-long` runs most examples of hypothesis, and parameters that tell little."""
+"""Keep `make test` fast: most hypothesis examples and the less important parameters run in `make test-long`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _PART: Final = 1 if os.environ.get("BLACKBOX_ALL_EXAMPLES") else 8
 
 
 def examples(count: int) -> int:
-    """Return how many of `count` examples are to be tried."""
+    """Return the number of examples to run of `count`."""
     return -(-count // _PART)
 
 
 def first_of(values: Iterable[Any], keep: int = 1) -> list[Any]:
     """Return `values` as parameters of a test, all but the first `keep` of them marked `long`.
 
-    A tuple holds the values of several arguments.
+    A tuple has the values of several arguments.
     """
     rows = [each if isinstance(each, tuple) else (each,) for each in values]
     return [pytest.param(*row, marks=() if number < keep else pytest.mark.long) for number, row in enumerate(rows)]

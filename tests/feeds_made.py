@@ -1,4 +1,4 @@
-"""Feeds of some slices, for tests that publish nothing."""
+"""Feeds with several slices, for tests that publish nothing."""
 
 from blackbox.feed.feed import Feed, Slice
 

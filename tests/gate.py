@@ -1,4 +1,4 @@
-"""Hold a subscriber's callback up until a test lets it go."""
+"""Block a subscriber's callback until a test releases it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from blackbox import Batch, Message
 
 
 class Gate:
-    """Callbacks for messages and for batches that wait until the gate is open, and count what passed."""
+    """Callbacks for messages and batches that wait until the gate is open and count messages."""
 
     def __init__(self) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
         self.messages = 0
 
     def wait(self) -> None:
-        """Note that a callback has come here, and wait until the gate is open, at most 30 s."""
+        """Note that a callback has started and wait until the gate is open, at most 60 s."""
         self.entered.set()
         self.open.wait(60)
 

@@ -1,4 +1,4 @@
-"""The golden files: blocks of every kind and a recording, by the slow writers of `tests.wire` and `tests.journals`.
+"""The golden files: blocks of every kind and a recording, from the slow writers of `tests.wire` and `tests.journals`.
 
 `make layout` writes the files.
 """
@@ -17,9 +17,9 @@ TESTS = Path(__file__).parent
 BLOCKS = TESTS / "block" / "golden"
 RECORDING = TESTS / "archive" / "golden_recording"
 NOW = 1_700_000_000_123_456_789
-"""A time, ns since 1970."""
+"""An arbitrary time, ns since 1970."""
 RUN = 1_699_999_999_000_000_000
-"""The start of a publisher's run, ns since 1970."""
+"""Epoch of the publisher, ns since 1970."""
 
 
 class Frames(NamedTuple):
@@ -31,7 +31,7 @@ class Frames(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The golden file of the block."""
+        """Return the contents of the block's golden file."""
         return "".join(f"{name}: {frame.hex()}\n" for name, frame in self._asdict().items())
 
 

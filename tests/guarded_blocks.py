@@ -1,8 +1,8 @@
-"""Check, and read when they pass, damaged blocks that lie right before a page nobody may touch.
+"""Validate damaged blocks placed right before a protected page, and read those that pass.
 
     python -m tests.guarded_blocks SEED COUNT
 
-Compiled code that reads past the end of a frame kills this process. Prints how many passed the check and how many not.
+Compiled code that reads past the end of a frame kills this process. Prints the numbers of valid and invalid blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_ACCESS = 0
 
 
 class Guarded:
-    """Two pages, the second without access. `put` places bytes right before it."""
+    """Two pages, the second without access; `put` places bytes right before it."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 2 * PAGE)
@@ -35,7 +35,7 @@ class Guarded:
             raise OSError(ctypes.get_errno(), "mprotect failed")
 
     def put(self, data: bytes, align: int) -> NDArray[numpy.uint8]:
-        """The data, as near to the guard as the alignment lets it be."""
+        """Place the data as close to the guard page as the alignment allows and return it."""
         start = (PAGE - len(data)) // align * align
         target = self._bytes[start : start + len(data)]
         target[:] = numpy.frombuffer(data, numpy.uint8)
@@ -43,7 +43,7 @@ class Guarded:
 
 
 def touch(block: Block) -> None:
-    """Read everything that a block's views show."""
+    """Read all views of a block."""
     total = int(block.ts_event.sum()) + int(block.topic_index.sum()) + len(block.topics)
     total += int(block.payload_offsets.sum()) + int(block.payloads.sum()) + len(block.topic_text.tobytes())
     assert sum(len(block.payload(row) or b"") for row in range(block.count)) == block.payloads.nbytes

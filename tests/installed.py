@@ -1,6 +1,6 @@
 """Publish, subscribe, record, replay and import with an installed package: run by `make test-install`, without pytest.
 
-Every way must give the messages of a generated session, compared one by one.
+Each path must deliver the messages of a generated session, compared one by one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def expected() -> ByTopic:
 
 
 def keep(subscriber: Subscriber) -> ByTopic:
-    """Return what the subscriber's callback will have received."""
+    """Register a callback; return the messages it collects."""
     rows: ByTopic = defaultdict(list)
 
     @subscriber.on(b"")
@@ -54,7 +54,7 @@ def replayed(feed: Feed, day: Path) -> ByTopic:
 
 
 def main() -> None:
-    """Run all of it; an assertion that fails ends it."""
+    """Run all checks."""
     clone = Path(__file__).resolve().parent.parent / "blackbox"
     assert Path(blackbox.__file__).parent != clone, f"{clone} was imported instead of an installed package"
     feed = Feed.local("session", schema="itch50")
@@ -69,16 +69,16 @@ def main() -> None:
             Synthetic(MESSAGES).publish(publisher)
         live.run(until_end=True)
         recorder.run(until_end=True)
-        assert received == wanted, "the subscriber received other messages than were published"
+        assert received == wanted, "the subscriber received other messages than the published ones"
         (day,) = recorder.directory.glob("*-*-*")
-        assert replayed(feed, day) == wanted, "the replay of the recorded day gave other messages"
+        assert replayed(feed, day) == wanted, "the replay of the recorded day has other messages"
 
         command = [str(Path(sysconfig.get_path("scripts"), "blackbox")), "import", f"synthetic:{MESSAGES}"]
         subprocess.run([*command, "--out", str(Path(directory, "imported"))], check=True)
         (day,) = Path(directory, "imported").glob("*/*-*-*")
-        assert replayed(feed, day) == wanted, "the replay of the imported day gave other messages"
+        assert replayed(feed, day) == wanted, "the replay of the imported day has other messages"
     version = ".".join(map(str, sys.version_info[:3]))
-    print(f"installed with Python {version}, numpy {numpy.__version__}: {MESSAGES:,} messages each way")
+    print(f"installed with Python {version}, numpy {numpy.__version__}: {MESSAGES:,} messages on each path")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ctrl-C that does not end the wait of the main thread: it comes just before the wait, or to another thread."""
+"""Ctrl-C that would not wake the main thread: it arrives just before a wait, or in another thread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 from blackbox.testing import wait_until
 
 _LONG_S: Final = 20.0
-"""Far above the time until a wait sees a signal, and far below the limit of a test."""
+"""Well above the time in which a wait notices a signal, and well below a test's time limit."""
 
 
 def is_interrupted(wait: Callable[[], object], end: Callable[[], object]) -> bool:
-    """Return True if Ctrl-C that another thread receives ends `wait`; else `end` must end it.
+    """Return True if Ctrl-C received by another thread ends `wait`. Otherwise call `end`, which must end it.
 
     Call it in the main thread.
     """
@@ -47,7 +47,7 @@ def is_interrupted(wait: Callable[[], object], end: Callable[[], object]) -> boo
 
 
 def _is_within(frame: FrameType | None, wait: Callable[[], object]) -> bool:
-    """Return True if a thread is in a call that it made from `wait`, and in the standard library there."""
+    """Return True if a thread is in a standard-library call made from `wait`."""
     if frame is None or frame.f_globals.get("__name__") not in ("threading", "queue", "concurrent.futures._base"):
         return False
     while frame is not None:

@@ -1,4 +1,4 @@
-"""The journal format once more, slow and obvious. It shares only the table of the layout with the core."""
+"""A slow and obvious second implementation of the journal format. It shares only the layout table with the core."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from blackbox.feed.schema_document import SchemaDocument
 from tests import wire
 
 CHECKED = 8
-"""Offset from which on the checksum of a record's or mark's head covers it."""
+"""Offset of the first byte covered by the checksum of a record's or mark's head."""
 SPAN = 64 << 10
 NEVER = (1 << 63) - 1
 
 
 class Row(NamedTuple):
-    """One message, as it is told to a journal and as it is read back. A payload of None: no value."""
+    """A message as written to a journal and as read back. A payload of None means no value."""
 
     topic: bytes
     payload: bytes | None
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 class Told(NamedTuple):
-    """One message of a recording, with all that is known of it."""
+    """A message of a recording with all its fields."""
 
     slice_id: int
     epoch: int
@@ -46,13 +46,13 @@ class Told(NamedTuple):
     ts_recv: int
     topic: bytes
     payload: Any
-    """bytes; None: it has no value."""
+    """bytes, or None for no value."""
     ts_event: int
 
 
 @dataclass(frozen=True)
 class Put:
-    """One block to be recorded."""
+    """A block to record."""
 
     rows: tuple[Row, ...]
     sequence: int = 0
@@ -64,13 +64,13 @@ class Put:
     schema: int = 0
     flags: int = wire.CHECKSUM
     sequences: tuple[int, ...] | None = None
-    """Sequence of each message, if they are not consecutive."""
+    """Sequence numbers of the messages, if not consecutive."""
     previous: int | None = None
     key_sequence: int | None = None
-    """Header fields; None: as if all messages had one key."""
+    """Header fields; None: values for a single key."""
 
     def block(self, slice_id: int) -> tuple[bytes, bytes]:
-        """Return header and body as they are sent."""
+        """Return header and body as sent."""
         checksummed = bool(self.flags & wire.CHECKSUM)
         return wire.data(
             [(row.topic, row.payload, row.ts_event) for row in self.rows],
@@ -88,11 +88,11 @@ class Put:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The sequence numbers of its messages."""
+        """Return the sequence numbers of its messages."""
         return self.sequences or tuple(range(self.sequence, self.sequence + len(self.rows)))
 
     def told(self, slice_id: int) -> list[Told]:
-        """Its messages, but those before the first row."""
+        """Return its messages from the first row on."""
         return [
             Told(slice_id, self.epoch, self.numbers[i], self.ts_out, self.ts_recv, *row)
             for i, row in enumerate(self.rows)
@@ -101,32 +101,32 @@ class Put:
 
 
 def record_of(put: Put, slice_id: int) -> bytes:
-    """A record, up to a multiple of 32."""
+    """Return a record, padded to a multiple of 32 bytes."""
     header, body = put.block(slice_id)
     return stored_record(header, packed(put.codec, body), ts_recv=put.ts_recv, first_row=put.first_row, codec=put.codec)
 
 
 def stored_record(header: bytes, stored: bytes, **fields: int) -> bytes:
-    """A record, up to a multiple of 32, of a header and a body as it is stored."""
+    """Return a record of a header and a stored body, padded to a multiple of 32 bytes."""
     checksum = wire.checksum(stored)
     head = sealed(RECORD, stored_bytes=len(stored), stored_checksum=checksum, block=header, **fields)
     return head + stored + bytes(-len(head + stored) % 32)
 
 
 def with_fields(structure: Structure, **fields: Any) -> bytes:
-    """The bytes of a structure with these fields; others are 0."""
+    """Return the bytes of a structure with these fields; the others are 0."""
     return struct.pack(structure.format, *(fields.get(name, 0) for name in structure.offsets))
 
 
 def sealed(structure: Structure, **fields: Any) -> bytes:
-    """The head of a record or mark, with its magic and checksum; other fields are 0."""
+    """Return the head of a record or mark with these fields, magic and checksum; the others are 0."""
     magic = {"record": layout.RECORD_MAGIC, "mark": layout.MARK_MAGIC}[structure.name]
     head = with_fields(structure, **fields)[CHECKED:]
     return magic + struct.pack("<I", wire.checksum(head)) + head
 
 
 def opened(structure: Structure, data: bytes) -> dict[str, Any]:
-    """The fields of a structure by name."""
+    """Return the fields of a structure by name."""
     return dict(zip(structure.offsets, struct.unpack(structure.format, data), strict=True))
 
 
@@ -135,7 +135,7 @@ SEGMENT_BEGIN, SEGMENT_END = 1, 2
 
 @dataclass
 class Totals:
-    """What a slice's day holds so far."""
+    """Running totals of a slice's day."""
 
     records: int = 0
     messages: int = 0
@@ -144,11 +144,11 @@ class Totals:
 
     @classmethod
     def of_slice(cls, slice_id: int, created_ns: int = 0) -> Totals:
-        """Nothing yet."""
+        """Return the totals of an empty slice."""
         return cls(chain=xxhash.xxh3_64_intdigest(struct.pack("<qq", created_ns, slice_id)))
 
     def add(self, head: bytes, messages: int | None = None) -> None:
-        """Take in a record with so many messages, or a mark, by its first eight bytes."""
+        """Add a record with `messages` messages, or a mark, by its first eight bytes."""
         self.records += messages is not None
         self.messages += messages or 0
         self.marks += messages is None
@@ -156,7 +156,7 @@ class Totals:
 
 
 def mark_of(kind: int, totals: Totals, ts: int = 0, epoch: int = 0) -> bytes:
-    """A mark that names no keys."""
+    """Return a mark without keys."""
     return sealed(MARK, ts=ts, kind=kind, epoch=epoch, stored_checksum=wire.checksum(b""), **asdict(totals))
 
 
@@ -179,7 +179,7 @@ def key_bit(key: bytes) -> int:
 
 @dataclass
 class Segment:
-    """A segment that is being written, and its index."""
+    """A segment being written, and its index."""
 
     path: Path
     slice_id: int
@@ -187,11 +187,11 @@ class Segment:
     key_bytes: int
     puts: list[Put] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
-    """Where each record starts and ends."""
+    """Start and end offset of each record."""
     totals: Totals = field(default_factory=Totals)
-    """Of the slice."""
+    """Totals of the slice."""
     end: int = 0
-    """Where the mark of its end ends, once there is one."""
+    """End offset of its end mark, or 0 before it is written."""
 
     def __post_init__(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ class Segment:
                 self.places.append((start, file.tell()))
 
     def close(self) -> None:
-        """Mark the end. The index is to be written after that."""
+        """Append the end mark. Write the index after that."""
         with self.path.open("ab") as file:
             self._mark(file, SEGMENT_END)
             self.end = file.tell()
@@ -221,7 +221,7 @@ class Segment:
         self.totals.add(mark)
 
     def entries(self) -> list[bytes]:
-        """All index entries of what is there, the last one too."""
+        """Return all index entries, including the last one."""
         groups: list[list[int]] = []
         for i, put in enumerate(self.puts):
             last = groups[-1] if groups else []
@@ -233,12 +233,12 @@ class Segment:
         return [self._entry(group) for group in groups]
 
     def write_index(self, entries: int | None = None) -> None:
-        """Write the index, or only the first `entries` of it."""
+        """Write the index, or only its first `entries` entries."""
         data = file_head(b"BBOXINDX", self.slice_id, self.number) + b"".join(self.entries()[:entries])
         self.path.with_suffix(".index").write_bytes(data)
 
     def _start(self, group: list[int]) -> int:
-        return self.places[group[0]][0] if group[0] else FILE_HEAD.size  # where the mark is
+        return self.places[group[0]][0] if group[0] else FILE_HEAD.size  # offset of the first mark
 
     def _entry(self, group: list[int]) -> bytes:
         puts = [self.puts[i] for i in group]
@@ -271,13 +271,13 @@ class Segment:
 
 @dataclass
 class Day:
-    """A day's directory that is being written."""
+    """A day's directory being written."""
 
     path: Path
     feed: Feed
     segments: list[Segment] = field(default_factory=list)
     totals: dict[int, Totals] = field(default_factory=dict)
-    """Of each slice."""
+    """Totals of each slice."""
     date: str = "2026-11-20"
 
     def __post_init__(self) -> None:
@@ -289,7 +289,7 @@ class Day:
             self.write_manifest(Schema(self.feed.schema_name, 0, {}))
 
     def write_manifest(self, schema: Schema, feed: dict[str, Any] | None = None) -> None:
-        """Write the manifest, with this schema; `feed`: settings of the feed, by default all."""
+        """Write the manifest with this schema and `feed`, the settings of the feed, by default all."""
         manifest = {
             "format": VERSION,
             "feed": feed or msgspec.to_builtins(msgspec.structs.replace(self.feed, schema=self.feed.schema_name)),
@@ -303,7 +303,7 @@ class Day:
         (self.path / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False))
 
     def segment(self, slice_id: int = 0) -> Segment:
-        """The next segment of a slice."""
+        """Start the next segment of a slice."""
         number = sum(segment.slice_id == slice_id for segment in self.segments)
         path = self.path / f"slice-{slice_id:05d}" / f"{number:06d}.journal"
         totals = self.totals.setdefault(slice_id, Totals.of_slice(slice_id))
@@ -312,7 +312,7 @@ class Day:
         return segment
 
     def put(self, slice_id: int, *puts: Put, index: bool = True) -> Segment:
-        """A segment of a slice with these blocks."""
+        """Write a segment of a slice with these blocks."""
         segment = self.segment(slice_id)
         segment.append(*puts)
         if index:
@@ -320,7 +320,7 @@ class Day:
         return segment
 
     def told(self) -> list[Told]:
-        """All messages, in the order in which they are read: (largest ts_out of the slice so far, slice, place)."""
+        """Return all messages in reading order: by (running maximum of ts_out of the slice, slice, position)."""
         latest: dict[int, int] = {}
         found: list[tuple[int, int, int, list[Told]]] = []
         for segment in self.segments:
@@ -332,7 +332,7 @@ class Day:
 
 
 def feed_of(slices: int = 1, key_bytes: int = 0, **settings: Any) -> Feed:
-    """A feed that nobody publishes; of several slices, slice `i` has the topics that start with the letter `A` + i."""
+    """Return a feed without a publisher. With several slices, slice `i` has the topics that start with `A` + i."""
     parts = (
         (Slice(endpoints=("inproc://recorded-0",)),)
         if slices == 1
@@ -342,7 +342,7 @@ def feed_of(slices: int = 1, key_bytes: int = 0, **settings: Any) -> Feed:
 
 
 class Stored(NamedTuple):
-    """One record, as it lies on disk."""
+    """A record as stored on disk."""
 
     start: int
     stop: int
@@ -351,20 +351,20 @@ class Stored(NamedTuple):
     codec: int
     header: bytes
     body: bytes
-    """Unpacked."""
+    """Uncompressed body."""
 
     @property
     def fields(self) -> wire.Fields:
-        """What its header says."""
+        """Return the fields of its header."""
         return wire.unpack(self.header)
 
     def messages(self) -> list[tuple[bytes, bytes, int]]:
-        """(topic, payload, ts_event) from the first row on; raises ValueError when the block is not valid."""
+        """Return (topic, payload, ts_event) from the first row on. Raises ValueError if the block is invalid."""
         return wire.decode(None, self.header, self.body).messages[self.first_row :]
 
 
 class StoredMark(NamedTuple):
-    """One mark, as it lies on disk."""
+    """A mark as stored on disk."""
 
     start: int
     stop: int
@@ -380,18 +380,18 @@ class StoredMark(NamedTuple):
 
 
 def stored(segment: Path) -> tuple[list[Stored], int]:
-    """The whole records of a segment, and how many bytes stand behind the last record or mark."""
+    """Return the complete records of a segment and the number of bytes after the last record or mark."""
     found, _, torn = read_segment(segment)
     return found, torn
 
 
 def stored_marks(segment: Path) -> list[StoredMark]:
-    """The marks of a segment."""
+    """Return the marks of a segment."""
     return read_segment(segment)[1]
 
 
 def read_segment(segment: Path) -> tuple[list[Stored], list[StoredMark], int]:
-    """The whole records and marks of a segment, and how many bytes stand behind them."""
+    """Return the complete records and marks of a segment and the number of bytes after them."""
     data = segment.read_bytes()
     head = data[: FILE_HEAD.size]
     assert head[:8] == b"BBOXJRNL"
@@ -428,7 +428,7 @@ def unpacked(codec: int, header: bytes, body: bytes) -> bytes:
 
 
 def check_index(segment: Path) -> None:
-    """The index of a segment tells of every record and mark, once."""
+    """Assert that a segment's index covers every record and mark once."""
     records, marks, torn = read_segment(segment)
     data = segment.with_suffix(".index").read_bytes()
     assert torn == 0

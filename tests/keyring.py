@@ -1,4 +1,4 @@
-"""Keys of those who publish, subscribe and pass on, and feeds that name them."""
+"""Keys of publishers, subscribers and relays, and feeds that use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blackbox.transport.curve import make_pair
 
 
 class Keyring:
-    """A directory of keys, and for each name a directory of those whom it lets in."""
+    """A directory of keys, and for each name a directory of the keys it accepts."""
 
     def __init__(self, directory: Path, *names: str) -> None:
         self.directory = directory
@@ -30,7 +30,7 @@ class Keyring:
             shutil.copy(self.path(name), self.directory / f"allowed-by-{by}")
 
     def feed(self, feed: Feed, me: str, *servers: str, archives: tuple[str, ...] = ()) -> Feed:
-        """The feed as `me` has it, who connects to `servers`."""
+        """Return the feed for `me`, who connects to `servers`."""
         security = Security(
             key=str(self.path(me, "key_secret")),
             server_keys=tuple(str(self.path(name)) for name in servers),

@@ -1,4 +1,4 @@
-"""A publisher whose answers come late, behind all that is queued on their way."""
+"""A publisher whose confirmations arrive late, after everything queued before them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blackbox.testing import RawPublisher
 
 @contextmanager
 def late_answers(feed: Feed, beats: int) -> Iterator[RawPublisher]:
-    """A raw publisher that beats as the feed says, and sends each confirmation so many heartbeats after it is asked."""
+    """Yield a raw publisher that sends heartbeats, and each confirmation `beats` heartbeats after its request."""
     over = threading.Event()
     due: dict[bytes, int] = {}
 

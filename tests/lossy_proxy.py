@@ -1,4 +1,4 @@
-"""A proxy between a publisher and its subscribers that loses blocks, as bad lines would, or lets one lag."""
+"""A proxy between a publisher and its subscribers that drops or delays blocks like a bad line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from blackbox.transport.wakeup import Pipe
 
 
 class LossyProxy:
-    """Forwards all lines of each slice; of the blocks with data it loses a share, at random by a seed.
+    """Forwards all lines of each slice and drops a share of the data blocks, at random by a seed.
 
-    A share of what a line brings `lags`: it waits for the next one that does not, or for a control block, so that lines
-    overtake each other. `feed`: what subscribers behind it use. Heartbeats and confirmations pass.
+    The share `lags` of a line's blocks waits for the next block that does not lag, or for a control block, so that
+    lines overtake each other. Subscribers use `feed`. Heartbeats and confirmations pass.
     """
 
     def __init__(self, feed: Feed, share: float, seed: int = 1, lags: float = 0.0) -> None:

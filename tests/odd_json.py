@@ -1,4 +1,4 @@
-"""Odd JSON documents as trades and quotes, and what each of them holds: a table made by hand."""
+"""Odd JSON documents as trades and quotes, and the values expected from each: a table made by hand."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ ODD: Final[tuple[tuple[bytes, Values], ...]] = (
     (b'{"data":{"p":1.5,"q":2,"t":9223372036854775808}}', (1.5, 2, None)),
     (b'{"data":{"p":1.5,"q":2,"t":"9223372036854775808"}}', (1.5, 2, None)),
 )
-"""Payloads, and the price, size and id in each of them."""
+"""Payloads with their price, size and id."""
 
 
 def odd_day(path: Path) -> Recording:
-    """Write them as trades of Binance, one for each symbol; then as quotes with a bid of that price and size."""
+    """Write them as Binance trades, one per symbol, and then as quotes with that price and size as bid."""
     trades = [Row(b"s%d.trade" % place, payload, place) for place, (payload, _) in enumerate(ODD)]
     renamed = (b'"p"', b'"b"'), (b'"\\u0070"', b'"\\u0062"'), (b'"q"', b'"B"')
     bids = [reduce(lambda text, names: text.replace(*names), renamed, payload) for payload, _ in ODD]
@@ -88,11 +88,11 @@ def odd_day(path: Path) -> Recording:
 
 
 def odd_trades() -> list[tuple[Any, ...]]:
-    """Return (place, price, size, id) of those with a price and a size above 0."""
+    """Return (index, price, size, id) of the payloads with a price and a size above 0."""
     return [(place, *values) for place, (_, values) in enumerate(ODD) if values[0] is not None and values[1]]
 
 
 def odd_quotes() -> list[tuple[Any, ...]]:
-    """Return (place, bid, bid size, ask, ask size). 0 says that there is no bid; so does a document without one."""
+    """Return (index, bid, bid size, ask, ask size). A bid is absent if it is 0 or not in the document."""
     sides = [(price, size) if price else (None, None) for _, (price, size, _) in ODD]
     return [(len(ODD) + place, *side, None, None) for place, side in enumerate(sides)]

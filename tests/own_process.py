@@ -1,6 +1,6 @@
-"""Run a file's tests in a process of their own, in which no thread of another file's tests comes or goes.
+"""Run a file's tests in a separate process, without threads of other files' tests.
 
-A file or a test asks for it with `pytest.mark.own_process`. Needed where threads and file descriptors are counted.
+Mark a file or a test with `pytest.mark.own_process`. Required to count threads and file descriptors.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from xml.etree import ElementTree
 import pytest
 
 INSIDE = "BLACKBOX_OWN_PROCESS"
-"""An environment variable that such a process is started with."""
+"""Environment variable set in such a process."""
 TIMEOUT_S = 900
-"""For the test of a file that comes first, and so waits for the others."""
+"""Timeout of a file's first test, which runs the whole file."""
 
 Results = dict[str, list[ElementTree.Element]]
 RESULTS = pytest.StashKey[dict[Path, Results]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "own_process: runs in a process of its file's own")
+    config.addinivalue_line("markers", "own_process: runs in a separate process for its file")
 
 
 def _runs_elsewhere(item: pytest.Item) -> bool:
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Fail, be skipped or pass as the test did in its process; the first test of a file runs them all."""
+    """Report the test's result from its process; the first test of a file runs them all."""
     if not _runs_elsewhere(pyfuncitem):
         return None
     of_files = pyfuncitem.session.stash.setdefault(RESULTS, {})
@@ -52,12 +52,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         if result.tag == "skipped":
             pytest.skip(result.get("message", ""))
         if result.tag in ("failure", "error"):
-            pytest.fail(result.text or "it said nothing", pytrace=False)
+            pytest.fail(result.text or "no output", pytrace=False)
     return True
 
 
 def _run(items: list[pytest.Item]) -> Results:
-    """Run a file's tests in a process of their own; return, by name, what the report holds of each."""
+    """Run a file's tests in a separate process; return the results in its report by name."""
     with TemporaryDirectory() as directory:
         report = Path(directory, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
@@ -74,6 +74,6 @@ def _run(items: list[pytest.Item]) -> Results:
         if report.exists():
             for case in ElementTree.parse(report).iter("testcase"):
                 name = case.get("name", "")
-                # A test that fails again when it is torn down stands there twice.
+                # A test that also fails in teardown is listed twice.
                 results[name] = [result for result in results[name] if result is not lost] + list(case)
     return results

@@ -1,7 +1,7 @@
-"""Give what tests wait for the time that a busy machine needs.
+"""Raise time limits so that tests pass on a busy machine.
 
-The limits of the product suit a machine that has time for it. Here many processes share few cores: a start may take
-longer than 10 s, and a message may wait longer than 1 s, and that is no fault. Tests of such limits set their own.
+The default limits suit a machine with free cores. In tests many processes share few cores: a start can take more than
+10 s and a message can wait more than 1 s without a defect. Tests of such limits set their own.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from blackbox.transport import shared_memory_reader
 PATIENCE_S: Final = 60.0
 MAX_LAG_NS: Final = 60_000_000_000
 UNCHANGED: Final[dict[Any, inspect.Signature]] = {}
-"""The signatures whose defaults were raised, as they were."""
+"""Original signatures of functions with raised defaults."""
 _LEFT_ALONE: Final = ("close", "stop", "terminate")
-"""Tests let these run out of time, with their defaults."""
+"""Methods that keep their defaults, because tests let them time out."""
 
 
 def be_patient() -> None:
-    """Raise the defaults of `timeout` of all public classes, and of the lag that feeds of `Feed.local` allow.
+    """Raise the default `timeout` of all public classes' methods and the lag limit of `Feed.local`.
 
-    Raise the time limit for a publisher's answer to a reader of its shared memory, too.
+    Also raise the time limit for a publisher's reply to a reader of its shared memory.
     """
     for public in (getattr(blackbox, name) for name in blackbox.__all__):
         if inspect.isclass(public):

@@ -1,4 +1,4 @@
-"""What a process holds, as Linux tells it."""
+"""Threads, file descriptors and memory of a process, from Linux."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="on
 
 
 def held(*, collect: bool = True) -> tuple[int, int]:
-    """Threads, those of libraries included, and open file descriptors of this process.
+    """Return the number of threads, including those of libraries, and of open file descriptors.
 
-    For tests in a process of their own: elsewhere Spark's threads, and those of other tests, come and go.
+    Only for tests in a separate process: elsewhere the threads of Spark and of other tests start and end.
     """
-    assert INSIDE in os.environ, "threads and descriptors were counted beside other tests, expected own_process"
+    assert INSIDE in os.environ, "threads and descriptors were counted next to other tests, expected own_process"
     if collect:
         gc.collect()
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 def wait_given_back(before: tuple[int, int]) -> None:
-    """Wait until no more is held than `before`: a thread that was joined may still be there for a moment."""
+    """Wait until the counts are at most `before`, because a joined thread may exist a moment longer."""
 
     def is_given_back() -> bool:
         return all(now <= was for now, was in zip(held(), before, strict=True))
@@ -37,7 +37,7 @@ def wait_given_back(before: tuple[int, int]) -> None:
 
 
 def resident_bytes(pid: int | str = "self") -> int:
-    """Memory of a process that is in RAM; of this one, without what the allocator keeps for later."""
+    """Return the resident memory of a process; for this one, without the allocator's free memory."""
     if pid == "self":
         getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""A source's messages on disk, the way they get there: published, received, recorded."""
+"""Record the messages of a source: published, received and written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from blackbox import Feed, Publisher, Recorder, Recording, Source
 
 AS_SENT: Any = {"prices": "integer", "times": "integer"}
-"""Frames with the venue's integers."""
+"""Settings for frames with the venue's integers."""
 
 
 def record(
@@ -23,7 +23,7 @@ def record(
     timeout: float = 60.0,
     **settings: Any,
 ) -> Path:
-    """Publish a source and record it; returns the feed's directory."""
+    """Publish and record a source; return the feed's directory."""
     feed = msgspec.structs.replace(Feed.local(name, slices), schema=make().schema.name, **settings)
     for _ in range(runs):
         recorder = Recorder(feed, directory)
@@ -36,7 +36,7 @@ def record(
 
 
 def recorded(directory: Path, make: Callable[[], Source], slices: int = 2, runs: int = 1, **settings: Any) -> Recording:
-    """A source, published and recorded; its only day."""
+    """Publish and record a source; return its only day."""
     feed = record(directory, "export", make, slices, runs, timeout=10.0, **settings)
     (day,) = feed.glob("*/manifest.json")
     return Recording.open(day.parent)

@@ -1,4 +1,4 @@
-"""Names that scripts of tests use without an import of their own."""
+"""Names that the tests' scripts import at once."""
 # ruff: noqa: F401, F403
 
 from blackbox import *

@@ -1,4 +1,4 @@
-"""One Spark session and one recording of each capture for all tests of a run, since each takes seconds to make."""
+"""One Spark session and one recording of each capture for all tests of a run, since each takes seconds to create."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def own_jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A jar that the user names, not we."""
+    """Return a jar of the user."""
     jar = tmp_path_factory.mktemp("jars") / "own.jar"
     with zipfile.ZipFile(jar, "w") as file:
         file.writestr("own.txt", "own")
@@ -35,7 +35,7 @@ def spark(own_jar: Path) -> Iterator[SparkSession]:
         "spark.ui.enabled": False,
         "spark.ui.showConsoleProgress": False,
         "spark.sql.shuffle.partitions": 2,
-        # The rows are few: compiling a query, or planning it again, takes longer than running it.
+        # With few rows, compiling or replanning a query takes longer than running it.
         "spark.sql.codegen.wholeStage": False,
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": False,
@@ -49,13 +49,13 @@ def spark(own_jar: Path) -> Iterator[SparkSession]:
 
 @pytest.fixture(params=first_of(["java", "python"]))
 def engine(request: pytest.FixtureRequest) -> str:
-    """Each of the two engines of the data source."""
+    """Return each of the two engines of the data source."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def captured(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The feed's directory of a real capture, by name: recorded when it is first asked for, and never changed."""
+    """Return a function from a capture's name to its feed's directory, recorded on first use and never changed."""
     from blackbox_feeds.binance import Binance
     from blackbox_feeds.dbn import Dbn
     from blackbox_feeds.iex import Iex
@@ -80,7 +80,7 @@ def captured(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Day:
-    """A made day of both codecs and of all sizes of blocks, which no test changes."""
+    """Return a generated day with both codecs and all block sizes; tests must not change it."""
     from tests.spark.made_days import make_day
 
     return make_day(tmp_path_factory.mktemp("written") / "recorded" / "2026-11-20")

@@ -1,4 +1,4 @@
-"""What several tests share: scripts, and functions, in processes of their own."""
+"""Scripts and functions in separate processes, for several tests."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ say = lambda *words: print(*words, flush=True)
 
 
 class Script:
-    """Python code in a process of its own, with `feed` and `say` at hand; killed when the `with` block is left.
+    """Python code in a separate process with the names `feed` and `say`; killed at the end of the `with` block.
 
-    `before`: words of a command that runs the rest of its words, such as `unshare -m`.
+    `before` is a command prefix, such as `unshare -m`.
     """
 
     def __init__(self, code: str, feed: Feed | None = None, before: Sequence[str] = ()) -> None:
@@ -51,9 +51,9 @@ class Script:
         )
 
     def read(self) -> str:
-        """The next line that it says. Fails with its errors when it says nothing more, or nothing for too long."""
+        """Return its next line of output. Fail with its errors at the end of its output or after a timeout."""
         assert self.process.stdout is not None
-        # It then tells where its threads stand: better than the end of the worker that waits for it.
+        # On a timeout the script prints the stacks of its threads, more useful than a timeout of the test.
         hangs = threading.Timer(_PATIENCE_S, self.process.send_signal, [signal.SIGABRT])
         hangs.start()
         try:
@@ -71,13 +71,13 @@ class Script:
         assert said == line, f"the script said {said!r}, expected {line!r}"
 
     def tell(self, line: str) -> None:
-        """Give it a line to `input()`."""
+        """Send a line to its `input()`."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def finish(self, timeout: float = 120.0) -> tuple[int, str, str]:
-        """Wait for its end: status, what else it said, its errors."""
+        """Wait for its end; return its status, the rest of its output, and its errors."""
         out, errors = self.process.communicate(timeout=timeout)
         return self.process.returncode, out, errors
 

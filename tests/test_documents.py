@@ -1,4 +1,4 @@
-"""Documents from others are decoded in one place, with limits on bytes and depth."""
+"""External documents are decoded in one place, with limits on bytes and depth."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_deeply_nested_document_raises_decode_error(form: Any, document: bytes
     ],
 )
 def test_a_frame_nested_a_thousand_deep_is_decoded_or_raises_decode_error(form: Any, document: bytes) -> None:
-    """Python 3.11 has no room for this many levels, later versions have."""
+    """Python 3.11 cannot decode this many levels; later versions can."""
     for kind in (Asked, Any):
         with suppress(DecodeError):
             Decoder[Any](form, kind).decode(document)

@@ -1,4 +1,4 @@
-"""Invalid transitions are refused, valid ones logged, and every state is reachable."""
+"""Invalid transitions are rejected, valid ones are logged, and every state is reachable."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_transitions_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         (DoorLife.LOCKED, DoorLife.OPEN, "door 7 was to be open when it was locked, expected nothing more"),
     ],
 )
-def test_invalid_transitions_are_refused(life: DoorLife, wrong: DoorLife, text: str) -> None:
+def test_invalid_transitions_are_rejected(life: DoorLife, wrong: DoorLife, text: str) -> None:
     with pytest.raises(RuntimeError, match=f"^{text}$"):
         life.enter(wrong, "door 7")
 
@@ -81,12 +81,12 @@ def test_a_raw_publisher_is_used_once() -> None:
         publisher._enter(RawPublisherLife.NEW)
 
 
-def test_all_lives_are_tested_here() -> None:
+def test_every_life_is_tested() -> None:
     assert set(Life.__subclasses__()) == {DoorLife, *LIVES}
 
 
 @pytest.mark.parametrize("life", LIVES)
-def test_every_state_is_reachable_and_followed_by_known_states(life: type[Life]) -> None:
+def test_every_state_is_reachable_with_known_successors(life: type[Life]) -> None:
     reached = [next(iter(life))]
     for member in reached:
         reached += [life(text) for text in member.following if life(text) not in reached]

@@ -1,4 +1,4 @@
-"""Times as text and as ns since the epoch, against datetime."""
+"""Times as text and as ns since 1970, compared with datetime."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ zones = st.sampled_from(ZONES)
 
 
 def of_datetime(moment: datetime.datetime) -> int:
-    """Convert whole seconds with datetime's own arithmetic, exact in a float."""
+    """Convert whole seconds with datetime's arithmetic, which is exact in a float."""
     return int(moment.timestamp()) * SECOND_NS
 
 
 @given(any_ns)
-def test_text_of_a_time_means_that_time(ns: int) -> None:
+def test_the_text_of_a_time_parses_to_that_time(ns: int) -> None:
     assert parse_time(time_text(ns, 9), NEW_YORK) == ns
     assert parse_time(time_text(ns, 0), NEW_YORK) == ns // SECOND_NS * SECOND_NS if ns >= MIN_NS + SECOND_NS else True
 
 
 @given(whole_seconds, zones)
-def test_date_time_means_what_datetime_says(seconds: int, zone: str) -> None:
+def test_a_date_time_agrees_with_datetime(seconds: int, zone: str) -> None:
     moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=seconds)
     local = moment.astimezone(ZoneInfo(zone)).replace(fold=0)
     expected = of_datetime(local)
@@ -61,7 +61,7 @@ def test_date_time_means_what_datetime_says(seconds: int, zone: str) -> None:
 
 
 @given(st.dates(datetime.date(1680, 1, 1), datetime.date(2260, 1, 1)), st.times(), zones)
-def test_time_on_a_date(day: datetime.date, clock: datetime.time, zone: str) -> None:
+def test_a_time_on_a_date(day: datetime.date, clock: datetime.time, zone: str) -> None:
     clock = clock.replace(microsecond=0, fold=0)
     expected = of_datetime(datetime.datetime.combine(day, clock, ZoneInfo(zone)))
     assert ns_on(day, clock, zone) == expected
@@ -94,29 +94,29 @@ def test_time_of_day_is_the_first_one_in_the_range(start: int, clock: datetime.t
         ("08:00", START - HOUR - HOUR // 2),
     ],
 )
-def test_ways_to_write_a_time(text: str, expected: int) -> None:
+def test_accepted_forms_of_a_time(text: str, expected: int) -> None:
     assert parse_time(text, NEW_YORK, START, START + 6 * HOUR) == expected
 
 
-def test_time_of_day_of_a_session_that_began_the_evening_before() -> None:
+def test_time_of_day_of_a_session_that_started_the_evening_before() -> None:
     start_ns = parse_time("2019-12-29T18:00", NEW_YORK)
     stop_ns = start_ns + 23 * HOUR
     assert parse_time("09:30", NEW_YORK, start_ns, stop_ns) == START
     assert parse_time("19:00", NEW_YORK, start_ns, stop_ns) == start_ns + HOUR
 
 
-def test_a_time_that_clocks_show_twice_is_the_first() -> None:
+def test_an_ambiguous_local_time_is_the_first() -> None:
     assert parse_time("2026-11-01T01:30", NEW_YORK) == parse_time("2026-11-01T01:30-04:00", "UTC")
     assert clock_text(parse_time("2026-11-01T01:30-05:00", "UTC"), NEW_YORK) == "01:30:00"
 
 
-def test_a_time_that_clocks_skip_is_converted_as_before_the_change() -> None:
+def test_a_skipped_local_time_uses_the_offset_before_the_change() -> None:
     skipped = parse_time("2026-03-08T02:30", NEW_YORK)
     assert skipped == parse_time("2026-03-08T02:30-05:00", "UTC")
     assert clock_text(skipped, NEW_YORK) == "03:30:00"
 
 
-def test_days_with_a_change_of_the_clocks_have_23_and_25_hours() -> None:
+def test_days_with_a_clock_change_have_23_and_25_hours() -> None:
     def hours(day: str, after: str) -> float:
         return (parse_time(after, NEW_YORK) - parse_time(day, NEW_YORK)) / HOUR
 
@@ -157,13 +157,13 @@ def test_times_before_1970_are_right() -> None:
         "٠٩:٣٠",
     ],
 )
-def test_text_that_is_not_a_time_is_refused(text: str) -> None:
+def test_text_that_is_not_a_time_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"^time was .*, expected ns since 1970, a date-time such as "):
         parse_time(text, "UTC")
 
 
 @given(st.text(max_size=30) | st.text("0123456789-+:., TZ", max_size=30))
-def test_any_text_is_a_time_or_refused(text: str) -> None:
+def test_any_text_is_a_time_or_rejected(text: str) -> None:
     try:
         assert MIN_NS <= parse_time(text, NEW_YORK) <= MAX_NS
     except ValueError as error:
@@ -177,13 +177,13 @@ def test_digits_of_the_second(digits: int) -> None:
     assert clock_text(START + 123_456_789, NEW_YORK, digits) == f"09:30:00{fraction}"
 
 
-def test_datetime_without_a_zone_is_refused() -> None:
+def test_a_datetime_without_a_zone_is_rejected() -> None:
     with pytest.raises(ValueError, match="expected a datetime with a time zone"):
         ns_of(datetime.datetime(2026, 11, 20))  # noqa: DTZ001
 
 
 @pytest.mark.parametrize("name", ["", "New York", "Mars/Olympus", "../etc/passwd"])
-def test_an_unknown_zone_is_refused(name: str) -> None:
+def test_an_unknown_zone_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=f"^time zone was {name!r}, expected a name such as"):
         zone_of(name)
 
@@ -198,7 +198,7 @@ def test_an_unknown_zone_is_refused(name: str) -> None:
         (1_577_716_200_000_000, "microseconds"),
     ],
 )
-def test_a_number_of_another_unit_is_an_error_that_names_it(value: int, unit: str) -> None:
+def test_a_number_in_another_unit_raises_an_error_with_its_unit(value: int, unit: str) -> None:
     near = 1_577_716_200_000_000_000
     words = rf"time was {value}, which looks like {unit}, expected ns since 1970, such as {near}"
     with pytest.raises(ValueError, match=words):
@@ -206,5 +206,5 @@ def test_a_number_of_another_unit_is_an_error_that_names_it(value: int, unit: st
     if value > 10**9:
         with pytest.raises(ValueError, match=words):
             parse_time(str(value), "UTC", near)
-    assert check_unit(value, 10**9) == value, "where times are as early"
+    assert check_unit(value, 10**9) == value, "small values are fine near other small values"
     assert [check_unit(each, near) for each in (0, -5, near, 10**17)] == [0, -5, near, 10**17]

@@ -1,4 +1,4 @@
-"""A day of ticks that another process has recorded, with a schema that is registered nowhere."""
+"""A day of ticks recorded by another process, with an unregistered schema."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ recorder.run(until_end=True, timeout=60.0)
 
 
 def recorded_ticks(directory: Path) -> Path:
-    """Record the ticks in a process of their own; returns the day's directory."""
+    """Record the ticks in another process; return the day's directory."""
     subprocess.run([sys.executable, "-c", RECORD, str(directory)], check=True, cwd=ROOT, timeout=200)
     (manifest,) = directory.glob("ticks/*/manifest.json")
     return manifest.parent

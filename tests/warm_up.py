@@ -1,4 +1,4 @@
-"""Compile at the beginning what most tests run, each worker a part of it: else all wait for what one compiles."""
+"""Compile the code of most tests in advance, each worker a part, so that workers do not wait for each other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from blackbox.testing import RawPublisher
 from tests.callbacks import count_rows
 
 _PATIENCE_S: Final = 200.0
-"""On a busy machine a first compile takes long."""
+"""Timeout for the first compile on a busy machine."""
 _START_NS: Final = 1_767_571_200_000_000_000
 
 
 def deliver() -> None:
-    """From a publisher to a callback."""
+    """Deliver a message from a publisher to a callback."""
     feed = Feed.local("warm-up", slices=1)
     subscriber = Subscriber(feed)
     subscriber.on(b"")(lambda _: None)
@@ -66,10 +66,10 @@ PARTS: Final[tuple[tuple[Callable[[Path], None], ...], ...]] = (
     (_replay,),
     (_publish, _record),
 )
-"""By worker; further ones have none."""
+"""Parts by worker; further workers have none."""
 
 
 def share(worker: int, place: Path) -> None:
-    """Do a worker's part."""
+    """Compile a worker's part."""
     for part in PARTS[worker] if worker < len(PARTS) else ():
         part(place)

@@ -1,4 +1,4 @@
-"""The wire format once more, slow and obvious. It shares only the table of the layout with the core."""
+"""A slow and obvious second implementation of the wire format. It shares only the layout table with the core."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from blackbox.block import layout
 from blackbox.block.layout import VERSION
 
 HEADER = struct.Struct("<4s" + layout.HEADER.format[2:].replace("q", "Q"))
-"""Epoch, sequence and times are signed, but valid only from 0 on."""
+"""Epoch, sequence and times are signed, but only values from 0 are valid."""
 CHECKED_BYTES = layout.HEADER.offsets["header_checksum"]
-"""Bytes of a header that its checksum covers."""
+"""Number of header bytes covered by its checksum."""
 FLAGS = {flag.name: flag.value for flag in layout.FLAGS if flag.travels}
 CHECKSUM, FIXED, CONTROL, LINE_B, END, SEQUENCES, NULLS, NUMBERS = (
     FLAGS[name] for name in ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS", "NUMBERS")
@@ -24,7 +24,7 @@ _BITS = {"i64": 64, "i32": 32, "u32": 32, "byte": 8, "bit": 1}
 
 
 class Fields(NamedTuple):
-    """The header's fields, in the order in which they stand."""
+    """The header's fields in order."""
 
     # layout: fields of a header
     magic: bytes = b"BBOX"
@@ -50,29 +50,29 @@ class Fields(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What a block says."""
+    """Contents of a block."""
 
     fields: Fields
     topics: list[bytes]
     messages: list[tuple[bytes, Any, int]]
-    """(topic, payload, ts_event); a payload of None: no value."""
+    """(topic, payload, ts_event) of each message; a payload of None means no value."""
     sequences: list[int]
-    """Of each message."""
+    """Sequence of each message."""
 
 
 def checksum(data: bytes) -> int:
-    """The low 32 bits of XXH3."""
+    """Return the low 32 bits of XXH3."""
     return xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF
 
 
 def pack(fields: Fields) -> bytes:
-    """A header, its own checksum made right."""
+    """Return a header with its checksum."""
     head = HEADER.pack(*fields)[:CHECKED_BYTES]
     return head + struct.pack("<I", checksum(head))
 
 
 def sealed(body: bytes, **fields: Any) -> tuple[bytes, bytes]:
-    """Header and body, with sizes and checksums right unless `fields` say otherwise."""
+    """Return header and body, with right sizes and checksums unless `fields` overrides them."""
     known: dict[str, Any] = {"body_bytes": len(body), "body_checksum": checksum(body)} | fields
     return pack(Fields(**known)), body
 
@@ -82,7 +82,7 @@ def unpack(header: bytes) -> Fields:
 
 
 def pad(data: bytes) -> bytes:
-    """Zeros up to a multiple of 8."""
+    """Return data padded with zeros to a multiple of 8."""
     return data + bytes(-len(data) % 8)
 
 
@@ -94,7 +94,7 @@ def body_of(
     fixed: bool,
     sequences: list[int] | None = None,
 ) -> bytes:
-    """A body, column by column. Some payload of None: it has a column that says so."""
+    """Return a body, column by column. It has a column of nulls if any payload is None."""
     data = [payload or b"" for payload in payloads]
     columns = {
         "ts_event": struct.pack(f"<{len(ts_event)}q", *ts_event),
@@ -119,7 +119,7 @@ def body_of(
 def data(
     rows: Sequence[tuple[bytes, bytes | None, int]], *, sequences: list[int] | None = None, **fields: Any
 ) -> tuple[bytes, bytes]:
-    """Header and body of messages, each (topic, payload, ts_event)."""
+    """Return header and body of messages, each (topic, payload, ts_event)."""
     topics = list(dict.fromkeys(topic for topic, _, _ in rows))
     sizes = {len(payload or b"") for _, payload, _ in rows}
     fixed = len(sizes) <= 1
@@ -146,9 +146,9 @@ def data(
 
 
 def control(ends: Mapping[bytes, int | tuple[int, int]], flags: int = 0, **fields: Any) -> tuple[bytes, bytes]:
-    """Return header and body of a control block. `ends`: (end, count) of each key, or one number for both.
+    """Return header and body of a control block. `ends` has (end, count) by key, or one number for both.
 
-    The next sequence of the slice is the largest end, unless `fields` has another one.
+    The slice's next sequence is the largest end, unless `fields` overrides it.
     """
     both = {key: (end, end) if isinstance(end, int) else end for key, end in ends.items()}
     rows = [(key, struct.pack("<qq", *end), 0) for key, end in both.items()]
@@ -163,12 +163,12 @@ def ends_of(control: Decoded) -> dict[bytes, tuple[int, int]]:
 
 
 def is_there(column: layout.Column, fields: Fields) -> bool:
-    """True if a block with this header has the column."""
+    """Return True if a block with this header has the column."""
     return not column.flag or bool(fields.flags & FLAGS[column.flag]) != column.only.startswith("not ")
 
 
 def starts_of(fields: Fields) -> dict[str, int]:
-    """The start of each column in the body of a block with this header."""
+    """Return the start of each column in the body of a block with this header."""
     at, starts = 0, {}
     for column in layout.COLUMNS:
         starts[column.name] = at = _up(at)
@@ -178,7 +178,7 @@ def starts_of(fields: Fields) -> dict[str, int]:
 
 
 def decode(key: bytes | None, header: bytes, body: bytes) -> Decoded:
-    """Read a block; a key of None is its first topic's. Raises ValueError with the reason when it is not valid."""
+    """Decode a block; with a key of None, the key of its first topic. Raises ValueError with the reason if invalid."""
     _require(len(header) == HEADER.size, "header size")
     fields = unpack(header)
     _check_fields(fields, header)

@@ -1,8 +1,8 @@
-"""Write everything that follows from `blackbox.block.layout`: `make layout`.
+"""Generate all files that depend on `blackbox.block.layout`: `make layout`.
 
-The constants of the Spark connector and of the reference clients, the tables and examples of the docs, the generated
-parts of `blackbox.block.format` and `tests.wire`, and the golden files. A part of a file is between two lines with
-`layout: NAME` and `end of layout`; the rest of that file is written by hand.
+These are the constants of the Spark connector and of the reference clients, the tables and examples of the docs, parts
+of `blackbox.block.format` and `tests.wire`, and the golden files. A generated part of a file is between lines with
+`layout: NAME` and `end of layout`; the rest is written by hand.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TRAVELLING: Final = [flag for flag in FLAGS if flag.travels]
 
 
 def written() -> dict[str, bytes]:
-    """Return the right content of each file by its path in the project."""
+    """Return the expected content of each file by its path in the project."""
     files = {_JAVA: _java(), _C: _c(), _NODE: _node()}
     files |= {path: _with_parts(path, parts) for path, parts in _parts().items()}
     found = {path: text.encode() for path, text in files.items()}
@@ -94,7 +94,7 @@ def _with_parts(path: str, parts: dict[str, str]) -> str:
     return text
 
 
-# Columns. A start is written as in C; Python and the docs have their own form of a condition.
+# Columns. Starts are C expressions; Python and the docs use their own syntax for conditions.
 
 
 def _starts() -> list[tuple[str, str, str, str]]:
@@ -112,7 +112,7 @@ def _starts() -> list[tuple[str, str, str, str]]:
 
 
 def _in_c(indent: str, kind: str) -> str:
-    """Return statements that compute the starts in C."""
+    """Return C statements that compute the starts."""
     lines = []
     for name, flag, with_flag, without in _starts():
         text = f"(flags & {flag}) != 0 ? {with_flag} : {without}" if flag else with_flag
@@ -121,7 +121,7 @@ def _in_c(indent: str, kind: str) -> str:
 
 
 def _in_camel(indent: str, kind: str, **names: str) -> str:
-    """Return the statements in Java and JavaScript; `names`: other names of the counts."""
+    """Return the statements for Java and JavaScript; `names` renames counts."""
     text = re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda match: _camel(match[0]), _in_c(indent, kind))
     return re.sub(r"\b[a-z]+\b", lambda match: names.get(match[0], match[0]), text)
 
@@ -194,7 +194,7 @@ def _fields_in_tests() -> str:
 
 
 def _constants() -> dict[str, int]:
-    """Return what all languages need, by name."""
+    """Return the constants of all languages by name."""
     magics = {"BLOCK": layout.BLOCK_MAGIC, "RECORD": layout.RECORD_MAGIC, "MARK": layout.MARK_MAGIC}
     magics |= {"SEGMENT": layout.SEGMENT_MAGIC, "INDEX": layout.INDEX_MAGIC}
     return (
@@ -256,7 +256,7 @@ def _camel(name: str) -> str:
 
 
 def _small_constants() -> dict[str, int]:
-    """Return what clients need."""
+    """Return the constants of clients."""
     return {name: value for name, value in _constants().items() if name == "MAGIC_BLOCK" or "MAGIC" not in name}
 
 
@@ -381,7 +381,7 @@ def _dump(name: str, data: bytes) -> str:
 
 
 def write(files: dict[str, bytes]) -> bool:
-    """Write the files that differ, and print their names; return True if there are any."""
+    """Write and print the files that differ; return True if there are any."""
     changed = {name: data for name, data in files.items() if content(name) != data}
     for name, data in changed.items():
         (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
@@ -391,13 +391,13 @@ def write(files: dict[str, bytes]) -> bool:
 
 
 def content(name: str) -> bytes | None:
-    """Return what a file of the project holds; None: it is missing."""
+    """Return the content of a file of the project, or None if it is missing."""
     path = ROOT / name
     return path.read_bytes() if path.exists() else None
 
 
 if __name__ == "__main__":
-    # The golden files need the generated parts in Python, so these are written first, and loaded again.
+    # The golden files need the generated Python parts, so these are written first and reloaded.
     if write({name: _with_parts(name, parts).encode() for name, parts in _in_python().items()}):
         os.execv(sys.executable, [sys.executable, "-m", "tests.write_layout"])
     write(written())

@@ -1,4 +1,4 @@
-"""A publisher's side of ZMTP by hand, on a plain TCP socket: for what no ZeroMQ socket would send."""
+"""A publisher's side of ZMTP on a plain TCP socket, to send frames that no ZeroMQ socket would."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MORE, LONG = 1, 2
 
 
 class PlainPublisher:
-    """Listens on a tcp endpoint; `accept` a subscriber, then send it frames."""
+    """Listens on a tcp endpoint. `accept` returns a subscriber's socket for sending frames."""
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -19,7 +19,7 @@ class PlainPublisher:
         self._listener.settimeout(60)
 
     def accept(self) -> socket.socket:
-        """Wait for a subscriber, and shake hands."""
+        """Wait for a subscriber and complete its handshake."""
         peer, _ = self._listener.accept()
         peer.settimeout(60)
         peer.sendall(_GREETING + _READY)
@@ -33,5 +33,5 @@ class PlainPublisher:
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """A frame with a length of eight bytes."""
+    """Return a frame with an eight-byte length."""
     return bytes([flags | LONG]) + len(body).to_bytes(8, "big") + body

@@ -1,4 +1,4 @@
-"""The pages describe every public member, and list the module of every type in a public signature."""
+"""The docs describe every public member and list the module of every type in a public signature."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODE = {
     for code in re.findall(r"```.*?```|`[^`]+`|^ {4}[^\n]*", page.read_text(), re.MULTILINE | re.DOTALL)
     for word in re.findall(r"\w+", code)
 }
-"""Words in code of the pages."""
+"""Words in the code of the docs."""
 MODULE_OF = {
     name: module
     for module, names in re.findall(r"^\| `(blackbox\.[\w.]+)` \| (.*) \|$", PAGE, re.MULTILINE)
@@ -39,7 +39,7 @@ CLASSES = {
     if inspect.isclass(value := getattr(blackbox, name)) and not issubclass(value, Exception)
 }
 MADE_BY_OTHERS = {"Batch", "Message", "Gap", "Stream", "Table", "Recording", "Recordings"}
-"""Classes that users do not construct: they come from methods."""
+"""Classes that methods return and users do not construct."""
 
 
 def own_bases(cls: type) -> list[type]:
@@ -51,7 +51,7 @@ def members_of(name: str) -> set[str]:
 
 
 def imports_of(tree: ast.Module) -> dict[str, str]:
-    """By name the module that a source imports it from, for types alone or not."""
+    """Return the module of each imported name of a source, including imports only for types."""
     return {
         alias.asname or alias.name: node.module or ""
         for node in ast.walk(tree)
@@ -61,7 +61,7 @@ def imports_of(tree: ast.Module) -> dict[str, str]:
 
 
 def annotations_of(body: ast.ClassDef, has_constructor: bool) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the annotations of public members, each with the member's name."""
+    """Yield the name and annotations of each public member."""
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
             yield node.target.id, node.annotation
@@ -91,13 +91,13 @@ def types_of(name: str) -> Iterator[tuple[str, str, Any]]:
                         yield f"{name}.{member}", node.id, getattr(import_module(source), node.id)
 
 
-def test_the_page_names_what_is_at_the_top() -> None:
+def test_the_page_lists_the_top_level_names() -> None:
     named = re.findall(r"`(\w+)`", PAGE.split("works for these 25 names:")[1].split("All errors")[0])
     assert sorted(named) == sorted(set(blackbox.__all__) - {"__version__"})
     assert len(named) == 25
 
 
-def test_every_module_of_the_table_has_its_names() -> None:
+def test_listed_modules_have_the_listed_names() -> None:
     assert len(MODULE_OF) > 40
     assert [name for name, module in MODULE_OF.items() if not hasattr(import_module(module), name)] == []
 
@@ -116,13 +116,13 @@ def test_every_type_in_a_public_signature_can_be_imported_from_a_listed_module(n
     assert missing == set()
 
 
-def test_a_type_that_is_listed_nowhere_is_found() -> None:
+def test_types_of_signatures_are_found() -> None:
     assert ("Subscriber.statistics", "Statistics") in {(member, name) for member, name, _ in types_of("Subscriber")}
     assert ("Publisher.__init__", "PublisherOutbox") in {(member, name) for member, name, _ in types_of("Publisher")}
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_the_pages_describe_the_public_members_of_each_class(name: str) -> None:
+def test_the_docs_describe_the_public_members_of_each_class(name: str) -> None:
     assert members_of(name) - CODE == set()
 
 
@@ -135,14 +135,14 @@ def test_described_members_exist() -> None:
 @pytest.mark.parametrize(
     ("made", "keywords"), [(Replay, ReplaySettings), (HubClient, HubClientSettings), (Hub, HubKeywords)]
 )
-def test_typed_keywords_are_those_of_the_class(made: Any, keywords: Any) -> None:
+def test_typed_keywords_match_the_class(made: Any, keywords: Any) -> None:
     parameters = inspect.signature(made).parameters.values()
     expected = {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
     assert {name: value.__forward_arg__ for name, value in keywords.__annotations__.items()} == expected
 
 
 @pytest.mark.parametrize("name", sorted(set(CLASSES) - {"Source"}))  # options depend on the format
-def test_no_public_member_takes_keywords_of_any_name(name: str) -> None:
+def test_no_public_member_takes_arbitrary_keywords(name: str) -> None:
     members = {member: each for base in own_bases(CLASSES[name]) for member, each in vars(base).items()}
     loose = [
         member

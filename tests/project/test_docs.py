@@ -1,4 +1,4 @@
-"""The documents say what the code does: every offset, the worked examples, the exit statuses."""
+"""The docs agree with the code: offsets, worked examples, exit statuses."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_exit_statuses_are_documented_in_operations_and_in_help() -> None:
     assert {int(number) for number in re.findall(r"\b\d+\b", STATUS_HELP)} == {*map(int, Status), 129, 143}
 
 
-def test_requests_of_the_page_on_replays_are_understood() -> None:
+def test_requests_of_the_replay_page_are_valid() -> None:
     requests = re.findall(r"`(\{\"do\".*?\})`", (DOCS / "recorders.md").read_text())
     assert len(requests) == 7
     controls = Controls()
@@ -89,7 +89,7 @@ def _of(kind: TradeFields | QuoteFields) -> str:
     return f"`{kind.message_type}` where `{only[0]}` is `{only[1]}`" if only else f"`{kind.message_type}`"
 
 
-def test_types_trades_and_quotes_are_those_of_the_schemas() -> None:
+def test_types_trades_and_quotes_match_the_schemas() -> None:
     pattern = r"^(`.+`)\n\n- types: (.+)\n- trades: (.+)\n- quotes: (.+)$"
     rows = re.findall(pattern, (DOCS / "feeds.md").read_text(), re.MULTILINE)
     told = {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0])}

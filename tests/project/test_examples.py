@@ -1,4 +1,4 @@
-"""Each file in `examples/` runs, and says what it should."""
+"""Each file in `examples/` runs and prints the expected output."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ TWINS = (
     "replay_two_feeds",
     "see_batches_in_arrow",
 )
-"""Examples of a kind that another one here is of, or that tests of the product are closer to."""
+"""Examples covered by similar examples or by other tests."""
 
 
 def test_every_example_is_tested() -> None:

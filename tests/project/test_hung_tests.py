@@ -1,4 +1,4 @@
-"""A test that hangs fails by its name, in its time; all others run."""
+"""A hung test fails by name at its timeout; all others run."""
 
 import os
 import subprocess
@@ -19,16 +19,16 @@ def test_before(): pass
 @pytest.mark.timeout(1)
 def test_that_hangs():
     if os.fork() == 0:
-        threading.Event().wait(2)  # as a slice's process whose parent has gone
+        threading.Event().wait(2)  # like a slice's process whose parent has ended
         os._exit(0)
     threading.Event().wait()
 
-def test_behind(): pass
+def test_after(): pass
 """
 
 
 @pytest.mark.long
-def test_a_hung_test_is_a_named_failure_and_the_rest_runs_on(tmp_path: Path) -> None:
+def test_a_hung_test_fails_by_name_and_the_rest_runs(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"test_{number}.py").write_text(HANGS if number in (2, 5) else SOUND)
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_xdist_make_scheduler  # noqa: F401\n")

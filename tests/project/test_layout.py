@@ -1,4 +1,4 @@
-"""The layout's table is sound, and everything that follows from it is up to date."""
+"""The layout table is consistent, and the generated files are up to date."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests import golden, wire
 from tests.write_layout import COMMAND, ROOT, content, written
 
 
-def test_what_is_written_from_the_layout_is_up_to_date() -> None:
+def test_generated_files_are_up_to_date() -> None:
     files = written()
     stale = [name for name, data in files.items() if content(name) != data]
-    assert not stale, f"run `{COMMAND}`: it has not written {', '.join(stale)} since the layout changed"
+    assert not stale, f"run `{COMMAND}`: {', '.join(stale)} differ from the layout"
     for place in golden.BLOCKS, golden.RECORDING:
         found = {str(path.relative_to(ROOT)) for path in place.rglob("*") if path.is_file()}
         assert found <= files.keys()
@@ -24,7 +24,7 @@ def test_what_is_written_from_the_layout_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("structure", [HEADER, RECORD, MARK, ENTRY, FILE_HEAD], ids=lambda each: str(each.name))
 def test_fields_are_aligned_and_have_one_name(structure: Structure) -> None:
-    """Compiled code reads whole words."""
+    """Compiled code reads aligned words."""
     names = [field.name for field in structure.fields if field.name]
     assert len(set(names)) == len(names)
     assert structure.size % 8 == 0
@@ -34,8 +34,8 @@ def test_fields_are_aligned_and_have_one_name(structure: Structure) -> None:
         at += field.size
 
 
-def test_readers_that_do_not_know_the_kind_find_what_they_need() -> None:
-    """The version of a block, and the head and size of a record or mark."""
+def test_common_fields_have_fixed_offsets() -> None:
+    """Readers of unknown kinds need a block's version, and the head and size of a record or mark."""
     for name in ("magic", "checksum", "stored_bytes"):
         assert RECORD.offsets[name] == MARK.offsets[name]
     assert RECORD.offsets["checksum"] == OFFSET_CHECKED - 4
@@ -45,13 +45,13 @@ def test_readers_that_do_not_know_the_kind_find_what_they_need() -> None:
         assert structure.offsets[name] == structure.size - 4
 
 
-def test_flags_have_a_bit_of_their_own() -> None:
+def test_each_flag_has_its_own_bit() -> None:
     values = [flag.value for flag in layout.FLAGS]
     assert sum(values) == sum({1 << value.bit_length() - 1 for value in values})
     assert {column.flag for column in layout.COLUMNS if column.flag} <= {flag.name for flag in layout.FLAGS}
 
 
-def test_a_format_of_some_fields_skips_the_others() -> None:
+def test_a_format_of_selected_fields_skips_the_others() -> None:
     values = struct.unpack(HEADER.format_of("version", "count", "stride"), wire.pack(wire.Fields(count=7, stride=9)))
     assert values == (layout.VERSION, 7, 9)
     with pytest.raises(ValueError, match="fields were stride, count, expected their order in header"):

@@ -1,4 +1,4 @@
-"""Tests that run in a process of their own fail, are skipped and pass here as they do there."""
+"""Tests run in a separate process report their results here."""
 
 import os
 import subprocess
@@ -42,14 +42,14 @@ def run(path: Path, end: str = "") -> str:
     ).stdout
 
 
-def test_results_are_those_of_the_other_process(tmp_path: Path) -> None:
+def test_results_of_the_other_process_are_reported(tmp_path: Path) -> None:
     told = run(tmp_path / "test_some.py")
     assert "1 failed, 2 passed, 1 skipped" in told
     assert "it was two" in told
     assert "not today" in told
 
 
-def test_threads_and_descriptors_are_counted_nowhere_else() -> None:
+def test_counting_threads_and_descriptors_needs_own_process() -> None:
     with pytest.raises(AssertionError, match="expected own_process"):
         held()
 

@@ -1,4 +1,4 @@
-"""What the pages show runs: settings load, callbacks are called, commands are right. Of Spark: `tests/spark`."""
+"""The snippets of the docs run: settings load, callbacks are called, commands are valid. For Spark: `tests/spark`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(code: str, names: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
-def test_a_command_of_a_page_is_a_right_command_line(page: str, line: str) -> None:
+def test_a_command_of_a_page_is_valid(page: str, line: str) -> None:
     name, *words = shlex.split(line, comments=True)
     PROGRAM.commands[name].make_context(name, words)  # type: ignore[attr-defined]
 
@@ -72,7 +72,7 @@ def test_rights_of_the_page_load(tmp_path: Path) -> None:
     assert load_rights(str(tmp_path), 8) == {"desk": (b"AAPL.", b"MSFT."), "intern": (), "*": (b"INDEX.",)}
 
 
-def test_the_addresses_to_bind_of_the_page_load(tmp_path: Path) -> None:
+def test_bind_addresses_of_the_page_load(tmp_path: Path) -> None:
     (text,) = snippets("containers.md", "toml")
     (tmp_path / "feed.toml").write_text(f'name = "quotes"\n{text}')
     (part,) = Feed.load(tmp_path / "feed.toml").slices
@@ -81,7 +81,7 @@ def test_the_addresses_to_bind_of_the_page_load(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    """A recorded session with trades of AAPL."""
+    """Return a recorded session with trades of AAPL."""
     return recorded(tmp_path_factory.mktemp("session"), lambda: Synthetic(20_000, symbols=50))
 
 
@@ -99,7 +99,7 @@ def test_callbacks_books_and_hooks_of_the_page_are_called(session: Recording) ->
     assert names["prices"] == {}
 
 
-def test_subscribers_on_the_same_sockets_begin_and_end_as_the_page_shows() -> None:
+def test_subscribers_on_the_same_sockets_start_and_end_as_on_the_page() -> None:
     feed = Feed.local("page", slices=1)
     with Publisher(feed):
         names: dict[str, Any] = {"Subscriber": Subscriber, "feed": feed, "quote": lambda _: None}
@@ -107,7 +107,7 @@ def test_subscribers_on_the_same_sockets_begin_and_end_as_the_page_shows() -> No
     assert names["first"].state == names["second"].state == "ended"
 
 
-def test_what_is_wanted_is_computed_as_the_page_shows() -> None:
+def test_values_with_subscribers_are_computed_as_on_the_page() -> None:
     feed = Feed.local("page", slices=1)
     computed: list[bytes] = []
     switched: list[tuple[bytes, bool]] = []
@@ -149,7 +149,7 @@ def test_the_stream_of_the_page_is_read_to_its_end(session: Recording) -> None:
     assert subscriber.statistics().delivery.delivered > 0
 
 
-def test_the_program_of_plain_pyzmq_prints_the_same_as_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plain_pyzmq_program_prints_the_same_output(capsys: pytest.CaptureFixture[str]) -> None:
     plain, _ = snippets("from-pyzmq.md")
     ((endpoint,),) = free_endpoints("tcp", "plain", 1, 1)
     run(plain.replace("tcp://127.0.0.1:17201", endpoint), {})
@@ -181,7 +181,7 @@ def archived(tmp_path: Path) -> Iterator[tuple[Feed, Publisher, Recorder]]:
         yield feed, publisher, recorder
 
 
-def test_the_checkpoint_of_the_page_is_gone_on_from(
+def test_the_checkpoint_of_the_page_is_resumed(
     archived: tuple[Feed, Publisher, Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed, publisher, recorder = archived
@@ -210,7 +210,7 @@ def test_the_checkpoint_of_the_page_is_gone_on_from(
     assert got == list(range(150))
 
 
-def test_the_checkpoint_of_a_stream_of_the_page_is_behind_what_was_read(
+def test_the_stream_checkpoint_of_the_page_follows_the_messages_read(
     archived: tuple[Feed, Publisher, Recorder],
 ) -> None:
     feed, publisher, _ = archived
@@ -233,7 +233,7 @@ def test_the_checkpoint_of_a_stream_of_the_page_is_behind_what_was_read(
     assert kept == [(count, {0: (publisher.epoch, count)}) for count in range(10, 101, 10)]
 
 
-def test_the_hub_of_the_page_takes_what_the_page_puts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_of_the_page_stores_the_puts_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings, hub_settings = snippets("hub.md", "toml")
     for number in ("17110", "17111", "17112"):
@@ -279,7 +279,7 @@ def test_settings_of_pairs_and_sites_load(tmp_path: Path) -> None:
     assert Feed.load(tmp_path / "ldn.toml").hub == "tcp://127.0.0.1:17210"
 
 
-def test_images_and_tables_of_the_page_begin_with_what_was_recorded(
+def test_images_and_tables_of_the_page_start_with_recorded_messages(
     archived: tuple[Feed, Publisher, Recorder],
 ) -> None:
     feed, publisher, recorder = archived
@@ -301,7 +301,7 @@ def test_images_and_tables_of_the_page_begin_with_what_was_recorded(
     assert names["price"] == b"101"
 
 
-def test_the_archive_answers_what_the_page_asks(archived: tuple[Feed, Publisher, Recorder]) -> None:
+def test_the_archive_answers_the_requests_of_the_page(archived: tuple[Feed, Publisher, Recorder]) -> None:
     feed, publisher, recorder = archived
     publish_numbered(publisher, 0, 6_000)
     wait_recorded(recorder, 6_000)

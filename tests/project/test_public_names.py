@@ -1,4 +1,4 @@
-"""The names of `blackbox`: none leaks, none goes missing, and importing them stays light."""
+"""`blackbox` exports exactly its public names, and importing them loads no heavy library."""
 
 import subprocess
 import sys
@@ -48,11 +48,11 @@ def test_each_name_is_the_class_of_its_module(name: str) -> None:
     assert getattr(blackbox, name).__name__ == name
 
 
-def test_all_holds_exactly_the_public_names() -> None:
+def test_all_has_exactly_the_public_names() -> None:
     assert sorted([*NAMES, "__version__"]) == sorted(blackbox.__all__) == dir(blackbox)
 
 
-def test_star_import_gives_the_public_names() -> None:
+def test_star_import_imports_the_public_names() -> None:
     namespace: dict[str, object] = {}
     exec("from blackbox import *", namespace)
     del namespace["__builtins__"]
@@ -84,7 +84,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
         exec("from blackbox import Publsher")
 
 
-def test_importing_takes_no_heavy_library() -> None:
+def test_importing_loads_no_heavy_library() -> None:
     script = f"import sys, {', '.join(LIGHT_MODULES)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     assert loaded

@@ -1,4 +1,4 @@
-"""Imports run one way: a folder imports only folders that stand before it here, and no modules form a circle."""
+"""Imports run one way: a folder imports only folders listed before it here, and no modules form a cycle."""
 
 import ast
 from functools import cache
@@ -38,7 +38,7 @@ ORDER = (
     "analysis",
     "cli",
 )
-"""The rooms of `blackbox`, and the few modules beside them, in the order in which data flows."""
+"""The folders and top-level modules of `blackbox` in the order of the data flow."""
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"blackbox": ROOT / "blackbox", "blackbox_feeds": ROOT / "feeds" / "blackbox_feeds"}
@@ -51,7 +51,7 @@ MODULES = {
 
 @cache
 def imports_of(source: str) -> list[str]:
-    """Return the full names of all modules that the source imports at run time, also inside functions."""
+    """Return the full names of all modules that the source imports at run time, including inside functions."""
     tree = ast.parse(source)
     for_types = {
         child
@@ -76,7 +76,7 @@ def imports_of(source: str) -> list[str]:
 
 def room_of(module: str) -> int:
     room = module.split(".")[1]
-    assert room in ORDER, f"{module} is in {room}, which has no place in ORDER"
+    assert room in ORDER, f"{module} is in {room}, which is not in ORDER"
     return ORDER.index(room)
 
 
@@ -86,9 +86,9 @@ def violations(module: str, source: str) -> list[str]:
     for name in imports_of(source):
         imported, _, inside = name.partition(".")
         if package == "blackbox" and imported == "blackbox_feeds":
-            found.append(f"{module} imports {name}: the core knows no feed")
+            found.append(f"{module} imports {name}: the core must not import feeds")
         elif package == imported == "blackbox" and inside and room_of(name) > room_of(module):
-            found.append(f"{module} imports {name}, which stands after it")
+            found.append(f"{module} imports {name}, which is later in ORDER")
     return found
 
 
@@ -97,19 +97,19 @@ def test_imports_run_one_way() -> None:
     assert [found for name, source in sources.items() for found in violations(name, source)] == []
 
 
-def test_modules_form_no_circle() -> None:
+def test_modules_form_no_cycle() -> None:
     imports = {name: set(imports_of(path.read_text())) & set(MODULES) for name, path in MODULES.items()}
     try:
         TopologicalSorter({name: found - {name} for name, found in imports.items()}).prepare()
     except CycleError as error:
-        pytest.fail("a circle of imports: " + " <- ".join(error.args[1]))
+        pytest.fail("an import cycle: " + " <- ".join(error.args[1]))
 
 
-def test_order_names_no_room_that_is_gone() -> None:
+def test_every_room_of_order_exists() -> None:
     assert set(ORDER) == {name.split(".")[1] for name in MODULES if name.startswith("blackbox.")}
 
 
-def test_every_room_says_what_comes_in_and_what_goes_out() -> None:
+def test_every_room_documents_its_inputs_and_outputs() -> None:
     silent = [
         room
         for room in ORDER
@@ -129,26 +129,26 @@ def test_every_room_says_what_comes_in_and_what_goes_out() -> None:
         ("blackbox.feed.feed", "import blackbox_feeds"),
     ],
 )
-def test_import_against_the_order_is_found(module: str, source: str) -> None:
+def test_an_import_against_the_order_is_found(module: str, source: str) -> None:
     assert len(violations(module, source)) == 1
 
 
-def test_import_of_a_room_without_a_place_is_found() -> None:
-    with pytest.raises(AssertionError, match="which has no place in ORDER"):
+def test_an_import_of_a_room_not_in_order_is_found() -> None:
+    with pytest.raises(AssertionError, match="which is not in ORDER"):
         violations("blackbox.feed.feed", "from blackbox.nowhere import x")
 
 
-def test_relative_import_is_found() -> None:
+def test_a_relative_import_is_found() -> None:
     with pytest.raises(AssertionError, match="relative import"):
         violations("blackbox.feed.feed", "from .routing import symbol_of")
 
 
-def test_import_for_types_alone_is_fine() -> None:
+def test_an_import_only_for_types_is_permitted() -> None:
     source = "if TYPE_CHECKING:\n    from blackbox.block.encode import Rows\nelse:\n    import blackbox_feeds"
     found = violations("blackbox.feed.routing", source)
-    assert found == ["blackbox.feed.routing imports blackbox_feeds: the core knows no feed"]
+    assert found == ["blackbox.feed.routing imports blackbox_feeds: the core must not import feeds"]
 
 
-def test_import_along_the_order_is_fine() -> None:
+def test_an_import_along_the_order_is_permitted() -> None:
     source = "import numpy\nfrom blackbox import __version__, errors\nfrom blackbox.feed.routing import x"
     assert violations("blackbox.block.encode", source) == []

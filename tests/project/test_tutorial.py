@@ -1,4 +1,4 @@
-"""Each command and program of `docs/tutorial.md` runs as it stands, and prints what the page shows."""
+"""Each command and program of `docs/tutorial.md` runs unchanged and prints the output on the page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FROM_FILE = [line for line in LINES if line.startswith("blackbox ") and line not
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the page's programs. Feeds have free ports instead of those of their files."""
+    """Return a directory with the page's programs. Feeds use free ports instead of those of their files."""
     (tmp_path / "bars.py").write_text(BARS)
     (tmp_path / "back_test.py").write_text(BACK_TEST)
     ((endpoint,),) = free_endpoints("tcp", "tutorial", 1, 1)
@@ -56,7 +56,7 @@ def output(*words: str) -> str:
     return out
 
 
-def test_a_day_from_file_to_live_prints_what_the_page_shows(shared_data: Path, place: Path) -> None:
+def test_a_day_from_file_to_live_prints_the_output_on_the_page(shared_data: Path, place: Path) -> None:
     file = shared_data / "dbn/futures_mbp-1_2024-07-01T23-58.dbn.zst"
     (place / "day.dbn.zst").symlink_to(file)
     *before, replay = [line for line in FROM_FILE if line != "blackbox doctor"]
@@ -82,7 +82,7 @@ def test_a_day_from_file_to_live_prints_what_the_page_shows(shared_data: Path, p
 
 
 def sorted_records(file: Path) -> list[Any]:
-    """Records of the file in the order of market time, by Databento's decoder."""
+    """Return the records of the file in time order, from Databento's decoder."""
     with zstandard.open(file) as opened:
         messages = expected_messages(opened.read())
     return [message.record for message in sorted(messages, key=lambda message: message.ts_event)]
@@ -114,7 +114,7 @@ def plain_result(records: list[Any]) -> str:
     return f"fills: {fills} profit: {cash + fills % 2 * middle:.3f}\n"
 
 
-def test_the_made_up_day_runs_with_the_lines_of_the_page(place: Path) -> None:
+def test_the_synthetic_day_runs_with_the_lines_of_the_page(place: Path) -> None:
     for line in MADE_UP:
         command(line)
     assert '`"recordings/made-up"` and `b"AAPL."`' in PAGE
@@ -131,21 +131,21 @@ def test_the_made_up_day_runs_with_the_lines_of_the_page(place: Path) -> None:
     assert int(fills[1]) > 2
 
 
-def test_doctor_finds_no_problem_that_the_page_does_not_know(place: Path) -> None:
+def test_doctor_finds_only_problems_on_the_page(place: Path) -> None:
     assert "blackbox doctor" in LINES
     ended = invoke("doctor")
     assert ended.status in (0, 1), ended.errors
     assert "what to do" in ended.out
 
 
-def test_the_installation_names_extras_that_exist() -> None:
+def test_the_installation_uses_existing_extras() -> None:
     (line,) = [line for line in LINES if line.startswith("pip install ")]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (named,) = re.findall(r"\[(.*)\]", line)
     assert set(named.split(",")) <= extras.keys()
 
 
-def test_each_line_of_the_page_is_run_or_sets_up() -> None:
+def test_each_line_of_the_page_is_tested_or_sets_up() -> None:
     tested = {*FROM_FILE, *MADE_UP, "python back_test.py live"}
     others = [line.split()[0] for line in LINES if line not in tested]
     assert others == ["python3", ".", "pip", "curl"]
