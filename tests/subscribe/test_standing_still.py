@@ -41,7 +41,7 @@ def test_a_breakpoint_in_a_callback_is_named_in_the_error() -> None:
         with pytest.raises(SlowSubscriberError, match="stands_at_a_breakpoint"):
             subscriber.stop()
     text = str(caught.value)
-    assert "callback test_a_breakpoint_in_a_callback_is_named_in_the_error_and_left_behind.<locals>." in text
+    assert "callback test_a_breakpoint_in_a_callback_is_named_in_the_error.<locals>." in text
     assert "stands_at_a_breakpoint (test_standing_still.py, line " in text
     assert " has been running for " in text
     assert text.endswith(" and was left behind in its thread")
