@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy
@@ -20,7 +18,7 @@ from blackbox.hub.topics import Reasons
 
 log = logging.getLogger("blackbox")
 
-_AGAIN_S: Final = 60.0
+_AGAIN_NS: Final = 60 * 10**9
 """When to read days again that could not be read."""
 _TICK_S: Final = 1.0
 """The clock may be set, and a day may end: it is looked at so often."""
@@ -34,26 +32,23 @@ class Conditions:
     at which its note says that its put was taken.
     """
 
-    def __init__(self, feed: str, days: Path) -> None:
-        """Know nothing yet. `days`: where the outbox keeps what was published."""
-        self._feed, self._days = feed, days
+    def __init__(self, feed: str, now_ns: Callable[[], int]) -> None:
+        """Know nothing yet."""
+        self._feed, self._now_ns = feed, now_ns
         self._revisions, self.deadlines = Revisions(), Deadlines()
-        self._why_unread, self._read_again_at = "", 0.0
+        self._why_unread, self._read_again_at = "", 0
 
     def ask_for_days(self, puts: Sequence[Put]) -> bool:
         """Whether `read` has to come before these puts are taken."""
-        is_due = not self._revisions.is_known and time.monotonic() >= self._read_again_at
+        is_due = not self._revisions.is_known and self._now_ns() >= self._read_again_at
         return is_due and any(each.if_at for each in puts)
 
-    def read(self, epoch: int, following: Sequence[int], pause: Callable[[], None]) -> None:
-        """Find the newest message of every topic, up to `following` by slice; if it fails, it is tried again.
-
-        `pause` is called again and again meanwhile; what it raises ends the reading.
-        """
+    def read(self, find: Callable[[], dict[bytes, Revision]]) -> None:
+        """Note the newest message of every topic, as `find` returns it; if it fails, it is tried again."""
         try:
-            self._revisions.read(self._days, epoch, following, pause)
+            self._revisions.know(find())
         except BlackBoxError as error:  # others put without a condition: for them it goes on
-            self._why_unread, self._read_again_at = str(error), time.monotonic() + _AGAIN_S
+            self._why_unread, self._read_again_at = str(error), self._now_ns() + _AGAIN_NS
             log.error("hub of feed %r refuses puts with if_at: %s", self._feed, error)
 
     def judge(
@@ -130,11 +125,11 @@ class Conditions:
     def wait_s(self) -> float:
         """Return for how long no topic ends, at most a second."""
         at = self.deadlines.next()
-        return _TICK_S if at is None else max(0.0, min(_TICK_S, (at - time.time_ns()) / 1e9))
+        return _TICK_S if at is None else max(0.0, min(_TICK_S, (at - self._now_ns()) / 1e9))
 
     def deletion(self) -> Put | None:
         """Return a request that deletes the topics whose time is over, as if a client had; None: there is none."""
-        topics = self.deadlines.due(time.time_ns(), MOST_PUTS)
+        topics = self.deadlines.due(self._now_ns(), MOST_PUTS)
         if not topics:
             return None
         count, none = len(topics), bytes(8 * (len(topics) + 1))

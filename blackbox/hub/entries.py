@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import heapq
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy
 
 from blackbox.archive.dropped import Dropped
-from blackbox.archive.format import (
-    FILE_HEAD_BYTES,
-    MARK_MAGIC,
-    NOTE,
-    OFFSET_BLOCK_HEADER,
-    RECORD_HEAD_BYTES,
-    mark_bytes,
-    record_bytes,
-)
-from blackbox.archive.journal_record import is_whole
+from blackbox.archive.format import OFFSET_BLOCK_HEADER, RECORD_HEAD_BYTES
 from blackbox.block.block import Block
 from blackbox.block.format import HEADER_BYTES
 from blackbox.block.validate import FAULT_TEXT, KEY_OF_TOPICS, Fault, check_block
 from blackbox.errors import BlockError, JournalError
 from blackbox.feed.feed import Feed
-from blackbox.hub.history import History
+from blackbox.hub.history import History, records_after
 from blackbox.hub.history import Part as JournalPart
-from blackbox.hub.notes import SNAPSHOT
 from blackbox.hub.pair import Entry, Part, checksum_of
 from blackbox.publish.ring import MAX_NOTE_BYTES
-
-_HEAD: Final = struct.Struct("<IIqIHH")
-"""First fields of a record or mark: magic, checksum, time, stored_bytes; and of a mark, kind and flags."""
 
 
 class TooFarBehindError(JournalError):
@@ -74,7 +60,6 @@ class _Noted(NamedTuple):
     """Place of a note in a journal."""
 
     number: int
-    is_snapshot: bool
     slice_id: int
     at: int
     """Place of its part among those of the slice."""
@@ -92,7 +77,7 @@ class Entries:
         """True if the next entry is of a day from which messages were dropped."""
         self._parts = [history.parts_from(slice_id, first) for slice_id in range(len(feed.slices))]
         noted = heapq.merge(*(self._noted(slice_id, first) for slice_id in range(len(feed.slices))))
-        self._groups = groupby(noted, lambda each: (each.number, each.is_snapshot))
+        self._groups = groupby(noted, lambda each: each.number)
         self._next = self._read()
         if self._next is None or self._next.number != first:
             raise TooFarBehindError(f"journals of {directory} had no turn {first}, expected all from there on")
@@ -115,12 +100,12 @@ class Entries:
     def _noted(self, slice_id: int, first: int) -> Iterator[_Noted]:
         for at, part in enumerate(self._parts[slice_id]):
             notes = part.notes
-            for number, kind, place in zip(notes.numbers, notes.kinds, notes.places, strict=True):
+            for number, place in zip(notes.numbers.tolist(), notes.places.tolist(), strict=True):
                 if number >= first:
-                    yield _Noted(int(number), int(kind) == SNAPSHOT, slice_id, at, int(place))
+                    yield _Noted(number, slice_id, at, place)
 
     def _read(self) -> Entry | None:
-        for (number, is_snapshot), notes in self._groups:
+        for number, notes in self._groups:
             parts, epoch = list[Part](), 0
             self._lacks_messages = False
             for each in notes:
@@ -132,29 +117,12 @@ class Entries:
                 epoch = headers[0].epoch if headers else epoch
                 sequence = headers[0].sequence if headers else 0
                 parts.append(part_of(each.slice_id, sequence, text, blocks))
-            return Entry(number, is_snapshot, epoch, parts)
+            return Entry(number, epoch, parts)
         return None
 
 
 def _blocks_after(parts: Sequence[JournalPart], place: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield header and body of each block behind a note, up to the next note."""
-    at = place
-    for part in parts:
-        segment = part.segment
-        while at < segment.whole_bytes:
-            magic, _, _, stored, kind, _ = _HEAD.unpack_from(segment.memory.data, at)
-            if magic == MARK_MAGIC:
-                if kind == NOTE and at != place:
-                    return
-                at += int(mark_bytes(stored))
-                continue
-            if not is_whole(segment.address + at):
-                raise JournalError(f"{segment.path} is damaged: the record at {at} does not match its checksum")
-            body = at + RECORD_HEAD_BYTES
-            head = at + OFFSET_BLOCK_HEADER
-            yield (
-                segment.memory[head : head + HEADER_BYTES].tobytes(),
-                segment.memory[body : body + stored].tobytes(),
-            )
-            at += int(record_bytes(stored))
-        at, place = FILE_HEAD_BYTES, -1
+    for segment, at, stored in records_after(parts, place):
+        head, body = at + OFFSET_BLOCK_HEADER, at + RECORD_HEAD_BYTES
+        yield segment.memory[head : head + HEADER_BYTES].tobytes(), segment.memory[body : body + stored].tobytes()

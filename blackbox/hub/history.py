@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,12 +15,22 @@ from numpy.typing import NDArray
 from blackbox.archive.check import refusal
 from blackbox.archive.crash_recovery import cut_segment
 from blackbox.archive.day import recorded_days
-from blackbox.archive.format import FILE_HEAD_BYTES
-from blackbox.archive.marks import MarkKind, places_of_marks, read_mark
+from blackbox.archive.format import (
+    FILE_HEAD_BYTES,
+    MARK_MAGIC,
+    NOTE,
+    OFFSET_BLOCK_HEADER,
+    mark_bytes,
+    record_bytes,
+)
+from blackbox.archive.journal_record import is_whole
 from blackbox.archive.newest import Newest
 from blackbox.archive.reader import Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Damage, Segment
+from blackbox.block.block import Block
+from blackbox.block.format import HEADER_BYTES
+from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed
 from blackbox.hub.deadlines import Deadlines
 from blackbox.hub.notes import END, JUDGED, RENEWED, SNAPSHOT, Client, Judged, Notes, Snapshot
@@ -29,8 +40,8 @@ from blackbox.hub.topics import Topics
 
 log = logging.getLogger("blackbox")
 
-_FIRST_MARKS: Final = 2
-"""Marks of a segment among which is that of the recorder's begin."""
+_RECORD_HEAD: Final = struct.Struct("<IIqIHH")
+"""First fields of a record or mark: magic, checksum, time, stored_bytes; and of a mark, kind and flags."""
 _MOST_TOPICS: Final = 1 << 20
 _Place = tuple[int, int, int]
 """Slice, epoch, sequence."""
@@ -42,26 +53,26 @@ class Part(NamedTuple):
     slice_id: int
     segment: Segment
     notes: Notes
-    reached: dict[int, int]
-    """Next sequence, by epoch, at the end of the hub's run that wrote it."""
 
 
 class Copy(NamedTuple):
-    """A note of a turn in one slice."""
+    """A note of a turn in one slice; see `HEAD`."""
 
     number: int
     slice_id: int
     place: int
+    first: int
+    slices: int
     kind: int
     part: Part
 
 
 class History:
-    """The days of a hub, as they are now. Raises JournalError when what it reads is damaged."""
+    """The days of the hub of `feed`, as they are now. Raises JournalError when what it reads is damaged."""
 
     def __init__(self, directory: Path, feed: Feed) -> None:
         """Open nothing yet."""
-        self._paths, self._feed = recorded_days(directory), feed
+        self._paths, self.feed = recorded_days(directory), feed
         self._days: dict[Path, Recording] = {}
         self._parts: list[list[Part]] = [[] for _ in feed.slices]
         """By slice, from the newest one back, as far as they were read."""
@@ -74,13 +85,13 @@ class History:
         ends = _Ends()
         known = [each for each in copies if each.number <= snapshot.number]
         table.restore((each.number, each.part.notes.renewed(each.place)) for each in known if each.kind == RENEWED)
-        _take(table, known, None)
+        self._take(table, known, None)
         table.set_clients(snapshot.number, snapshot.clients)
         for topic, at in snapshot.deadlines:
             deadlines.set(topic, at)
         topics.add_all(snapshot.topics)
-        _take(table, [each for each in copies if each.number > snapshot.number], ends)
-        for slice_id in range(len(self._feed.slices)):
+        self._take(table, [each for each in copies if each.number > snapshot.number], ends)
+        for slice_id in range(len(self.feed.slices)):
             topics.add_all(self._topics(slice_id, snapshot.number, ends.wanted.get(slice_id, {})))
         ends.give(deadlines)
 
@@ -99,41 +110,54 @@ class History:
         A hub that was killed has not stored all of its last turn, perhaps. A power cut may have taken more, but nothing
         before a snapshot.
         """
-        firsts = [int(notes.firsts.max()) for notes in self._last_notes() if len(notes.firsts)]
-        first, snapshot = max(firsts, default=1), self._snapshot().snapshot.number
+        lasts = {
+            slice_id: (int(notes.numbers.max()), int(notes.firsts.max())) for slice_id, notes in self._last_notes()
+        }
+        first, snapshot = max((first for _, first in lasts.values()), default=1), self._snapshot().snapshot.number
         number, text = max(first - 1, snapshot), b""
-        copies = self._copies(number)
-        for found, group in groupby(copies, lambda each: each.number):
-            notes = sorted(group, key=lambda each: each.slice_id)
-            is_whole = all(is_there.all() for _, _, is_there in _requests(notes))
+        for found, group in groupby(self._copies(number), lambda each: each.number):
+            copies = list(group)
+            is_noted = len({each.slice_id for each in copies}) == copies[0].slices
+            may_lack = any(lasts[each.slice_id][0] == found for each in copies)
+            is_whole = is_noted and all(is_there.all() for _, _, is_there in self._requests(copies, may_lack=may_lack))
             if found > number and (found != number + 1 or not is_whole):
                 break
-            number, text = found, notes[0].part.notes.text(notes[0].place)
+            number, text = found, copies[0].part.notes.text(copies[0].place)
         return number, text
 
-    def _last_notes(self) -> Iterator[Notes]:
-        """Yield, of each slice, the newest part that has turns."""
-        for slice_id in range(len(self._feed.slices)):
+    def last(self) -> int:
+        """Return the last turn that has a note; 0: none."""
+        return max((int(notes.numbers.max()) for _, notes in self._last_notes()), default=0)
+
+    def notes_of(self, number: int) -> dict[int, bytes]:
+        """Return the notes of the last turn, which has this number, by slice."""
+        return {each.slice_id: each.part.notes.text(each.place) for each in self._copies(number)}
+
+    def _last_notes(self) -> Iterator[tuple[int, Notes]]:
+        """Yield, of each slice that has turns, the notes of the newest part that has some."""
+        for slice_id in range(len(self.feed.slices)):
             for part in self._read_back(slice_id):
-                if (part.notes.kinds != SNAPSHOT).any():
-                    yield part.notes
+                if len(part.notes.numbers):
+                    yield slice_id, part.notes
                     break
 
     def cut_back(self, number: int) -> None:
         """Cut off what the journals have of later turns."""
-        for slice_id in range(len(self._feed.slices)):
+        for slice_id in range(len(self.feed.slices)):
             cuts: list[tuple[Segment, int]] = []
             for part in self.parts_from(slice_id, number + 1):
                 later = part.notes.places[part.notes.numbers > number]
-                if cuts or len(later):  # a part without notes has what belongs to the part before
+                if cuts or len(later):  # a part without notes belongs to the part before
                     cuts.append((part.segment, FILE_HEAD_BYTES if cuts else int(later[0])))
             for segment, size in reversed(cuts):
                 log.warning("%s: cut the turns of the hub after %d", segment.path, number)
-                cut_segment(segment, size)
+                self._cut(segment, size)
+
+    def _cut(self, segment: Segment, size: int) -> None:
+        cut_segment(segment, size)
 
     def _back(self, slice_id: int) -> Iterator[Part]:
         """Yield the parts of a slice that have something, from the newest one back."""
-        reached: dict[int, int] = {}
         for path in reversed(self._paths):
             if path not in self._days:
                 if (day := Recording._open_kept(path)) is None:
@@ -142,14 +166,7 @@ class History:
                     raise refusal(damage)
                 self._days[path] = day
             for segment in reversed(dict(self._days[path]._segments_of([slice_id])).get(slice_id, [])):
-                entries = segment.entries[segment.entries["records"] > 0]
-                for epoch in numpy.unique(entries["epoch"]).tolist():
-                    highest = int(entries["max_sequence"][entries["epoch"] == epoch].max())
-                    reached[epoch] = max(reached.get(epoch, 0), highest + 1)
-                yield Part(slice_id, segment, Notes(segment), reached)
-                first = [read_mark(segment, place) for place in places_of_marks(segment)[:_FIRST_MARKS].tolist()]
-                if any(mark is not None and mark.kind is MarkKind.RECORDER_BEGIN for mark in first):
-                    reached = {}
+                yield Part(slice_id, segment, Notes(segment))
 
     def _read_back(self, slice_id: int) -> Iterator[Part]:
         """Yield the parts of a slice, from the newest one back. Each is read once."""
@@ -164,26 +181,80 @@ class History:
         for part in self._read_back(0):
             notes = part.notes
             for at in numpy.flatnonzero(notes.kinds == SNAPSHOT)[::-1].tolist():
-                number, snapshot = int(notes.numbers[at]), notes.snapshot(int(notes.places[at]))
-                known = found.setdefault(number, {})
+                snapshot = notes.snapshot(int(notes.places[at]))
+                first = int(notes.numbers[at]) - snapshot.part
+                known = found.setdefault(first, {})
                 known[snapshot.part] = snapshot
                 if len(known) == snapshot.parts:
-                    return _Known(_joined(number, known), snapshot.floor)
+                    return _Known(_joined(first + snapshot.parts - 1, known), snapshot.floor)
         return _Known(_NOTHING, 0)
 
     def _copies(self, floor: int) -> list[Copy]:
         """Return the notes of turns from a number on, by number."""
         found: list[Copy] = []
-        for slice_id in range(len(self._feed.slices)):
+        for slice_id in range(len(self.feed.slices)):
             for part in self._read_back(slice_id):
                 notes = part.notes
-                rows = (notes.kinds != SNAPSHOT) & (notes.numbers >= floor)
-                columns = notes.numbers[rows].tolist(), notes.places[rows].tolist(), notes.kinds[rows].tolist()
-                found += [Copy(number, slice_id, at, kind, part) for number, at, kind in zip(*columns, strict=True)]
-                if len(notes.numbers) and notes.numbers[0] < floor:  # equal: it may be a snapshot after that turn
+                rows = notes.numbers >= floor
+                fields = notes.places, notes.firsts, notes.slices, notes.kinds
+                columns = [each[rows].tolist() for each in fields]
+                heads = zip(notes.numbers[rows].tolist(), zip(*columns, strict=True), strict=True)
+                found += [
+                    Copy(number, slice_id, at, first, slices, kind, part) for number, (at, first, slices, kind) in heads
+                ]
+                if len(notes.numbers) and notes.numbers[0] < floor:
                     break
         found.sort(key=lambda each: each.number)  # stable: of a slice they are not in order yet
         return found
+
+    def _take(self, table: Table, copies: list[Copy], ends: _Ends | None) -> None:
+        """Have a table take the notes of turns; `ends` gets the deadlines."""
+        cut: dict[tuple[Client | None, int], int] = {}
+        """By client and session, the request that a killed hub has not stored whole, until it comes again."""
+        turns = [list(notes) for _, notes in groupby(copies, lambda each: each.number)]
+        for at, notes in enumerate(turns):
+            table.number = number = notes[0].number
+            may_lack = at + 1 == len(turns) or turns[at + 1][0].first > number  # it is the last turn of a run
+            for request, places, is_there in self._requests(notes, may_lack=may_lack):
+                if ends is not None and request.ends:
+                    ends.add(request, places, is_there)
+                client = request.client
+                key = client, request.session
+                if client is None or (is_there.all() and request.first <= cut.get(key, request.first)):
+                    table.take(number, request, places)
+                    cut.pop(key, None)
+                else:
+                    cut.setdefault(key, request.first)
+                    table.take_partly(number, request, places, is_there)
+
+    def _requests(self, notes: list[Copy], *, may_lack: bool) -> list[tuple[Judged, Places, NDArray[numpy.bool_]]]:
+        """Return the requests of a turn in order: their places, and False for those whose message was not stored.
+
+        `may_lack`: the journals may lack messages of the turn.
+        """
+        if notes[0].kind != JUDGED:
+            return []
+        requests = notes[0].part.notes.judged(notes[0].place)  # the others are the same
+        found = [(each, unpack_places(each.places)) for each in requests]
+        lost: set[_Place] = set()
+        if may_lack:
+            lost = {place for _, places in found for place in _positions(places[places["is_new"] != 0])}
+            for copy in notes:
+                lost.difference_update(self._stored_after(copy))
+        return [(*each, _are_others(each[1], lost)) for each in found]
+
+    def _stored_after(self, copy: Copy) -> Iterator[_Place]:
+        """Yield the places of the messages behind a note."""
+        for segment, at, _ in records_after(self._parts_after(copy), copy.place):
+            head = segment.memory[at + OFFSET_BLOCK_HEADER :][:HEADER_BYTES].tobytes()
+            block = Block(b"", head, numpy.empty(0, numpy.uint8))
+            for sequence in range(block.sequence, block.sequence + len(block)):
+                yield copy.slice_id, block.epoch, sequence
+
+    def _parts_after(self, copy: Copy) -> list[Part]:
+        """Return the part of a note, and those after it."""
+        parts = self._parts[copy.slice_id]
+        return parts[next(at for at, each in enumerate(parts) if each is copy.part) :: -1]
 
     def _topics(self, slice_id: int, after: int, wanted: dict[_Place, list[_End]]) -> list[bytes]:
         """Return the topics that the messages of later turns have; note those of some messages."""
@@ -199,15 +270,15 @@ class History:
                 break
         if not spans:
             return []
-        most = max(self._feed.max_topics, _MOST_TOPICS)
-        newest = Newest(slice_id, self._feed.key_rule, most, has_payloads=False)
+        most = max(self.feed.max_topics, _MOST_TOPICS)
+        newest = Newest(slice_id, self.feed.key_rule, most, has_payloads=False)
         sequences = numpy.array(sorted(sequence for _, _, sequence in wanted), numpy.int64)
-        for run in read_spans([spans], lambda heads: numpy.ones(len(heads), numpy.bool_), self._feed.key_rule, _refuse):
+        for run in read_spans([spans], lambda heads: numpy.ones(len(heads), numpy.bool_), self.feed.key_rule, _refuse):
             newest.take(run)
             if len(sequences):
                 firsts = run.heads["sequence"].astype(numpy.int64)
                 has = numpy.searchsorted(sequences, firsts) < numpy.searchsorted(sequences, firsts + run.heads["count"])
-                for recorded in blocks_of(run.chosen(has), self._feed.key_rule):
+                for recorded in blocks_of(run.chosen(has), self.feed.key_rule):
                     block = recorded.block
                     for row in range(len(block)):
                         for end in wanted.get((slice_id, block.epoch, block.number_of(row)), ()):
@@ -271,53 +342,37 @@ class _Ends:
             deadlines.set(end.topic, end.at)
 
 
-def _take(table: Table, copies: list[Copy], ends: _Ends | None) -> None:
-    """Have a table take the notes of turns; `ends` gets the deadlines."""
-    cut: dict[tuple[Client | None, int], int] = {}
-    """By client and session, the request that a killed hub has not stored whole, until it comes again."""
-    for number, notes in groupby(copies, lambda each: each.number):
-        table.number = number
-        for request, places, is_there in _requests(notes):
-            if ends is not None and request.ends:
-                ends.add(request, places, is_there)
-            client = request.client
-            if client is None or (
-                is_there.all() and request.first <= cut.get((client, request.session), request.first)
-            ):
-                table.take(number, request, places)
-                cut.pop((client, request.session), None)
-            else:
-                cut.setdefault((client, request.session), request.first)
-                table.take_partly(number, request, places, is_there)
-
-
-def _requests(notes: Iterable[Copy]) -> list[tuple[Judged, Places, NDArray[numpy.bool_]]]:
-    """Return the requests of a turn in order: their places, and False for those whose message was not stored."""
-    requests: dict[int, tuple[Judged, Places, list[Copy]]] = {}
-    for copy in notes:
-        for request in copy.part.notes.judged(copy.place) if copy.kind == JUDGED else ():
-            requests.setdefault(request.at, (request, unpack_places(request.places), []))[2].append(copy)
-    found = [each for _, each in sorted(requests.items())]
-    lost = {place for _, places, copies in found for place in _positions(places[_are_lost(places, copies)])}
+def _are_others(places: Places, lost: set[_Place]) -> NDArray[numpy.bool_]:
+    """Return False for each place that is a lost one."""
     if not lost:
-        return [(request, places, numpy.ones(len(places), numpy.bool_)) for request, places, _ in found]
-    return [
-        (request, places, numpy.array([each not in lost for each in _positions(places)], numpy.bool_))
-        for request, places, _ in found
-    ]
+        return numpy.ones(len(places), numpy.bool_)
+    return numpy.array([each not in lost for each in _positions(places)], numpy.bool_)
 
 
 def _positions(places: Places) -> list[_Place]:
     return places[["slice", "epoch", "sequence"]].tolist()  # type: ignore[no-any-return]
 
 
-def _are_lost(places: Places, copies: list[Copy]) -> NDArray[numpy.bool_]:
-    """Return which new puts of a request are not behind its notes."""
-    are_lost: NDArray[numpy.bool_] = places["is_new"] != 0
-    for copy in copies:
-        for epoch, stop in copy.part.reached.items():
-            are_lost &= (places["slice"] != copy.slice_id) | (places["epoch"] != epoch) | (places["sequence"] >= stop)
-    return are_lost
+def records_after(parts: Sequence[Part], place: int) -> Iterator[tuple[Segment, int, int]]:
+    """Yield segment, place and body size of each record behind a note of the first part, up to the next note.
+
+    Raises JournalError for a damaged record.
+    """
+    at = place
+    for part in parts:
+        segment = part.segment
+        while at < segment.whole_bytes:
+            magic, _, _, stored, kind, _ = _RECORD_HEAD.unpack_from(segment.memory.data, at)
+            if magic == MARK_MAGIC:
+                if kind == NOTE and at != place:
+                    return
+                at += int(mark_bytes(stored))
+                continue
+            if not is_whole(segment.address + at):
+                raise JournalError(f"{segment.path} is damaged: the record at {at} does not match its checksum")
+            yield segment, at, stored
+            at += int(record_bytes(stored))
+        at, place = FILE_HEAD_BYTES, -1
 
 
 def newest_epoch(directory: Path) -> int:

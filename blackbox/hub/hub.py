@@ -12,12 +12,11 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, NamedTuple, Self, TypedDict
+from typing import Final, Literal, Self, TypedDict
 
 import msgspec
 import numpy
 import zmq
-from numpy.typing import NDArray
 
 from blackbox.archive.check import check_days
 from blackbox.archive.crash_recovery import recover_day
@@ -28,43 +27,28 @@ from blackbox.archive.synced import RECENT_DAYS, forget_synced, note_all
 from blackbox.arguments import check_integers
 from blackbox.block.block import as_rows
 from blackbox.documents import DecodeError
-from blackbox.errors import ConfigError, HubError, JournalError
+from blackbox.errors import HubError, JournalError
 from blackbox.feed.feed import Feed
-from blackbox.feed.schema import load_schema
-from blackbox.hub.conditions import Conditions
 from blackbox.hub.history import History
 from blackbox.hub.join import Join
-from blackbox.hub.notes import MOST_PART_BYTES, Client, Judged, encode_judged, encode_renewed, encode_snapshot
-from blackbox.hub.numbers import Numbers
+from blackbox.hub.judge import Answer, Fresh, Judge, Request, Turn
 from blackbox.hub.protocol import (
-    CONFLICT,
     ENCODER,
     MOST_REQUEST_BYTES,
-    PLACE,
     REFUSED,
     REQUESTS,
-    Columns,
     Ended,
-    Expected,
     FindSites,
     FoundSites,
     Hello,
-    Passive,
-    Places,
     Put,
     Refused,
     Stored,
-    Welcome,
-    misfits,
-    pack_places,
     unpack_places,
-    wrong_version,
 )
-from blackbox.hub.revisions import Revision
+from blackbox.hub.revisions import Revision, newest_places
 from blackbox.hub.settings import feed_of_hub
 from blackbox.hub.sites import Sites
-from blackbox.hub.table import Table
-from blackbox.hub.topics import Reasons, Topics
 from blackbox.native.limits import Needs
 from blackbox.publish.publisher import Publisher
 from blackbox.relay.relay import Relay
@@ -84,12 +68,6 @@ _MOST_AT_ONCE: Final = 256
 _MOST_BYTES_AT_ONCE: Final = 16 << 20
 """Requests, and their bytes, that are answered together."""
 PATIENCE_S: Final = 60.0
-_MOST_SINCE_SNAPSHOT: Final = 64 << 20
-"""Bytes that are appended between two snapshots, at least."""
-_TURN_BYTES: Final = 4 << 10
-"""Bytes that each request of a turn adds to these, as requests are read one by one."""
-_HEAD_BYTES: Final = 100
-"""Approximate bytes of a request in a note, without its ids and places."""
 _WATCH_S: Final = 0.5
 """Time between two looks at whether what passes other hubs' feeds on has failed."""
 _FRAMES: Final = 2
@@ -97,8 +75,6 @@ _POLLIN: Final = int(zmq.POLLIN)
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 """Once it takes the first frame of a message, it takes all."""
 _NEEDS: Final = Needs(descriptors=64)
-
-Answer = Welcome | Stored | Refused | Expected | Ended | Passive | FoundSites
 
 
 class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,43 +98,6 @@ class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Grows whenever one of two hubs becomes active."""
     peer_lacks: int = -1
     """Turns that the other one of two hubs lacks, as it said last; -1: it has said nothing."""
-
-
-class _Fresh(NamedTuple):
-    """Puts to be published: some rows of a request, in the order of their numbers."""
-
-    columns: Columns
-    topics: list[bytes]
-    """Of the request; for those that were refused the publisher may have no room."""
-    rows: NDArray[numpy.int64]
-    numbers: NDArray[numpy.int64] | None = None
-    """Of the topics, as of `Topics.numbers`; None: they are to be looked up."""
-
-    @property
-    def used_topics(self) -> list[bytes]:
-        """The topics of its rows."""
-        return self.columns.topics_of(self.topics, self.rows)
-
-
-class _Turn:
-    """A turn of the hub: requests that are judged, appended and answered together."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[Judged, list[int]]] = []
-        """With the slices in which it stores something."""
-        self.fresh: list[_Fresh] = []
-        self.counts: dict[str, int] = {}
-        """Counts to add to the statistics."""
-        self.size = 0
-        """Approximate size of the notes in bytes."""
-
-    def notes(self, number: int, first: int) -> dict[int, bytes]:
-        """Return the note of each slice. `first`: number of the first turn of this hub's run."""
-        of_slice: dict[int, list[Judged]] = {}
-        for request, slices in self.requests:
-            for slice_id in slices:
-                of_slice.setdefault(slice_id, []).append(request)
-        return {slice_id: encode_judged(number, first, requests) for slice_id, requests in sorted(of_slice.items())}
 
 
 class HubKeywords(TypedDict, total=False):
@@ -224,14 +163,12 @@ class Hub:
         self._is_patient = fsync == "interval"
         """True if it appends without a sync."""
         self._remembered = remember_puts, remember_ids, most_clients
-        self._schema = load_schema(feed.schema)
-        self._counts = dict.fromkeys(("stored", "known", "refused", "conflicts", "ended", "unread"), 0)
+        self._around = _Around(self.feed, self.sites)
+        self._judge = Judge(self.feed, self._remembered, self._around)
+        """What it knows; nothing until the journals are read."""
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
-        self._numbers = Numbers(len(self.feed.slices))
-        self._since_snapshot, self._snapshot_bytes, self._snapshot_day = 0, 0, Path()
-        """Bytes that were appended since the last snapshot, with those that count for each turn; its own; its day."""
 
     # For its owner.
 
@@ -277,7 +214,7 @@ class Hub:
 
     def statistics(self) -> HubStatistics:
         """Return a snapshot of the counters."""
-        return HubStatistics(**self._counts)  # type: ignore[arg-type]  # numbers are what it counts
+        return HubStatistics(**self._judge.counts)  # type: ignore[arg-type]  # numbers are what it counts
 
     def __enter__(self) -> Self:
         return self if self._thread.life is ServerLife.SERVING else self.start()
@@ -291,7 +228,7 @@ class Hub:
     @property
     def epoch(self) -> int:
         """Of the messages that are published, once it has started; 0 before."""
-        return self._numbers.epoch
+        return self._judge.numbers.epoch
 
     # In its thread.
 
@@ -314,10 +251,11 @@ class Hub:
             stack.callback(self._publisher.close)
             self._read_history()
             (socket,) = self._bind(stack, self.feed.bound(self.endpoint))
-            for frames in self._thread.frames(socket, self._conditions.wait_s):
-                self._end_topics()
+            for frames in self._thread.frames(socket, self._judge.conditions.wait_s):
+                if (turn := self._judge.deletion()) is not None:
+                    self._store(turn)
                 if frames:
-                    self._answer_all(socket, frames)
+                    self._answer_all(socket, self._waiting(socket, frames))
                 self._take_snapshot()
 
     def _check_directory(self) -> None:
@@ -342,20 +280,19 @@ class Hub:
 
     def _read_history(self) -> None:
         """Know what the journals say."""
-        self._numbers.begin(self._publisher)
-        self._table, self._topics = Table(*self._remembered), Topics(self.feed)
-        self._conditions = Conditions(self.feed.name, self.directory / self.feed.name)
+        counts, self._judge = self._judge.counts, Judge(self.feed, self._remembered, self._around)
+        judge = self._judge
+        judge.counts = counts
         history = History(self.directory / self.feed.name, self.feed)
-        history.tell(self._table, self._conditions.deadlines, self._topics)
-        self._first = self._table.number + 1
-        """The first turn of this run."""
-        self._since_snapshot = _MOST_SINCE_SNAPSHOT
+        history.tell(judge.table, judge.conditions.deadlines, judge.topics)
+        publisher = self._publisher
+        judge.begin(publisher.epoch, [publisher.published_count(each) for each in range(len(self.feed.slices))])
 
     def _bind(self, stack: ExitStack, *endpoints: str) -> list[zmq.Socket[bytes]]:
         """Return a socket at each endpoint, for as long as the stack is open."""
         context = stack.enter_context(new_context("hub", _NEEDS))
         what = f"hub of feed {self.feed.name!r}"
-        self._gate = gate = open_gate(context, self.feed, endpoints, what, takes_puts=True)
+        self._around.gate = gate = open_gate(context, self.feed, endpoints, what, takes_puts=True)
         if gate is not None:
             stack.callback(gate.close)
         sockets = []
@@ -374,55 +311,39 @@ class Hub:
 
     # What comes.
 
-    def _answer_all(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> None:
-        """Answer a request and the requests that wait after it together."""
+    def _waiting(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> list[Request]:
+        """Return a request and those that wait after it."""
         waiting = [frames]
         size = sum(map(len, frames))
         while len(waiting) < _MOST_AT_ONCE and size < _MOST_BYTES_AT_ONCE and int(socket.get(zmq.EVENTS)) & _POLLIN:
             frames = receive(socket, zmq.NOBLOCK)
             size += sum(map(len, frames))
             waiting.append(frames)
-        requests = [request_of(frames, self._gate) for frames in waiting]
-        puts = [each.request for each in requests if isinstance(each.request, Put)]
-        self._prepare(puts)
-        synced = any(each.synced for each in puts)
-        self._answer_turn(socket, requests, synced)
+        return [request_of(frames, self._around.gate) for frames in waiting]
 
-    def _answer_turn(self, socket: zmq.Socket[bytes], requests: list[Request], synced: bool) -> None:
-        """Judge requests, append what they bring, and answer them; in several turns if their notes are large."""
-        turn, answers = _Turn(), list[tuple[bytes, Answer]]()
-        for at, each in enumerate(requests):
-            answers.append((each.client, self._answer(each, turn)))
-            if turn.size >= MOST_PART_BYTES or at == len(requests) - 1:
-                self._append(turn, synced)
-                for client, answer in answers:
-                    self._send(socket, client, answer)
-                turn, answers = _Turn(), []
+    def _answer_all(self, socket: zmq.Socket[bytes], requests: list[Request]) -> None:
+        """Judge requests, append what they bring, and answer them."""
+        self._prepare(requests)
+        for turn in self._judge.turns(requests):
+            if turn.number:
+                self._store(turn)
+            for client, answer in turn.answers:
+                self._send(socket, client, answer)
 
-    def _append(self, turn: _Turn, synced: bool) -> None:
-        """Return once the journals contain all of a turn: on the disk if `synced`, else in the page cache.
+    def _store(self, turn: Turn) -> None:
+        """Return once the journals contain all of a turn: on the disk if it is to be synced, else in the page cache.
 
         Raises PublisherError or JournalError when they do not take it.
         """
-        if turn.requests:
-            notes = turn.notes(self._table.number, self._first)
-            self._store(notes, turn, synced)
-            self._since_snapshot += _TURN_BYTES + sum(map(len, notes.values()))
-            self._since_snapshot += sum(len(each.columns.data) for each in turn.fresh)
-            self._numbers.touched = {}
-        for name, count in turn.counts.items():
-            self._counts[name] += count
-
-    def _store(self, notes: dict[int, bytes], turn: _Turn, synced: bool) -> None:
-        following = self._numbers.following()
-        for slice_id, note in notes.items():
-            self._publisher._note(slice_id, note, is_alone=slice_id not in self._numbers.touched)
+        following = self._judge.numbers.following()
+        for slice_id, note in turn.notes.items():
+            self._publisher._note(slice_id, note, is_alone=slice_id not in turn.touched)
         for fresh in turn.fresh:
             self._publish(fresh)
         deadline = time.monotonic() + PATIENCE_S
-        for slice_id in notes:
+        for slice_id in turn.notes:
             self._publisher._wait_kept(slice_id, following[slice_id], deadline)
-        if synced:
+        if turn.is_synced:
             self._sync()
 
     def _sync(self) -> None:
@@ -431,207 +352,41 @@ class Hub:
             self._outbox.sync(slice_id)
 
     def _take_snapshot(self) -> None:
-        """Append what is known of clients, deadlines and topics, so that the next hub need not read far back for it.
-
-        No day is deleted unless a later one has a snapshot on the disk.
-        """
+        """Append a snapshot if it is time for that. No day is deleted unless a later one has one on the disk."""
         day = self._outbox.day()  # the snapshot is in this one, or in a later one
-        if self._since_snapshot < max(_MOST_SINCE_SNAPSHOT, 4 * self._snapshot_bytes) and day == self._snapshot_day:
-            return
-        for note in encode_renewed(self._table.number + 1, self._first, self._table.renew()):
-            self._table.number += 1
-            self._store({0: note}, _Turn(), synced=False)
-        known = self._table.clients(), self._conditions.deadlines.items(), self._topics.all()
-        notes = encode_snapshot(self._table.number, self._table.floor, *known) if self._table.number else []
-        if notes:
+        if turns := self._judge.snapshot(day):
             self._sync()  # a power cut then loses nothing before the snapshot
-            self._store_snapshot(notes)
-        self._since_snapshot, self._snapshot_bytes = 0, sum(map(len, notes))
-        self._snapshot_day = day
-        self._outbox.delete_before(day)
+            for turn in turns:
+                self._store(turn)
+            self._outbox.sync(0)
+            self._outbox.delete_before(day)
 
-    def _store_snapshot(self, notes: list[bytes]) -> None:
-        for note in notes:
-            self._publisher._note(0, note, is_alone=True)
-        self._publisher._wait_kept(0, self._publisher.published_count(0), time.monotonic() + PATIENCE_S)
-        self._outbox.sync(0)
-
-    def _end_topics(self) -> None:
-        """Delete topics whose time is over."""
-        request = self._conditions.deletion()
-        if request is None:
-            return
-        turn = _Turn()
-        self._take(None, request, Columns.of(request), turn)
-        turn.counts["ended"] = request.count
-        self._append(turn, synced=False)
-
-    def _prepare(self, puts: list[Put]) -> None:
+    def _prepare(self, requests: Sequence[Request]) -> None:
         """Find the newest message of every topic, once some put asks where that is."""
-        if self._conditions.ask_for_days(puts):
-            self._conditions.read(self.epoch, self._numbers.following(), self._pause)
+        judge = self._judge
+        if judge.conditions.ask_for_days([each.request for each in requests if isinstance(each.request, Put)]):
+            judge.conditions.read(self._newest_places)
+
+    def _newest_places(self) -> dict[bytes, Revision]:
+        days, following = self.directory / self.feed.name, self._judge.numbers.following()
+        return newest_places(days, self.epoch, following, self._pause)
 
     def _pause(self) -> None:
         """Do what cannot wait while days are read: nothing."""
 
     def _send(self, socket: zmq.Socket[bytes], client: bytes, answer: Answer) -> None:
         if isinstance(answer, Stored) and answer.why:
-            self._counts["refused"] += int((unpack_places(answer.places)["is_refused"] >= REFUSED).sum())
-        self._counts["refused"] += isinstance(answer, Refused | Ended)
+            self._judge.counts["refused"] += int((unpack_places(answer.places)["is_refused"] >= REFUSED).sum())
+        self._judge.counts["refused"] += isinstance(answer, Refused | Ended)
         try:
             socket.send(client, _MORE)
             socket.send(ENCODER.encode(answer), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
-            self._counts["unread"] += 1
+            self._judge.counts["unread"] += 1
 
-    def _answer(self, asked: Request, turn: _Turn) -> Answer:
-        request = asked.request
-        if isinstance(request, Ended):
-            return request
-        if isinstance(request, FindSites):
-            return self.sites.answer(request, asked.key)
-        client = Client(asked.key, request.client)
-        known = self._table.client(client)
-        if isinstance(request, Hello):
-            return self._welcome(request, client, known, turn)
-        if known is None:
-            return Ended(f"client {request.client!r} was not known, expected a hub that it has begun with")
-        session, last = known
-        if request.session != session:
-            return Ended(f"client {request.client!r} was begun elsewhere since, expected one process of this name")
-        if request.first > last + 1:
-            return Expected(last + 1)
-        if request.first <= last:
-            return self._answer_again(client, request)
-        try:
-            columns = Columns.of(request)
-        except ConfigError as error:  # nobody knows what its puts are
-            places, why = numpy.zeros(request.count, PLACE), Reasons()
-            places["is_refused"], places["sequence"] = why.code(error), -1
-            return self._note(client, request, places, why, b"", time.time_ns(), turn)
-        return self._take(client, request, columns, turn, self._rights_of(asked.key))
-
-    def _take(
-        self,
-        client: Client | None,
-        request: Put,
-        columns: Columns,
-        turn: _Turn,
-        may: tuple[bytes, ...] | None = None,
-    ) -> Stored:
-        """Judge each put on its own, and note all; `may`: what their topics must start with."""
-        taken_ns, why = time.time_ns(), Reasons()
-        topics = self._topics.find(request.topics, may, why)
-        wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
-        order = self._topics.in_order(request.topics, columns.index)
-        ids = [each for each in request.ids if each]
-        known = {} if client is None else self._table.places_of(client.key, ids)
-        stored = self._table.stored(client, request.session, request.first)
-        is_plain = not wrong and topics.codes is None and columns.if_at is None
-        if is_plain and not known and not stored and len(set(ids)) == len(ids) and self._topics.has_room(topics.new):
-            places = self._numbers.places_of(topics.slices[columns.index], order)
-            self._topics.add_all(topics.new)
-        else:
-            codes = [0] * request.count if topics.codes is None else topics.codes[columns.index].tolist()
-            for row, misfit in wrong:
-                codes[row] = codes[row] or why.code(misfit)
-            slices = topics.slices.tolist()
-            places = self._conditions.judge(request, columns, order, slices, codes, known, stored, why, self._next_of)
-        is_new = places["is_new"] != 0
-        ends = self._conditions.note(request.topics, columns, places, is_new, taken_ns)
-        if numpy.count_nonzero(is_new):
-            numbers = None if topics.new else topics.numbers
-            turn.fresh.append(_Fresh(columns, request.topics, order[is_new[order]], numbers))
-        return self._note(client, request, places, why, ends, taken_ns, turn)
-
-    def _note(
-        self,
-        client: Client | None,
-        request: Put,
-        places: Places,
-        why: Reasons,
-        ends: bytes,
-        taken_ns: int,
-        turn: _Turn,
-    ) -> Stored:
-        """Note what became of puts, and return the answer that says so."""
-        answer = Stored(request.first, pack_places(places), str(why))
-        self._add(
-            turn,
-            Judged(
-                len(turn.requests),
-                client,
-                request.session,
-                request.first,
-                answer.places,
-                answer.why,
-                request.ids,
-                ends,
-                taken_ns,
-            ),
-            places,
-        )
-        refused, stored = places["is_refused"], int(numpy.count_nonzero(places["is_new"]))
-        conflicts = int(numpy.count_nonzero(refused == CONFLICT))
-        known = request.count - stored - int(numpy.count_nonzero(refused))
-        for name, count in (("stored", stored * (client is not None)), ("known", known), ("conflicts", conflicts)):
-            turn.counts[name] = turn.counts.get(name, 0) + count
-        return answer
-
-    def _add(self, turn: _Turn, request: Judged, places: Places) -> None:
-        """Add a request to a turn, which has the next number."""
-        slices = numpy.unique(places["slice"][places["is_new"] != 0]).tolist()
-        number = self._table.number + (not turn.requests)
-        turn.requests.append((request, slices or [0]))
-        turn.size += (
-            len(request.places) + len(request.why) + sum(map(len, request.ids)) + len(request.ends) + _HEAD_BYTES
-        )
-        self._table.take(number, request, places)
-
-    def _rights_of(self, key: str) -> tuple[bytes, ...] | None:
-        """Return prefixes of the topics that a key may put; None: all."""
-        if self._gate is None or not key:
-            return None
-        self._gate.look()
-        return self._gate.put_rights_of(key)
-
-    def _may_read(self, prefix: bytes, key: str) -> bool:
-        """Return True if a key has a right to some topics with a prefix."""
-        if self._gate is None or not key:
-            return True
-        self._gate.look()
-        start, rights = self.feed.subscription_of(prefix), self._gate.rights_of(key)[1]
-        return rights is None or any(start.startswith(right) or right.startswith(start) for right in rights)
-
-    def _welcome(self, request: Hello, client: Client, known: tuple[int, int] | None, turn: _Turn) -> Answer:
-        if why := wrong_version("client", request.version):
-            return Ended(why)
-        if request.feed != self.feed.name:
-            return Ended(f"feed was {request.feed!r}, expected {self.feed.name!r}, whose hub this is")
-        session, last = known or (0, 0)
-        if request.session != session:
-            if request.replaces != session:
-                return Ended(f"client {request.client!r} was begun elsewhere since", session)
-            begin = Judged(len(turn.requests), client, request.session, 0, b"", "", [], b"", time.time_ns())
-            self._add(turn, begin, numpy.empty(0, PLACE))
-        is_told = request.prefix is not None and self._may_read(request.prefix, client.key)
-        return Welcome(request.number, last, self.epoch, self._numbers.following() if is_told else [])
-
-    def _answer_again(self, client: Client, request: Put) -> Answer:
-        answered = self._table.answered(client, request.first)
-        if answered is None:
-            return Refused(request.first, "it was answered before, so long ago that the hub has forgotten where it is")
-        answer = Stored(request.first, *answered)
-        self._counts["known"] += int((unpack_places(answer.places)["is_refused"] == 0).sum())
-        return answer
-
-    def _next_of(self, topic: bytes) -> Revision:
-        """Give a topic's next message its number. Raises ConfigError when there is no room for the topic."""
-        return self.epoch, self._numbers.next(self._topics.add(topic))
-
-    def _publish(self, fresh: _Fresh) -> None:
+    def _publish(self, fresh: Fresh) -> None:
         columns, topics, rows, numbers = fresh
         starts, stops = columns.offsets[:-1], columns.offsets[1:]
         if len(rows) == 1 and not self.feed.key_rule:  # with keys they would share blocks in another order
@@ -649,20 +404,37 @@ class Hub:
                 len(rows),
                 valid=None if columns.valid is None else columns.valid[rows],
             )
-            numbers = self._topics.numbers(topics) if numbers is None else numbers
-            slices, routes = self._topics.routes(topics, numbers, self._publisher)
+            numbers = self._judge.topics.numbers(topics) if numbers is None else numbers
+            slices, routes = self._judge.topics.routes(topics, numbers, self._publisher)
             self._publisher._publish_routed(slices, routes, columns.index[rows], columns_of_rows)
 
 
-class Request(NamedTuple):
-    """What a client asks."""
+class _Around:
+    """Surroundings of the judge."""
 
-    client: bytes
-    """Its identity."""
-    key: str
-    """Its public key; empty: it has none, as on ipc."""
-    text: bytes
-    request: Hello | Put | FindSites | Ended
+    def __init__(self, feed: Feed, sites: Sites) -> None:
+        self.gate: Gate | None = None
+        """Set once sockets are bound; None: there are no keys."""
+        self._feed, self._sites = feed, sites
+
+    def now_ns(self) -> int:
+        return time.time_ns()
+
+    def put_rights(self, key: str) -> tuple[bytes, ...] | None:
+        if self.gate is None or not key:
+            return None
+        self.gate.look()
+        return self.gate.put_rights_of(key)
+
+    def may_read(self, prefix: bytes, key: str) -> bool:
+        if self.gate is None or not key:
+            return True
+        self.gate.look()
+        start, rights = self._feed.subscription_of(prefix), self.gate.rights_of(key)[1]
+        return rights is None or any(start.startswith(right) or right.startswith(start) for right in rights)
+
+    def find_sites(self, request: FindSites, key: str) -> FoundSites | Ended:
+        return self._sites.answer(request, key)
 
 
 def request_of(frames: list[zmq.Frame], gate: Gate | None) -> Request:

@@ -7,7 +7,6 @@ notes of old turns.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,15 +24,16 @@ from blackbox.errors import DamagedError
 from blackbox.hub.protocol import ENCODER, PlaceRow
 
 JUDGED: Final = 0
-"""The kind of a note that is a list of `Judged`."""
+"""The kind of a note that is a list of `Judged`: all requests of the turn, in order."""
 SNAPSHOT: Final = 1
 """The kind of a note that is a `Snapshot`."""
 RENEWED: Final = 2
 """The kind of a note that is `Renewed`."""
 END: Final = numpy.dtype([("row", "<u4"), ("at", "<i8")])
 """When the topic of a row of a request ends, ns since 1970; 0: it does not end any more."""
-_HEAD: Final = struct.Struct("<qqB")
-"""Number of the turn, number of the first turn of the hub's run, kind."""
+HEAD: Final = numpy.dtype([("number", "<i8"), ("first", "<i8"), ("slices", "<u2"), ("kind", "u1")])
+"""Head of a note: number of the turn; number of the first turn of the hub's run; slices that have a note of the turn;
+kind."""
 MOST_PART_BYTES: Final = 256 << 10
 """Bytes of a note at which the next one begins."""
 _ITEM_BYTES: Final = 64
@@ -51,8 +51,6 @@ class Client(NamedTuple):
 class Judged(msgspec.Struct, frozen=True, array_like=True):
     """Result of a request, or the start of a client's session, which has no places."""
 
-    at: int
-    """Its place in its turn, among all requests of that."""
     client: Client | None
     """None: the hub itself has put it."""
     session: int
@@ -69,7 +67,7 @@ class Judged(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """Part of a snapshot of clients, deadlines and topics after a turn; the note has the number of the turn."""
+    """Part of a snapshot of clients, deadlines and topics; each part is a turn, and follows the one before."""
 
     part: int
     parts: int
@@ -94,31 +92,43 @@ _JUDGED: Final = Decoder[list[Judged]]("msgpack", list[Judged])
 _SNAPSHOT: Final = Decoder[Snapshot]("msgpack", Snapshot)
 
 
-def encode_judged(number: int, first: int, requests: Sequence[Judged]) -> bytes:
-    """Return the note of a turn. `first`: number of the first turn of the hub's run."""
-    return _HEAD.pack(number, first, JUDGED) + ENCODER.encode(requests)
+def encode_judged(number: int, first: int, slices: int, requests: Sequence[Judged]) -> bytes:
+    """Return the note of a turn; `number`, `first` and `slices` are fields of `HEAD`."""
+    return _head(number, first, slices, JUDGED) + ENCODER.encode(requests)
+
+
+def _head(number: int, first: int, slices: int, kind: int) -> bytes:
+    return numpy.array((number, first, slices, kind), HEAD).tobytes()
+
+
+def head_of(note: bytes) -> NDArray[numpy.void]:
+    """Return the head of a note: HEAD."""
+    return numpy.frombuffer(note, HEAD, 1)[0]  # type: ignore[no-any-return]
 
 
 def encode_snapshot(
     number: int,
+    first: int,
     floor: int,
     clients: Sequence[tuple[Client, int, int]],
     deadlines: Sequence[tuple[bytes, int]],
     topics: Sequence[bytes],
 ) -> list[bytes]:
-    """Return the notes that hold a snapshot."""
+    """Return the note of each turn of a snapshot, from turn `number` on; `first` is that of `encode_judged`."""
     items = [*((0, each, sum(map(len, each[0]))) for each in clients), *((1, each, len(each[0])) for each in deadlines)]
     parts = _in_parts([*items, *((2, each, len(each)) for each in topics)])
     return [
-        _HEAD.pack(number, 0, SNAPSHOT) + ENCODER.encode(Snapshot(part, len(parts), floor, *lists))
+        _head(number + part, first, 1, SNAPSHOT) + ENCODER.encode(Snapshot(part, len(parts), floor, *lists))
         for part, lists in enumerate(parts)
     ]
 
 
-def is_whole_snapshot(notes: Sequence[bytes]) -> bool:
-    """Return True if these notes are all parts of a snapshot; a killed hub may have left some. Raises DecodeError."""
-    parts = [_SNAPSHOT.decode(note[_HEAD.size :]) for note in notes]
-    return {each.part for each in parts} == set(range(parts[0].parts))
+def snapshot_part(note: bytes) -> tuple[int, int] | None:
+    """Return which part of how many a note of a snapshot is; None: it is no such note. Raises DecodeError."""
+    if head_of(note)["kind"] != SNAPSHOT:
+        return None
+    snapshot = _SNAPSHOT.decode(note[HEAD.itemsize :])
+    return snapshot.part, snapshot.parts
 
 
 def encode_renewed(number: int, first: int, renewed: Renewed) -> list[bytes]:
@@ -129,7 +139,7 @@ def encode_renewed(number: int, first: int, renewed: Renewed) -> list[bytes]:
         *((2, each, _ITEM_BYTES * (1 + len(each[1][2]))) for each in renewed.partial),
     ]
     return [
-        _HEAD.pack(turn, first, RENEWED) + ENCODER.encode(Renewed(*lists))
+        _head(turn, first, 1, RENEWED) + ENCODER.encode(Renewed(*lists))
         for turn, lists in enumerate(_in_parts(items) if items else [], number)
     ]
 
@@ -147,13 +157,8 @@ def _in_parts(items: Iterable[tuple[int, Any, int]]) -> list[tuple[list[Any], li
     return parts
 
 
-def decode_judged(note: bytes) -> list[Judged]:
-    """Return the requests of a turn. Raises DecodeError."""
-    return _JUDGED.decode(note[_HEAD.size :])
-
-
 class Notes:
-    """The notes of a segment: `places`, `numbers`, `firsts` and `kinds`, in order."""
+    """The notes of a segment, in order: `places`, and the fields of `HEAD`: `numbers`, `firsts`, `slices`, `kinds`."""
 
     def __init__(self, segment: Segment) -> None:
         """Find them. Raises DamagedError if there are fewer than the index says."""
@@ -162,11 +167,14 @@ class Notes:
         expected = int(segment.entries["notes"].sum())
         if len(self.places) != expected:
             raise DamagedError(f"{segment.path} had {len(self.places)} notes, expected {expected}: it is damaged")
-        at = self.places[:, None] + MARK_HEAD_BYTES + numpy.arange(_HEAD.size)
-        heads: NDArray[Any] = segment.memory[numpy.minimum(at, len(segment.memory) - 1)]
-        self.numbers: NDArray[numpy.int64] = heads[:, :8].copy().view(numpy.int64).ravel()
-        self.firsts: NDArray[numpy.int64] = heads[:, 8:16].copy().view(numpy.int64).ravel()
-        self.kinds: NDArray[numpy.uint8] = heads[:, 16]
+        at = self.places[:, None] + MARK_HEAD_BYTES + numpy.arange(HEAD.itemsize)
+        self._take_heads(segment.memory[numpy.minimum(at, len(segment.memory) - 1)].view(HEAD).ravel())
+
+    def _take_heads(self, heads: NDArray[numpy.void]) -> None:
+        self.numbers: NDArray[numpy.int64] = heads["number"]
+        self.firsts: NDArray[numpy.int64] = heads["first"]
+        self.slices: NDArray[numpy.uint16] = heads["slices"]
+        self.kinds: NDArray[numpy.uint8] = heads["kind"]
 
     def text(self, place: int) -> bytes:
         """Return the body of a note. Raises DamagedError when it is damaged."""
@@ -178,21 +186,21 @@ class Notes:
     def judged(self, place: int) -> list[Judged]:
         """Return the requests of a note. Raises DamagedError when it is damaged."""
         try:
-            return decode_judged(self.text(place))
+            return _JUDGED.decode(self.text(place)[HEAD.itemsize :])
         except DecodeError as error:
             raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
 
     def renewed(self, place: int) -> Renewed:
         """Return what a note renews. Raises DamagedError when it is damaged."""
         try:
-            return _RENEWED.decode(self.text(place)[_HEAD.size :])
+            return _RENEWED.decode(self.text(place)[HEAD.itemsize :])
         except DecodeError as error:
             raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
 
     def snapshot(self, place: int) -> Snapshot:
         """Return a part of a snapshot. Raises DamagedError when it is damaged."""
         try:
-            return _SNAPSHOT.decode(self.text(place)[_HEAD.size :])
+            return _SNAPSHOT.decode(self.text(place)[HEAD.itemsize :])
         except DecodeError as error:
             raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
 
@@ -205,6 +213,6 @@ def newest_turn(day: Path) -> int:
         size, at = len(segment.memory), FILE_HEAD_BYTES
         while (at := next_mark(segment.address, size, at, True)) >= 0:
             mark = read_mark(segment, at)
-            newest = newest if mark is None else max(newest, _HEAD.unpack_from(mark.note)[0])
+            newest = newest if mark is None else max(newest, int(head_of(mark.note)["number"]))
             at += RECORD_ALIGNMENT if mark is None else mark.size
     return newest

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.hub.protocol import PLACE, Places
-from blackbox.publish.publisher import Publisher
 
 
 class Numbers:
-    """Assign places to puts: in each slice one after the other, in the epoch of a publisher.
+    """Assign places to puts: in each slice one after the other, in one epoch.
 
     Attributes: `epoch`; `touched`, the next number of each slice in which numbers were assigned since its owner
     emptied it.
@@ -23,10 +24,9 @@ class Numbers:
         self._following = numpy.zeros(slices, numpy.int64)
         """By slice, the number of its next message."""
 
-    def begin(self, publisher: Publisher) -> None:
-        """Go on where a publisher is, which has begun, as far as its outbox told."""
-        self.epoch = publisher.epoch
-        self._following = numpy.array([publisher.published_count(each) for each in range(len(self._following))])
+    def begin(self, epoch: int, following: Sequence[int]) -> None:
+        """Go on in an epoch. `following`: by slice, the number of its next message."""
+        self.epoch, self._following = epoch, numpy.array(following, numpy.int64)
 
     def following(self) -> list[int]:
         """Return the number of the next message of each slice."""

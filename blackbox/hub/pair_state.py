@@ -1,7 +1,7 @@
 """Decide which of the two hubs of a feed leads, and what an answer to a client waits for.
 
-A state machine without sockets, files or clocks. `paired_hub.py` talks to the peer, appends, and has `kept` on the disk
-before it says what follows from it.
+Rules without sockets, files or clocks. `pair_machine.py` talks to the peer, appends, and has `kept` on the disk before
+it says what follows from it.
 
 ::
 
@@ -47,20 +47,21 @@ class OutdatedError(Exception):
 class PairState:
     """How a hub of two stands. Attributes: `kept`, for the disk; `life`; `peer`, as that stood last."""
 
-    def __init__(self, feed: str, kept: Kept, newest: int, digest: bytes) -> None:
-        """`newest`, `digest`: the last turn that its journals have completely, and its digest."""
+    def __init__(self, feed: str, kept: Kept, newest: int, digest: bytes, *, has_part: bool = False) -> None:
+        """`newest`, `digest`: the last turn that its journals have completely, and its digest. See also `Standing`."""
         self.kept = kept
         self.life = PairLife.PASSIVE
         self.peer: Standing | None = None
-        self.newest, self.digest = newest, digest
+        self.newest, self.digest, self.has_part = newest, digest, has_part
         self.proposed = 0
         """The turn that the peer is to have before it is appended here; 0: none."""
-        self._feed = feed
+        self.feed = feed
         # State of a passive hub:
         self._leader = self._done = 0
         # State of an active hub:
         self._follower = self._batch = 0
-        self._is_synced = False
+        self._is_synced = self._is_left = False
+        """Whether the follower has to have the proposed turn on its disk; whether the follower has started again."""
         self._followed: Follow | None = None
 
     @property
@@ -73,8 +74,8 @@ class PairState:
         """How it stands, for the peer."""
         kept, newest = self.kept, self.proposed or self.newest
         is_armed = self.life is PairLife.ARMED
-        own = newest, self.is_active, is_armed, VERSION, kept.damaged
-        return Standing(self._feed, kept.role, kept.run, kept.term, *own)
+        own = newest, self.is_active, is_armed, VERSION, kept.damaged, self.has_part
+        return Standing(self.feed, kept.role, kept.run, kept.term, *own)
 
     def question(self, number: int) -> Follow:
         """Return what to ask the peer."""
@@ -98,7 +99,9 @@ class PairState:
 
     def appended(self, number: int, digest: bytes) -> None:
         """Note that the journals have a turn."""
-        self.newest, self.digest, self.proposed = number, digest, 0
+        self.newest, self.digest, self.proposed, self.has_part = number, digest, 0, False
+        if self._is_left:
+            self._go_alone()
 
     # Passive.
 
@@ -127,7 +130,7 @@ class PairState:
         if lead.standing.run != self._leader:
             self._leader, self._done = lead.standing.run, 0
             self.enter(PairLife.PASSIVE)
-        return [each for each in lead.entries if each.number > self.newest or each.is_snapshot]
+        return [each for each in lead.entries if each.number > self.newest]
 
     def end_following(self, lead: Lead) -> bool:
         """Note that this was appended. Return whether the epoch of the active one is to begin here."""
@@ -148,7 +151,7 @@ class PairState:
     def enter(self, life: PairLife) -> None:
         """Go on to `life`. Raises RuntimeError when it may not follow."""
         if life is not self.life:
-            self.life = self.life.enter(life, f"hub of feed {self._feed!r}")
+            self.life = self.life.enter(life, f"hub of feed {self.feed!r}")
 
     # Active.
 
@@ -156,40 +159,49 @@ class PairState:
         """Become the active one, alone at first."""
         term = next_term(max(self.kept.term, self.peer.term if self.peer is not None else 0), self.kept.role)
         self.kept = msgspec.structs.replace(self.kept, term=term, is_alone=True)
-        self._follower, self._followed, self.proposed = 0, None, 0
+        self._follower, self._followed, self.proposed, self._is_left = 0, None, 0, False
         self.enter(PairLife.ACTIVE)
 
     def give_way(self) -> None:
         """Be passive, as the other one has taken over, or may have."""
         self.kept = msgspec.structs.replace(self.kept, is_alone=False)
-        self.proposed = 0
+        self.proposed, self._is_left = 0, False
         self.enter(PairLife.PASSIVE)
 
     def propose(self, number: int, is_synced: bool) -> None:
-        """Begin a turn that the peer is to have, on its disk if `is_synced`, unless this one is alone."""
+        """Begin a turn that the peer is to have, on its disk if `is_synced`, unless this one is alone.
+
+        `number`: 0 for one that appends nothing. The peer confirms that it follows: an active hub does not know
+        otherwise that it still leads.
+        """
         self._batch += 1
         self.proposed, self._is_synced = number, is_synced
 
     def has_followed(self) -> bool:
-        """Return True if the proposed turn may be appended."""
+        """Return True if the proposed turn may be appended, or the answers may be sent."""
         follow = self._followed
-        has_it = follow is not None and follow.done == self._batch and follow.standing.newest == self.proposed
-        return self.kept.is_alone or has_it
+        newest = self.proposed or self.newest
+        has_it = follow is not None and follow.done == self._batch and follow.standing.newest == newest
+        return self.kept.is_alone or self._is_left or has_it
+
+    def _go_alone(self) -> None:
+        self.kept, self._is_left = msgspec.structs.replace(self.kept, is_alone=True), False
 
     def hear_follow(self, follow: Follow) -> None:
         """Note how far the peer is, if it follows."""
         if not self.is_active or follow.standing.is_active:
             return
         if follow.standing.run != self._follower:  # the earlier process has ended, and cannot take over
-            self.kept = msgspec.structs.replace(self.kept, is_alone=True)
-            self._follower = follow.standing.run
+            self._follower, self._is_left = follow.standing.run, True
+            if not self.proposed:
+                self._go_alone()  # else once the proposed turn is here, too: that process may have it
         self._followed = follow if follow.leader == self.kept.run else None
 
-    def why_not(self, follow: Follow, why: str) -> str:
-        """Return the error that the peer ends with because it cannot follow."""
+    def why_not(self, passive: Standing, active: Standing, why: str) -> str:
+        """Return the error of a passive hub that cannot follow the active one."""
         return (
-            f"hub of feed {self._feed!r}, the {follow.standing.role}, {why} (the {self.kept.role}, turn {self.newest})"
-            f": move its directory away, and put a copy of the other one's there"
+            f"hub of feed {self.feed!r}, the {passive.role}, {why} (the {active.role}, turn {active.newest}): "
+            f"move its directory away, and put a copy of the other one's there"
         )
 
     def take_in(self, follow: Follow, entries: list[Entry]) -> bool:

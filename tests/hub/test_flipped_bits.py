@@ -82,7 +82,8 @@ def test_a_damaged_hub_does_not_lead_and_serves_nothing_until_the_other_one_has_
         links = Links(pair.feed, tmp_path / "pair")
         links.start("primary")
         hub = links.hubs["primary"]
-        assert hub._state.kept.damaged
+        assert hub._machine is not None
+        assert hub._machine.state.kept.damaged
         assert hub._outbox.archive_statistics is None
         links.close()
         assert not links.errors

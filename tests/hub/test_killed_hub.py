@@ -20,9 +20,9 @@ from blackbox.archive import outbox as outbox_module
 from blackbox.archive.crash_recovery import file_head
 from blackbox.archive.format import FILE_HEAD_BYTES, SEGMENT_MAGIC
 from blackbox.errors import HubError
-from blackbox.hub import hub as hub_module
+from blackbox.hub import judge as judge_module
 from blackbox.hub import table as table_module
-from blackbox.hub.hub import Answer
+from blackbox.hub.judge import Answer
 from blackbox.hub.protocol import ENCODER, Put, Stored, unpack_places
 from blackbox.hub.table import Table
 from blackbox.testing import wait_until
@@ -249,7 +249,7 @@ def test_a_hub_reads_few_turns_at_its_start_however_old_an_id_is(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_module, "_MOST_READ", 20)
-    monkeypatch.setattr(hub_module, "_MOST_SINCE_SNAPSHOT", 10 * hub_module._TURN_BYTES)
+    monkeypatch.setattr(judge_module, "MOST_SINCE_SNAPSHOT", 10 * judge_module.TURN_BYTES)
     with Hub(feed, tmp_path / "hub", remember_puts=3) as hub, Peer(feed) as peer, Peer(feed, "other") as other:
         other.hello()
         first = other.ask(other.puts(1, b"first", ids=[b"id"]))
@@ -257,7 +257,7 @@ def test_a_hub_reads_few_turns_at_its_start_however_old_an_id_is(
         for number in range(1, 200):
             peer.ask(peer.puts(number, b"%d" % number))
         left = leave(tmp_path / "hub", tmp_path / "left", {})
-        assert hub._table.floor > 150
+        assert hub._judge.table.floor > 150
     take, taken = Table.take, list[int]()
 
     def takes(self: Table, number: int, *args: Any) -> None:

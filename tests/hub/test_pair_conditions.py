@@ -13,7 +13,8 @@ from blackbox import HubClient
 from blackbox.block.position import NOWHERE, Place
 from blackbox.errors import ConflictError, HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.hub.revisions import Revisions
+from blackbox.hub import hub as hub_module
+from blackbox.hub.revisions import Revision, newest_places
 from blackbox.hub.sender import Sender
 from blackbox.testing import wait_until
 from tests.hub import test_pair_rules
@@ -180,17 +181,17 @@ def test_what_a_hub_had_judged_and_gave_up_is_not_in_what_it_judges_by_later(tmp
 def test_reading_the_days_does_not_look_like_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = pair_feed(slices=1)
     (links,) = free_endpoints("tcp", "link", 1, 2)
-    read, reading = Revisions.read, list[str]()
+    reading = list[str]()
 
-    def reads_long(self: Revisions, directory: Path, epoch: int, following: Any, pause: Any) -> None:
+    def reads_long(directory: Path, epoch: int, following: Any, pause: Any) -> dict[bytes, Revision]:
         reading.append(directory.parent.name)
         until = time.monotonic() + 3.0
         while time.monotonic() < until:
             pause()
             time.sleep(0.01)
-        read(self, directory, epoch, following, pause)
+        return newest_places(directory, epoch, following, pause)
 
-    monkeypatch.setattr(Revisions, "read", reads_long)
+    monkeypatch.setattr(hub_module, "newest_places", reads_long)
     monkeypatch.setattr(test_pair_rules, "SILENCE_NS", 2_000_000_000)
     with hub_of(feed, tmp_path, links) as primary, hub_of(feed, tmp_path, links, "backup") as backup:
         wait_until(lambda: {primary.statistics().life, backup.statistics().life} == {"active", "armed"}, PATIENCE_S)

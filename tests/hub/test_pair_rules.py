@@ -15,7 +15,7 @@ from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.block.layout import VERSION
 from blackbox.errors import BlockError, HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.hub import hub as hub_module
+from blackbox.hub import judge as judge_module
 from blackbox.hub import table as table_module
 from blackbox.hub.entries import checked, part_of
 from blackbox.hub.history import History
@@ -302,7 +302,7 @@ def test_a_hub_that_takes_over_knows_an_old_id_and_has_few_turns_to_read(
 ) -> None:
     monkeypatch.setattr(table_module, "_MOST_READ", 20)
     monkeypatch.setattr(table_module, "_MOST_ANSWER_BYTES", 100)
-    monkeypatch.setattr(hub_module, "_MOST_SINCE_SNAPSHOT", 10 * hub_module._TURN_BYTES)
+    monkeypatch.setattr(judge_module, "MOST_SINCE_SNAPSHOT", 10 * judge_module.TURN_BYTES)
     with hub_of(feed, tmp_path, links, "backup") as backup:
         with HubClient(feed) as client:
             with hub_of(feed, tmp_path, links, alone=True):
@@ -314,4 +314,4 @@ def test_a_hub_that_takes_over_knows_an_old_id_and_has_few_turns_to_read(
                     client.put(b"A", b"%d" % number, timeout=60)
             assert client.put(b"A", b"first", b"id", timeout=60) == first
         assert backup.statistics().life == "active"
-        assert backup._table.floor > 80
+        assert backup._judge.table.floor > 80

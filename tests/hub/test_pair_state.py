@@ -50,7 +50,7 @@ def test_of_two_that_are_passive_the_one_with_more_leads_in_a_new_epoch() -> Non
 
 def test_a_turn_is_appended_once_the_peer_has_it() -> None:
     leads, follows = pair()
-    entry = Entry(1, False, 0, [])
+    entry = Entry(1, 0, [])
     leads.propose(1, is_synced=True)
     assert not leads.has_followed()
     assert talk(leads, follows, (entry,)).is_synced
@@ -68,8 +68,10 @@ def test_a_peer_that_has_begun_anew_may_not_take_over_and_is_not_waited_for() ->
     follow = later.question(2)
     assert leads.hears(follow.standing)
     leads.hear_follow(follow)
-    assert leads.kept.is_alone
     assert leads.has_followed()
+    assert not leads.kept.is_alone, "the process before may have the turn: this one must have it, too"
+    leads.appended(1, b"")
+    assert leads.kept.is_alone
     assert not leads.hears(follows.standing), "the process before has ended"
 
 
@@ -104,7 +106,7 @@ def test_a_hub_that_is_told_why_it_cannot_follow_ends() -> None:
 
 def test_a_late_word_of_an_earlier_term_makes_no_hub_follow() -> None:
     leads, follows = pair()
-    late = leads.answer(follows.question(1), [Entry(7, False, 0, [])], "")
+    late = leads.answer(follows.question(1), [Entry(7, 0, [])], "")
     follows.lead()
     follows.give_way()
     assert follows.hear_lead(late) == []
@@ -118,7 +120,7 @@ def test_a_damaged_hub_leaves_the_lead_to_one_that_has_all_and_follows_it() -> N
     assert whole.settle(damaged.standing) is not None
     whole.lead()
     for _ in range(3):
-        talk(whole, damaged, tuple(Entry(number, False, 0, []) for number in (4, 5)))
+        talk(whole, damaged, tuple(Entry(number, 0, []) for number in (4, 5)))
         assert (damaged.life is PairLife.ARMED) == (damaged.kept.damaged == 0)
     assert damaged.life is PairLife.ARMED
 

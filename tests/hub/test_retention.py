@@ -18,7 +18,7 @@ from blackbox.archive.segments import Segments
 from blackbox.block.position import Position
 from blackbox.hub.deadlines import Deadlines
 from blackbox.hub.history import History
-from blackbox.hub.revisions import Revisions
+from blackbox.hub.revisions import newest_places
 from blackbox.hub.settings import HubSettings
 from blackbox.hub.table import Table
 from blackbox.hub.topics import Topics
@@ -124,7 +124,7 @@ def test_a_day_that_is_deleted_while_it_is_opened_is_no_damage(
     History(left / feed.name, feed).tell(table, Deadlines(), Topics(feed))
     assert table.number > 0
     gone.rename(old)
-    Revisions().read(left / feed.name, 0, [0, 0], lambda: None)
+    newest_places(left / feed.name, 0, [0, 0], lambda: None)
     assert gone.exists()
 
 

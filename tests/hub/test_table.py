@@ -17,7 +17,7 @@ def judged(name: str, session: int, count: int) -> tuple[Judged, Places]:
     places = numpy.zeros(count, PLACE)
     places["is_new"] = 1
     client, packed = Client("", name), pack_places(places) if count else b""
-    return Judged(0, client, session, int(count > 0), packed, "", [], b"", 0), places
+    return Judged(client, session, int(count > 0), packed, "", [], b"", 0), places
 
 
 def put_first(table: Table, *names: str) -> None:
