@@ -119,8 +119,8 @@ class PairModel:
                 for known in (self._known, self._synced) if sent.put.synced else (self._known,) * (not is_lost):
                     known.slices[slice_id] = max(known.slices[slice_id], revision)
                     known.topics[row.topic] = max(known.topics.get(row.topic, NO_VALUE), revision)
-            if row.id:
-                self._ids.setdefault(row.id, (now, (slice_id, epoch, sequence)))
+            if row.id and (row.id not in self._ids or self._is_of_deleted_day(self._ids[row.id][1])):
+                self._ids[row.id] = now, (slice_id, epoch, sequence)
 
     def _answered_row(self, sent: Sent, row: Row, answer: PlaceRow, known: Known, why: str) -> None:
         slice_id, is_new, is_refused, epoch, sequence = answer
@@ -142,7 +142,8 @@ class PairModel:
                 return
             known_id = self._ids.get(row.id)
             is_same = known_id is None or known_id[1] == (slice_id, *revision) or self._has_lost
-            self.check(is_same, f"{name} was answered {revision}, its id is at {known_id}")
+            is_forgotten = known_id is not None and self._is_of_deleted_day(known_id[1])
+            self.check(is_same or is_forgotten, f"{name} was answered {revision}, its id is at {known_id}")
             return
         self.check(message == (row.topic, row.payload), f"{name} was served {message} at {revision}")
         newest = known.slices[slice_id]
