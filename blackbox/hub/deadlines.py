@@ -45,7 +45,7 @@ class Deadlines:
 
     def due(self, now: int, most: int) -> list[bytes]:
         """Return up to `most` topics that have ended, the earliest first; `set` them to 0."""
-        found: list[bytes] = []
+        found: dict[bytes, None] = {}  # a deadline that was set twice is in the queue twice
         while len(found) < most and (at := self.next()) is not None and at <= now:
-            found.append(heapq.heappop(self._queue)[1])
-        return found
+            found[heapq.heappop(self._queue)[1]] = None
+        return list(found)

@@ -129,9 +129,11 @@ class History:
         """Return the last turn that has a note; 0: none."""
         return max((int(notes.numbers.max()) for _, notes in self._last_notes()), default=0)
 
-    def notes_of(self, number: int) -> dict[int, bytes]:
-        """Return the notes of the last turn, which has this number, by slice."""
-        return {each.slice_id: each.part.notes.text(each.place) for each in self._copies(number)}
+    def part_of(self, number: int) -> tuple[dict[int, bytes], int]:
+        """Return the notes of the last turn, which has this number, by slice; and their number and that of messages."""
+        copies = self._copies(number)
+        notes = {each.slice_id: each.part.notes.text(each.place) for each in copies}
+        return notes, len(notes) + len({place for each in copies for place in self._stored_after(each)})
 
     def _last_notes(self) -> Iterator[tuple[int, Notes]]:
         """Yield, of each slice that has turns, the notes of the newest part that has some."""

@@ -119,8 +119,8 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     version: int = UNSAID
     damaged: Number = 0
     """The last turn that its journals had before they were damaged, until it is repaired; 0: they are whole."""
-    has_part: bool = False
-    """Its journals have part of the turn after `newest`: subscribers may have got that."""
+    part: Number = 0
+    """Number of notes and messages that its journals have of the turn after `newest`; subscribers may have got some."""
 
     @property
     def had(self) -> int:
@@ -128,9 +128,9 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
         return max(self.newest, self.damaged)
 
     @property
-    def rank(self) -> tuple[int, int, bool, bool, bool]:
+    def rank(self) -> tuple[int, int, int, bool, bool]:
         """Of two that are passive, and neither of which may take over, the one with the higher one becomes active."""
-        return self.term, self.had, self.has_part, not self.damaged, self.role == "primary"
+        return self.term, self.had, self.part, not self.damaged, self.role == "primary"
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True, tag="follow"):

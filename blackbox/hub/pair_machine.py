@@ -107,14 +107,13 @@ class PairMachine:
     def __init__(self, history: History, kept: Kept, pair: Pair, shell: Shell) -> None:
         """Begin another run. That it is alone holds for the hub that has written it."""
         newest, note = history.newest()
-        has_part = history.last() > newest
-        part = history.notes_of(newest + 1) if has_part else {}
-        self._part = {slice_id: checksum_of(each) for slice_id, each in part.items()}
+        notes, part = history.part_of(newest + 1) if history.last() > newest else ({}, 0)
+        self._part = {slice_id: checksum_of(each) for slice_id, each in notes.items()}
         """By slice, checksum of the note of a turn that the journals do not have completely."""
         digest = checksum_of(note).to_bytes(8, "little") if note else b""
         is_alone, run = kept.is_alone and kept.role == pair.role, max(kept.run + 1, shell.now_ns())
         kept = msgspec.structs.replace(kept, role=pair.role, run=run, is_alone=is_alone)
-        self.state = state = PairState(history.feed.name, kept, newest, digest, has_part=has_part)
+        self.state = state = PairState(history.feed.name, kept, newest, digest, part=part)
         self._pair, self._shell = pair, shell
         self._noted = max(
             (number for part in history.parts_from(0, newest) for number in part.notes.numbers), default=0
@@ -288,7 +287,7 @@ class PairMachine:
                 self._become_active(why[0], is_new_epoch=why[1])
             return
         entries = state.hear_lead(lead)
-        if state.has_part and entries:
+        if state.part and entries:
             theirs = {part.slice_id: part.checksum for part in entries[0].parts}
             if any(theirs.get(slice_id) != checksum for slice_id, checksum in self._part.items()):
                 raise HubError(state.why_not(state.standing, lead.standing, _ALONE_TOO))
@@ -321,7 +320,7 @@ class PairMachine:
         if is_new_epoch or not state.kept.epoch:
             self._begin_epoch(max(self._shell.now_ns(), state.kept.epoch + 1))
         self.judge = self._shell.read_history()
-        if state.has_part:
+        if state.part:
             state.appended(self.judge.table.number, b"")  # what it has of the last turn is all there will be
         state.lead()
         self._note(f"{why}; term {state.kept.term}")

@@ -47,12 +47,12 @@ class OutdatedError(Exception):
 class PairState:
     """How a hub of two stands. Attributes: `kept`, for the disk; `life`; `peer`, as that stood last."""
 
-    def __init__(self, feed: str, kept: Kept, newest: int, digest: bytes, *, has_part: bool = False) -> None:
+    def __init__(self, feed: str, kept: Kept, newest: int, digest: bytes, *, part: int = 0) -> None:
         """`newest`, `digest`: the last turn that its journals have completely, and its digest. See also `Standing`."""
         self.kept = kept
         self.life = PairLife.PASSIVE
         self.peer: Standing | None = None
-        self.newest, self.digest, self.has_part = newest, digest, has_part
+        self.newest, self.digest, self.part = newest, digest, part
         self.proposed = 0
         """The turn that the peer is to have before it is appended here; 0: none."""
         self.feed = feed
@@ -74,7 +74,7 @@ class PairState:
         """How it stands, for the peer."""
         kept, newest = self.kept, self.proposed or self.newest
         is_armed = self.life is PairLife.ARMED
-        own = newest, self.is_active, is_armed, VERSION, kept.damaged, self.has_part
+        own = newest, self.is_active, is_armed, VERSION, kept.damaged, self.part
         return Standing(self.feed, kept.role, kept.run, kept.term, *own)
 
     def question(self, number: int) -> Follow:
@@ -99,7 +99,7 @@ class PairState:
 
     def appended(self, number: int, digest: bytes) -> None:
         """Note that the journals have a turn."""
-        self.newest, self.digest, self.proposed, self.has_part = number, digest, 0, False
+        self.newest, self.digest, self.proposed, self.part = number, digest, 0, 0
         if self._is_left:
             self._go_alone()
 

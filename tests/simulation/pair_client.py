@@ -45,6 +45,7 @@ class Row:
     payload: bytes | None
     id: bytes
     if_at: Revision
+    ttl_ns: int
 
 
 @dataclass
@@ -142,7 +143,8 @@ class SimClient:
             condition: Revision = ANYWHERE
             if random.random() < 0.35:
                 condition = model.guess(topic, random)
-            rows.append(Row(topic, payload, put_id, condition))
+            ttl_ns = random.randint(1, 15) * 10**9 if random.random() < 0.15 else 0
+            rows.append(Row(topic, payload, put_id, condition, ttl_ns))
         put = _encoded(self.name, self._session, self._next, rows, is_synced=random.random() < 0.5)
         sent = Sent(self.number, put, rows, world.loop.now, model.known())
         self.sent[self._next] = sent
@@ -234,5 +236,5 @@ def _encoded(name: str, session: int, first: int, rows: list[Row], *, is_synced:
         bytes(row.payload is not None for row in rows) if any(row.payload is None for row in rows) else b"",
         [row.id for row in rows] if any(row.id for row in rows) else [],
         numpy.array(conditions, CONDITION).tobytes() if any(each != ANYWHERE for each in conditions) else b"",
-        b"",
+        numpy.array([row.ttl_ns for row in rows], numpy.int64).tobytes() if any(row.ttl_ns for row in rows) else b"",
     )

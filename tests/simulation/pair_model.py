@@ -7,10 +7,11 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from blackbox.hub.protocol import ANYWHERE, CONFLICT, PlaceRow
+from blackbox.hub.notes import JUDGED
+from blackbox.hub.protocol import ANYWHERE, CONFLICT, PlaceRow, unpack_places
 from blackbox.hub.revisions import NO_VALUE, Revision
 from tests.simulation.model import ModelError
-from tests.simulation.pair_disk import Disk, SimBlock
+from tests.simulation.pair_disk import Disk, SimBlock, SimHistory
 
 if TYPE_CHECKING:
     from blackbox.hub.pair import Kept
@@ -39,6 +40,8 @@ class PairModel:
         self._places: dict[bytes, set[_Place]] = defaultdict(set)
         """By payload, where it was published."""
         self._sent: list[Sent] = []
+        self._ttl_ns: dict[bytes, int] = {}
+        """By payload."""
         self._ids: dict[bytes, tuple[float, _Place]] = {}
         self._known, self._synced = Known([NO_VALUE] * slices, {}), Known([NO_VALUE] * slices, {})
         """Places of all acknowledged puts, and of puts that were acknowledged as synced."""
@@ -95,6 +98,7 @@ class PairModel:
 
     def begun(self, sent: Sent) -> None:
         self._sent.append(sent)
+        self._ttl_ns.update((row.payload, row.ttl_ns) for row in sent.rows if row.payload is not None)
 
     def answered(self, sent: Sent, why: str) -> None:
         """Check an answer against what was known when the request was sent first."""
@@ -206,8 +210,10 @@ class PairModel:
                     if is_new and not is_refused and at not in deleted:
                         is_there = one.get(at) == (row.topic, row.payload)
                         self.check(is_there, f"put {sent.put.first} of {sent.client} ({row}) is lost: it was at {at}")
-        if not deleted:
+        if not any(disk.has_deleted for disk in disks):
             self._check_conditions(one)
+            for disk in disks:
+                self._check_ends(disk, one)
 
     def _check_conditions(self, messages: dict[_Place, tuple[bytes, bytes | None]]) -> None:
         """Check that each conditional put follows the message that it expected."""
@@ -228,3 +234,24 @@ class PairModel:
                 if is_new and not is_refused and row.if_at != ANYWHERE and (row.topic, revision) in before:
                     last = before[row.topic, revision]
                     self.check(last == row.if_at, f"put {sent.put.first} of {sent.client} ({row}) follows {last}")
+
+    def _check_ends(self, disk: Disk, messages: dict[_Place, tuple[bytes, bytes | None]]) -> None:
+        """Check that a hub has deleted a topic only once its message had expired, by the clocks of the hubs."""
+        taken_ns: dict[_Place, int] = {}
+        ended: set[_Place] = set()
+        for copy in SimHistory(disk)._copies(0):
+            for request in copy.part.notes.judged(copy.place) if copy.kind == JUDGED else ():
+                for slice_id, is_new, _, *revision in unpack_places(request.places).tolist() if request.places else ():
+                    if is_new:
+                        place = slice_id, *revision
+                        taken_ns[place] = request.taken_ns
+                        ended |= {place} if request.client is None else set()
+        last: dict[bytes, tuple[_Place, bytes | None]] = {}
+        for place, (topic, payload) in sorted(messages.items(), key=lambda each: each[0][1:]):
+            if place in ended:
+                before, value = last.get(topic, (place, None))
+                self.check(value is not None, f"a hub deletes {topic!r} at {place}, which has no value")
+                ttl_ns = self._ttl_ns[value or b""]
+                is_due = ttl_ns > 0 and taken_ns[place] >= taken_ns[before] + ttl_ns
+                self.check(is_due, f"a hub deletes {topic!r} at {place} too early: {value!r} was put at {before}")
+            last[topic] = place, payload

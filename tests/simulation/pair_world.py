@@ -188,6 +188,7 @@ def _known_to(of: judge.Judge) -> dict[str, Any]:
         "answers": {key: each[2:] for key, each in of.table._answers.items()},
         "ids": {key: each[2] for key, each in of.table._ids.items()},
         "topics": sorted(of.topics.all()),
+        "deadlines": sorted(of.conditions.deadlines.items()),
     }
 
 
