@@ -103,15 +103,20 @@ class Conditions:
     def note(
         self, topics: list[bytes], columns: Columns, places: Places, is_new: NDArray[numpy.bool_], taken_ns: int
     ) -> bytes:
-        """Note the newest message of each topic, and when it ends, as far as these are kept; return END[n]."""
+        """Note the newest message of each topic, and when it expires, as far as these are kept.
+
+        Return END[n] for all rows, not only the last one of a topic: a hub that is killed may lose that one.
+        """
         deadlines, revisions, ends = self.deadlines, self._revisions, list[tuple[int, int]]()
-        if columns.ttl is None and not deadlines and not revisions.is_known:
+        if revisions.is_known:
+            for topic, row in columns.last_rows(is_new):
+                place = int(places["epoch"][row]), int(places["sequence"][row])
+                revisions.note(topics[topic], place, columns.has_value(row))
+        if columns.ttl is None and not deadlines:
             return b""
-        for topic, row in columns.last_rows(is_new):
-            name, has_value = topics[topic], columns.has_value(row)
-            if revisions.is_known:
-                revisions.note(name, (int(places["epoch"][row]), int(places["sequence"][row])), has_value)
-            if columns.ttl is not None and columns.ttl[row] and has_value:
+        for row in numpy.flatnonzero(is_new).tolist():
+            name = topics[columns.index[row]]
+            if columns.ttl is not None and columns.ttl[row] and columns.has_value(row):
                 ends.append((row, taken_ns + int(columns.ttl[row])))
             elif name in deadlines:
                 ends.append((row, 0))

@@ -300,6 +300,9 @@ class PairMachine:
         first = next((entry.epoch for entry in entries if entry.epoch), 1)  # 1: a later one has messages
         for entry, mine in zip(entries, blocks, strict=True):
             epoch = entry.epoch or state.kept.epoch or first
+            if epoch < state.kept.epoch and state.part:
+                state.appended(entry.number, digest_of(entry))  # part of a turn is all there is before a new epoch
+                continue
             if epoch != state.kept.epoch:
                 self._begin_epoch(epoch)
             self._append(entry, mine)
@@ -436,25 +439,25 @@ class _Talk:
         self.unanswered_follow: Follow | None = None
         """Question of the peer that is not answered."""
         self._beat_s = silence_ns / 1e9 / BEATS
-        self._number, self._unanswered = run, 0
+        self._number = self._answered = run
+        """The last question, and the last one that was answered. Another one may be sent before an answer comes."""
 
     @property
     def is_silent(self) -> bool:
         """True if the peer has not answered for `silence_ns`, in which it was asked again and again."""
-        return self._unanswered > BEATS
+        return self._number - self._answered > BEATS
 
     def next(self) -> int:
         """Return the number of the next question, which is sent now."""
         self.ask_at = self.now + self._beat_s
         self._number += 1
-        self._unanswered += 1
         return self._number
 
     def is_answer(self, lead: Lead) -> bool:
-        """Return True for the answer to the last question."""
-        if lead.number != self._number:
+        """Return True for the answer to a question that was sent after those that were answered before."""
+        if not self._answered < lead.number <= self._number:
             return False
-        self._unanswered = 0
+        self._answered = lead.number
         return True
 
     def asked(self, follow: Follow) -> None:

@@ -144,7 +144,7 @@ class PairWorld:
             else:
                 random.choice(self.clients).act()
         self._are_faults_over = True
-        self._delay = 0.1
+        self._delay = random.choice([0.1, 0.1, 2.0])  # 2 s: an answer comes after the next question
         loop.run(loop.now + 25)
         for hub in self.hubs:
             hub.paused_until, hub.killed_after = 0.0, -1
