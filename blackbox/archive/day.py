@@ -280,6 +280,14 @@ def exchange_directories(one: Path, other: Path) -> None:
         sync_directory(each)
 
 
+def inode_of(path: Path) -> int:
+    """Return the inode number of a file or directory; 0: it does not exist."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
 def make_directory(path: Path) -> None:
     """Create a directory and its missing parents, durably."""
     if not path.is_dir():

@@ -19,7 +19,7 @@ from blackbox.archive.audit import IndexAudit, NumberAudit, audit_marks
 from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
 from blackbox.archive.codec import Compression
 from blackbox.archive.data_frames import Frames, Ticks, needs
-from blackbox.archive.day import MANIFEST, Date, Manifest, as_date, day_end_ns, recorded_days, session_date
+from blackbox.archive.day import MANIFEST, Date, Manifest, as_date, day_end_ns, inode_of, recorded_days, session_date
 from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
 from blackbox.archive.marks import Mark, marks_of
 from blackbox.archive.newest import Newest
@@ -99,7 +99,12 @@ class Recording(Frames):
         are left out and reported in `damage`.
         """
         directory = Path(path)
-        return cls(directory, Manifest.read(directory))
+        while True:
+            inode = inode_of(directory)
+            recording = cls(directory, Manifest.read(directory))
+            if inode_of(directory) == inode:
+                return recording
+            # `exchange_directories` came in between: the files are of two directories
 
     @classmethod
     def _open_kept(cls, path: Path) -> Self | None:
