@@ -1,4 +1,4 @@
-"""A subscriber with callbacks of each kind, and what a replay should give them: helpers of the tests of replays."""
+"""Helpers for replay tests: a subscriber with callbacks of each kind, and the messages that a replay should deliver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCRIPTS = st.lists(
 
 
 def fingerprint(batch: CompiledBatch, state: Any) -> None:
-    """Compiled: what came, in order."""
+    """Compiled callback: hash the messages in order of delivery."""
     for row in batch.rows:
         text = payload(batch, row)
         state[0] += 1
@@ -39,7 +39,7 @@ def fingerprint(batch: CompiledBatch, state: Any) -> None:
 
 
 def fingerprint_of(messages: Iterable[Told]) -> list[int]:
-    """What `fingerprint` leaves in its state."""
+    """Return the state that `fingerprint` computes from these messages."""
     count, value = 0, 0
     for m in messages:
         count += 1
@@ -58,14 +58,14 @@ def told_of(batch: Batch) -> list[Told]:
 
 
 class Audience:
-    """A subscriber with a callback of each kind, and what they got."""
+    """A subscriber with a callback of each kind, and the messages that each received."""
 
     def __init__(self, feed: Feed, prefix: bytes = b"") -> None:
         self.subscriber = Subscriber(feed, slow=PATIENT)
         self.by_message: list[Told] = []
         self.by_batch: list[Told] = []
         self.resets: list[int] = []
-        """How many messages had come before each."""
+        """Messages received before each reset."""
         self.calls: list[tuple[str, int]] = []
         if feed.slices_for(prefix):
             self.subscriber.on(prefix)(self._message)
@@ -93,13 +93,13 @@ class Audience:
         self.calls.append(("batch", len(batch)))
 
     def assert_got(self, expected: list[Told]) -> None:
-        """All three kinds got just these."""
+        """Assert that callbacks of all three kinds received exactly these messages."""
         assert self.by_message == expected
         assert by_slice(self.by_batch) == by_slice(expected)
         self.assert_compiled_got(expected)
 
     def assert_compiled_got(self, expected: list[Told]) -> None:
-        """Since the last reset."""
+        """Assert that the compiled callback received exactly these messages since the last reset."""
         for slice_id, messages in by_slice(expected).items():
             assert self.compiled.states[slice_id].tolist() == fingerprint_of(messages)
 
@@ -119,7 +119,7 @@ def chosen(
     slices: Sequence[int] | None = None,
     by: str = "ts_event",
 ) -> list[Told]:
-    """The wanted messages, in the order in which they are played."""
+    """Return the selected messages in the order of playback."""
     return [
         m
         for m in (sorted(messages, key=lambda m: (m.ts_event, m.slice_id)) if by == "ts_event" else messages)
@@ -131,7 +131,7 @@ def chosen(
 
 
 def simple_day(path: Path, times: Sequence[int], rows: int = 1, **settings: Any) -> Day:
-    """One slice; messages at these times, so many in a block."""
+    """Write a day of one slice with messages at these times, `rows` to a block."""
     day = Day(path, feed_of())
     puts = [
         Put(
@@ -147,7 +147,7 @@ def simple_day(path: Path, times: Sequence[int], rows: int = 1, **settings: Any)
 
 
 class Scripted(Controls):
-    """Grants so many messages, or a seek, one after the other; then everything."""
+    """Grants each entry of the script in turn, a number of messages or a seek, then all other messages."""
 
     def __init__(self, script: Iterable[tuple[str, int]]) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class Scripted(Controls):
 def plainly(
     everything: list[Told], first: int, script: list[tuple[str, int]]
 ) -> tuple[list[Told], list[int], list[Told], list[Told]]:
-    """What is given, how many messages before each reset, those since the last one, and those that are left."""
+    """Return all messages delivered, their count before each reset, those since the last reset, and those left over."""
     left, expected, since = list(everything), list[Told](), list[Told]()
     resets = []
     for kind, value in script:

@@ -1,4 +1,4 @@
-"""A player and a clock that give commands at set times: helpers of the tests of controls."""
+"""Helpers for tests of controls: a player, and a clock that sends commands at set times."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Command = Callable[[Controls], None]
 
 
 class NobodyWakesError(Exception):
-    """A player waits, and nobody will ever wake it."""
+    """A player is waiting and no command is left to wake it."""
 
 
 class ScriptedClock(ManualClock):
-    """Each wait ends at once: at its time, or at the next of some times at which a command comes."""
+    """Advances at once to the end of each wait, or to the time of the next scripted command if that is earlier."""
 
     def __init__(self, script: Sequence[tuple[int, Command]]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class ScriptedClock(ManualClock):
 
 
 class Delivery(NamedTuple):
-    """A message's place in the recording, and when it was delivered."""
+    """A message's position in the recording, and the time of its delivery."""
 
     place: int
     at_ns: int
@@ -54,7 +54,7 @@ def play(
     speed: float | None = 1.0,
     max_silence_ns: int | None = None,
 ) -> list[Delivery]:
-    """Play messages of these market times after START; at most 1,000 deliveries."""
+    """Play messages with these market times, in ns after START; stop after 1,000 deliveries."""
     clock = ScriptedClock(script)
     controls = clock.controls = Controls(speed, None if max_silence_ns is None else max_silence_ns / 1e9, clock)
     recording = [START + time for time in times]
@@ -82,7 +82,7 @@ def play(
 
 
 def place_of(recording: list[int], ts_ns: int) -> int:
-    """The first message from which on none is before a time: what an index of running maxima finds."""
+    """Return the first position where the running maximum of the times reaches `ts_ns`."""
     return bisect_left(list(accumulate(recording, max)), ts_ns)
 
 

@@ -1,4 +1,4 @@
-"""Tables of what is played: time ranges, due messages and damage, against the same messages in plain Python."""
+"""Block tables of a replay: time ranges, due messages and damage, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OFFSETS = st.lists(st.integers(0, 9), min_size=1, max_size=30)
 
 
 def table_of(path: Path | str, by: Any = "ts_event", start: int = BEGINNING, stop: int = END) -> BlockTable:
-    """The one table of a small recording, measured."""
+    """Return the only table of a small recording, measured."""
     recordings = [Recording.open(path)]
     runs = runs_of(recordings, bodies="unpacked")
     (table,) = block_tables(
@@ -33,14 +33,14 @@ def table_of(path: Path | str, by: Any = "ts_event", start: int = BEGINNING, sto
 
 
 def messages_of(table: BlockTable, rows: int) -> list[int]:
-    """Which messages a table plays, of a recording with so many a block."""
+    """Return the numbers of the messages that a table plays, for a recording with `rows` messages per block."""
     fields = (table.rows[name].tolist() for name in ("place", "first_row", "stop_row"))
     return [place * rows + row for place, first, stop in zip(*fields, strict=True) for row in range(first, stop)]
 
 
 @few
 @given(OFFSETS, st.integers(1, 6), st.integers(-1, 10), st.integers(-1, 10))
-def test_a_time_range_takes_just_its_messages(times: list[int], rows: int, start: int, stop: int) -> None:
+def test_a_time_range_selects_exactly_its_messages(times: list[int], rows: int, start: int, stop: int) -> None:
     expected = [number for number, time in enumerate(times) if start <= time < stop]
     with TemporaryDirectory() as path:
         simple_day(Path(path), times, rows)
@@ -54,7 +54,7 @@ def test_a_time_range_takes_just_its_messages(times: list[int], rows: int, start
 
 @few
 @given(OFFSETS, st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=6))
-def test_what_is_due_is_split_off(times: list[int], grants: list[tuple[int, int]]) -> None:
+def test_split_returns_the_due_messages(times: list[int], grants: list[tuple[int, int]]) -> None:
     with TemporaryDirectory() as path:
         simple_day(Path(path), times, len(times))
         table = table_of(path)
@@ -78,7 +78,7 @@ def test_what_is_due_is_split_off(times: list[int], grants: list[tuple[int, int]
                 ]
 
 
-def test_damage_is_told_of_its_record(tmp_path: Path) -> None:
+def test_damage_is_reported_for_the_whole_record(tmp_path: Path) -> None:
     day = simple_day(tmp_path, range(12), rows=3)
     damage_body(day.segments[0], 2)
     table = table_of(tmp_path, start=3)
@@ -89,7 +89,7 @@ def test_damage_is_told_of_its_record(tmp_path: Path) -> None:
     assert table.rows["count"].tolist() == [3, 0, 3]
 
 
-def test_by_the_time_of_sending_a_block_is_whole(tmp_path: Path) -> None:
+def test_ranges_of_sending_times_select_whole_blocks(tmp_path: Path) -> None:
     day = simple_day(tmp_path, [0] * 12, rows=3)
     sent = [message.ts_out for message in day.told()][::3]
     table = table_of(tmp_path, "ts_out", start=sent[1], stop=sent[3])
@@ -97,7 +97,7 @@ def test_by_the_time_of_sending_a_block_is_whole(tmp_path: Path) -> None:
     assert table.rows["next_ns"].tolist() == sent[1:3]
 
 
-def test_a_table_gives_back_what_was_played_before_and_that_can_still_be_read(tmp_path: Path) -> None:
+def test_a_table_releases_earlier_blocks_which_remain_readable(tmp_path: Path) -> None:
     simple_day(tmp_path, range(2 * RUN_RECORDS + 1))
     recordings = [Recording.open(tmp_path)]
     runs = runs_of(recordings, bodies="unpacked", kept=9)

@@ -1,4 +1,4 @@
-"""Books at a time: `Recording.book_at`, and replays that start with books, against a plain loop over the messages."""
+"""`Recording.book_at`, and replays that start with books, compared with a plain loop over the messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CAPTURES: dict[str, Callable[[Path], Source]] = {
 
 
 class SlowItch:
-    """Orders in a dict; unlike `slow_book`, one that is not known is ignored."""
+    """Keeps orders in a dict; unlike `slow_book`, ignores unknown orders."""
 
     def __init__(self) -> None:
         self.orders: Slow = {}
@@ -67,7 +67,7 @@ class SlowItch:
 
 class SlowDbn(SlowMbo):
     def _settle(self) -> None:
-        """Nothing is asked for after each event."""
+        """Do nothing: the test reads the levels only at the end."""
 
     def depths(self) -> tuple[list[Level], list[Level]]:
         return self.levels(BUY), self.levels(SELL)
@@ -129,7 +129,7 @@ def test_books_at_random_times(day: tuple[str, Recording, Any]) -> None:
 
 
 def test_books_when_a_replay_starts(day: tuple[str, Recording, Any]) -> None:
-    """A callback before the book sees it as it is before the first message; it gets none of the earlier ones."""
+    """A callback registered before the book sees the book before the first message, and no earlier messages."""
     name, recording, messages = day
     kind = SlowDbn if name == "esh4" else SlowItch
     for time_ns in chosen_times(messages, f"{name} again")[:6]:
@@ -150,7 +150,7 @@ def test_books_when_a_replay_starts(day: tuple[str, Recording, Any]) -> None:
 
 @pytest.mark.long
 def test_replay_seeks_with_books(tmp_path: Path) -> None:
-    """Forward and back: at each place the books are those of all messages before."""
+    """After seeks forward and back, the books contain exactly the messages before the new position."""
     recording = recorded(tmp_path, lambda: Synthetic(20_000, symbols=12))
     messages = sorted(messages_of(Synthetic(20_000, symbols=12)), key=lambda message: message[1])
     times = sorted({time for _, time, _ in messages})
@@ -199,8 +199,8 @@ def test_time_of_day_and_prefix(tmp_path: Path) -> None:
     assert recording.book_at("03:00").symbols == []
 
 
-def test_each_day_begins_with_books_of_its_own(tmp_path: Path) -> None:
-    """A time of day: the books of the second day have nothing of the first."""
+def test_each_day_begins_with_its_own_books(tmp_path: Path) -> None:
+    """With a start as a time of day, books of the second day contain no orders of the first."""
     days = imported(tmp_path, "2026-01-05", "2026-01-06")
     subscriber = Subscriber(days[0].feed)
     books: list[Books] = []
@@ -218,8 +218,8 @@ def test_each_day_begins_with_books_of_its_own(tmp_path: Path) -> None:
         assert found[place] == (depths_before(told(recording), SlowItch, recording.time("12:00")), True)
 
 
-def test_events_of_dbn_are_whole_at_each_of_their_times(shared_data: Path) -> None:
-    """All records of an event have one time, so a book at a time never lies within an event."""
+def test_no_dbn_event_spans_two_times(shared_data: Path) -> None:
+    """All records of an event have the same time, so a book at a time never contains part of an event."""
     messages = messages_of(Dbn(shared_data / "dbn" / "esh4-glbx-mdp3-20231225.mbo.dbn.zst"))
     is_open, times = False, set[int]()
     split = 0
@@ -232,13 +232,13 @@ def test_events_of_dbn_are_whole_at_each_of_their_times(shared_data: Path) -> No
     assert split == 0
 
 
-def test_books_are_refused_for_a_replay_that_is_published(tmp_path: Path) -> None:
+def test_published_replays_reject_books(tmp_path: Path) -> None:
     recording = recorded(tmp_path, lambda: Synthetic(2_000, symbols=3))
     with pytest.raises(ConfigError, match="books was set for a replay that is published"):
         Replay(recording, books=True).publish(Publisher(recording.feed))
 
 
-def test_orders_without_a_time_at_the_start_are_in_the_book(tmp_path: Path) -> None:
+def test_the_book_includes_initial_orders_without_a_time(tmp_path: Path) -> None:
     noon = 1_767_614_400_000_000_000
     feed = Feed.local("untimed", slices=1, schema="itch50")
     payloads = [order(number, b"B", 5) for number in (1, 2, 3)]

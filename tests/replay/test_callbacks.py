@@ -1,4 +1,4 @@
-"""Callbacks of a replay that raise, come and go, stop it, or start another."""
+"""Replay callbacks that raise, stop the replay, start another, or add and remove callbacks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def failing(feed: Feed, on_error: Any, error: BaseException) -> tuple[Subscriber
     return subscriber, came
 
 
-def test_nothing_comes_after_an_error_that_stops(tmp_path: Path) -> None:
+def test_no_message_is_delivered_after_an_error_that_stops(tmp_path: Path) -> None:
     day = simple_day(tmp_path, range(START, START + 12), rows=2)
     subscriber, came = failing(day.feed, "stop", ValueError("five"))
     replay = Replay(Recording.open(tmp_path))
@@ -62,7 +62,7 @@ def test_an_error_that_is_logged_costs_one_message(tmp_path: Path) -> None:
     assert subscriber.statistics().delivery.callback_errors == 1
 
 
-def test_ctrl_c_in_a_callback_ends_it_and_it_can_be_run_again(tmp_path: Path) -> None:
+def test_ctrl_c_in_a_callback_ends_the_replay_and_another_can_run(tmp_path: Path) -> None:
     day = simple_day(tmp_path, range(START, START + 12), rows=2)
     subscriber, came = failing(day.feed, "log", KeyboardInterrupt())
     replay = Replay(Recording.open(tmp_path), stop=START + 9)
@@ -73,7 +73,7 @@ def test_ctrl_c_in_a_callback_ends_it_and_it_can_be_run_again(tmp_path: Path) ->
     assert subscriber.replay(Recording.open(tmp_path), start=START + 6).messages == 6
 
 
-def test_callbacks_come_and_go_in_a_callback(tmp_path: Path) -> None:
+def test_callbacks_are_added_and_removed_in_a_callback(tmp_path: Path) -> None:
     day = simple_day(tmp_path, range(START, START + 400))
     subscriber = Subscriber(day.feed)
     came: list[bytes] = []
@@ -90,7 +90,7 @@ def test_callbacks_come_and_go_in_a_callback(tmp_path: Path) -> None:
 
     subscriber.replay(Recording.open(tmp_path))
     assert came == [b"%d" % i for i in range(11)]
-    assert compiled.total()[0] == 11  # no message more than the other has seen
+    assert compiled.total()[0] == 11  # as many messages as the other callback has seen
     assert late == [b"%d" % i for i in range(32, 400) if i % 3 == 1]
 
 
@@ -135,13 +135,13 @@ def test_a_misspelt_setting_of_a_replay_names_the_nearest(tmp_path: Path) -> Non
         subscriber.replay(Recording.open(tmp_path), spede=10.0)  # type: ignore[call-arg]
 
 
-def test_a_setting_beside_a_replay_is_refused_as_the_replay_has_its_own(tmp_path: Path) -> None:
+def test_a_setting_given_with_a_replay_is_refused(tmp_path: Path) -> None:
     day = simple_day(tmp_path, range(START, START + 2))
     with pytest.raises(TypeError, match="speed was given with a Replay, pass it when the Replay is created"):
         Subscriber(day.feed).replay(Replay(Recording.open(tmp_path)), speed=10.0)
 
 
-def test_a_replay_on_a_subscriber_that_runs_is_refused(tmp_path: Path) -> None:
+def test_a_replay_on_an_ended_subscriber_is_refused(tmp_path: Path) -> None:
     day = simple_day(tmp_path, [START])
     subscriber = Subscriber(day.feed)
     subscriber.stop()
@@ -149,7 +149,7 @@ def test_a_replay_on_a_subscriber_that_runs_is_refused(tmp_path: Path) -> None:
         subscriber.replay(Recording.open(tmp_path))
 
 
-def test_topics_are_numbered_on_and_states_go_on(tmp_path: Path) -> None:
+def test_topic_numbers_and_states_continue_across_replays(tmp_path: Path) -> None:
     small = Day(tmp_path / "small", feed_of(max_topics=4))
     small.put(0, Put(tuple(Row(b"S%d" % i, b"") for i in range(3))))
     large = Day(tmp_path / "large", feed_of(2, max_topics=4_096))

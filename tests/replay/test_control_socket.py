@@ -1,4 +1,4 @@
-"""The control socket of a replay: each request, what is wrong with one, and who asks in vain."""
+"""The control socket of a replay: valid requests, malformed requests, and clients that are refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def socket(controls: Controls) -> Iterator[ControlSocket]:
 
 
 def exchange(endpoint: str, *frames: bytes) -> dict[str, Any]:
-    """What is answered to any bytes."""
+    """Send the frames and return the decoded answer."""
     with zmq.Context() as context, context.socket(zmq.REQ) as client:
         client.linger = 0
         client.connect(endpoint)
@@ -110,12 +110,12 @@ def test_requests_are_plain_json(socket: ControlSocket, controls: Controls) -> N
         ("1969-12-31", 0),
     ],
 )
-def test_seek_takes_a_time_as_people_write_it(socket: ControlSocket, text: str, seconds: float) -> None:
+def test_seek_accepts_human_readable_times(socket: ControlSocket, text: str, seconds: float) -> None:
     assert ask(socket.endpoint, Seek(text)).position_ns == START + int(seconds * S)
 
 
 @pytest.mark.parametrize("text", ["", "noon", "9" * 30, "25:00", "2019-13-01", "9999-12-31", "0001-01-01T00:00+14:00"])
-def test_time_that_is_none(socket: ControlSocket, text: str) -> None:
+def test_malformed_time_is_refused(socket: ControlSocket, text: str) -> None:
     with pytest.raises(ControlError, match=re.escape(f"time was '{text}', expected ns since 1970, ")):
         ask(socket.endpoint, Seek(text))
 
@@ -140,7 +140,9 @@ def test_time_that_is_none(socket: ControlSocket, text: str) -> None:
         b'{"do": "seek", "to": 1e30}',
     ],
 )
-def test_malformed_request_is_answered_and_the_socket_lives_on(socket: ControlSocket, request_bytes: bytes) -> None:
+def test_malformed_request_is_answered_and_the_socket_keeps_working(
+    socket: ControlSocket, request_bytes: bytes
+) -> None:
     answer = exchange(socket.endpoint, request_bytes)
     assert answer["error"].startswith("request was not understood: ")
     assert ask(socket.endpoint, GetStatus()).state == "playing"
@@ -157,7 +159,7 @@ def test_request_that_is_too_long_is_not_read(socket: ControlSocket) -> None:
     assert ask(socket.endpoint, GetStatus()).state == "playing"
 
 
-def test_wrong_value_is_told_to_who_asked(socket: ControlSocket) -> None:
+def test_wrong_value_is_reported_to_the_client(socket: ControlSocket) -> None:
     with pytest.raises(ControlError, match="^speed was 0.0, expected a finite number above 0"):
         ask(socket.endpoint, SetSpeed(0))
 

@@ -1,4 +1,4 @@
-"""The controls of a replay: its status, wrong values, and commands that wake a player which waits."""
+"""Replay controls: status, wrong values, and commands that wake a waiting player."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_status_of_a_paced_replay() -> None:
     assert (controls.status().state, controls.status().seconds_left) == ("ended", 0.0)
 
 
-def test_status_without_a_speed_tells_the_time_left_from_what_it_did() -> None:
+def test_status_without_a_speed_estimates_the_time_left() -> None:
     clock = ManualClock()
     controls = Controls(clock=clock)
     controls.begin(START, START + 100 * S)
@@ -70,7 +70,7 @@ def test_commands_after_the_end_change_nothing() -> None:
     assert controls.wait(START) == Grant(Action.PLAY)
 
 
-def test_two_replays_at_a_time_are_refused_and_the_first_one_goes_on() -> None:
+def test_a_second_replay_is_refused_and_the_first_continues() -> None:
     controls = Controls()
     with pytest.raises(RuntimeError, match="controls was to be ended when it was new, expected begun"):
         controls.end()
@@ -113,7 +113,7 @@ def test_other_wrong_values() -> None:
 
 
 @pytest.mark.parametrize("speed", [5e-324, 1e-9, 1e300])
-def test_any_speed_can_be_reckoned_with(speed: float) -> None:
+def test_extreme_speeds_do_not_overflow(speed: float) -> None:
     clock = ManualClock(automatic=True)
     controls = Controls(speed, clock=clock)
     controls.begin(START, START + 100_000 * S)
@@ -124,7 +124,7 @@ def test_any_speed_can_be_reckoned_with(speed: float) -> None:
 
 
 class Player:
-    """Waits for one message in a thread of its own."""
+    """Waits for one message in its own thread."""
 
     def __init__(self, controls: Controls, next_ns: int) -> None:
         self.grant: Grant | None = None
@@ -156,7 +156,7 @@ class Player:
         (lambda controls: (speed_of(None)(controls), controls.resume()), Grant(Action.PLAY)),
     ],
 )
-def test_a_command_wakes_a_player_that_waits(command: Command, expected: Grant, paused: bool, clock: Clock) -> None:
+def test_a_command_wakes_a_waiting_player(command: Command, expected: Grant, paused: bool, clock: Clock) -> None:
     controls = Controls(1.0, clock=clock)
     controls.begin(START, START + 10_000 * S)
     if paused:
@@ -166,7 +166,7 @@ def test_a_command_wakes_a_player_that_waits(command: Command, expected: Grant, 
     assert player.grant == expected
 
 
-def test_advancing_the_clock_wakes_a_player_that_waits() -> None:
+def test_advancing_the_clock_wakes_a_waiting_player() -> None:
     clock = ManualClock()
     controls = Controls(1.0, clock=clock)
     controls.begin(START, START + S)
@@ -177,7 +177,7 @@ def test_advancing_the_clock_wakes_a_player_that_waits() -> None:
     assert player.grant == Grant(Action.PLAY, until_ns=START + S)
 
 
-def test_the_machine_s_clock_waits_until_the_time_and_no_less() -> None:
+def test_the_machine_s_clock_never_wakes_early() -> None:
     controls = Controls(1.0)
     controls.begin(START, START + S)
     clock = Clock()

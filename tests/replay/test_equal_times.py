@@ -1,4 +1,4 @@
-"""Messages of equal times come in the order of their slices and numbers, recorded or imported."""
+"""Messages with equal times are delivered in order of slice and number, whether recorded or imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 
 Messages = list[tuple[bytes, bytes, int]]
-"""Topic, payload and time, in the order of the source."""
+"""Topic, payload and time, in source order."""
 TOPICS = (b"A.t", b"A.q", b"AB.t", b"B.t", b"B.q", b"C.q")
 rows = st.lists(st.tuples(st.sampled_from(TOPICS), st.integers(0, 3)), min_size=1, max_size=60)
 
@@ -31,13 +31,13 @@ def messages_of(drawn: list[tuple[bytes, int]]) -> Messages:
 
 
 def expected(feed: Feed, messages: Messages) -> list[bytes]:
-    """By time, slice, and then as in the source."""
+    """Return the payloads by time, slice and source order."""
     places = sorted(enumerate(messages), key=lambda each: (each[1][2], feed.slice_of(each[1][0]), each[0]))
     return [payload for _, (_, payload, _) in places]
 
 
 def by_number(recording: Recording) -> list[bytes]:
-    """By time, slice, and number."""
+    """Return the payloads by time, slice and number."""
     found = [
         (message.ts_event, message.slice_id, message.sequence, message.payload)
         for batch in recording.batches()
@@ -47,7 +47,7 @@ def by_number(recording: Recording) -> list[bytes]:
 
 
 def check(recording: Recording, messages: Messages) -> None:
-    """With keys, the number line is that of the blocks, which hold messages of one key each."""
+    """Check a replay's order; with keys, numbers follow the blocks (one key each) instead of the source."""
     came = replayed(recording)
     assert came == by_number(recording)
     assert sorted(came) == sorted(payload for _, payload, _ in messages)
@@ -64,7 +64,7 @@ def replayed(recording: Recording) -> list[bytes]:
 
 
 def recorded_in_blocks(path: Path, feed: Feed, messages: Messages, random: Random) -> Recording:
-    """A day with the messages of each key in their order, in blocks cut and sent at random times."""
+    """Write a day that keeps the order of each key, in blocks cut and sent at random times."""
     day = Day(path, feed)
     for slice_id in range(len(feed.slices)):
         by_key: dict[bytes, list[Row]] = {}
@@ -107,7 +107,7 @@ def test_recorded_at_any_time_and_imported_in_any_chunks(
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rows, st.integers(2, 3))
 def test_two_files_of_different_symbols_imported_in_either_order(drawn: list[tuple[bytes, int]], slices: int) -> None:
-    """One source behind the other: with a slice for each symbol the result is the same."""
+    """With a slice per symbol, importing two sources one after the other gives the same result in either order."""
     feed = feed_of(slices)
     known = {bytes([ord("A") + n]) for n in range(slices)}
     messages = [each for each in messages_of(drawn) if each[0][:1] in known]
@@ -125,7 +125,7 @@ def test_two_files_of_different_symbols_imported_in_either_order(drawn: list[tup
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
 def test_published_and_recorded_live(tmp_path: Path, key_bytes: int) -> None:
-    """One by one or at once, the order is that of the numbers; without keys, that of the source."""
+    """Messages published one by one or at once are ordered by number; without keys, that is source order."""
     random = Random(7)
     drawn = [(random.choice(TOPICS), random.randint(0, 9)) for _ in range(600)]
     messages = messages_of(drawn)

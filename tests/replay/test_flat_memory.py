@@ -1,4 +1,4 @@
-"""Memory does not grow with a day: each use runs in its own process, with a short day and one five times longer."""
+"""Memory does not grow with the length of a day: each use runs in its own process, on a day and one 5 times as long."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ print(int(seen), peak.split()[1])
 
 
 def peak_kb(use: str, directory: Path, messages: int) -> int:
-    """Run it; return the most memory that its process had."""
+    """Run the use in a process and return the peak memory of that process, in kB."""
     command = [sys.executable, "-c", BEGIN + use + END, str(directory), str(messages)]
     ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
@@ -60,7 +60,7 @@ def peak_kb(use: str, directory: Path, messages: int) -> int:
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, int]]:
-    """A short and a long day, and the memory that importing them took."""
+    """Return a short and a long day, each with the peak memory of its import, in kB."""
     found = {}
     for messages in (SHORT, LONG):
         directory = tmp_path_factory.mktemp("days")
@@ -69,7 +69,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, 
 
 
 def test_an_import_of_a_longer_day_takes_no_more_memory(imported: dict[int, tuple[Path, int]]) -> None:
-    """Only the long one has as many chunks as may be decoded ahead, and is read as far ahead when it is verified."""
+    """AHEAD_KB: only the long day is large enough to fill the decode-ahead and the read-ahead of its verification."""
     short, long = imported[SHORT][1], imported[LONG][1]
     assert long < 1.1 * short + SPARE_KB + AHEAD_KB
 

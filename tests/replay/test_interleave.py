@@ -1,4 +1,4 @@
-"""The order of many blocks' messages, and where long runs of one block lie, against plain sorting and counting."""
+"""The order of messages of many blocks, and the long runs of one block, compared with plain sorting and counting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Listed = list[tuple[int, int, int]]
 
 
 def listed_in_turn(times: list[list[int]], ranks: list[int], until_ns: int, room: int) -> tuple[Listed, int]:
-    """What `interleave` lists of blocks of such times, so many messages a call, and how many it finds misplaced."""
+    """Return the messages that `interleave` lists, at most `room` per call, and the number that it finds misplaced."""
     held = numpy.zeros(len(times), HeldMessages.dtype)
     columns = [numpy.array(column, numpy.int64) for column in times]
     chosen = [numpy.arange(len(column), dtype=numpy.int32)[::-1].copy() for column in times]
@@ -46,7 +46,7 @@ def listed_in_turn(times: list[list[int]], ranks: list[int], until_ns: int, room
 @pytest.mark.parametrize("many", [1, 2, 5, 8, 9, 40])
 @pytest.mark.parametrize("spread", [3, 300, 1_000_000])
 @pytest.mark.parametrize("room", [50, 7_000])
-def test_messages_of_many_blocks_come_in_the_order_of_time_then_of_rank(many: int, spread: int, room: int) -> None:
+def test_messages_of_many_blocks_are_ordered_by_time_then_rank(many: int, spread: int, room: int) -> None:
     random = Random(many * spread + room)
     times = [sorted(random.randint(1, spread) for _ in range(random.choice([1, 20, 900]))) for _ in range(many)]
     if many > 8:  # the later half begins as the others end
@@ -67,7 +67,7 @@ def test_messages_of_many_blocks_come_in_the_order_of_time_then_of_rank(many: in
     assert misplaced == 0
 
 
-def test_runs_of_one_block_are_found_where_they_are_long_enough() -> None:
+def test_long_enough_runs_of_one_block_are_found() -> None:
     random = Random(1)
     for _ in range(200):
         lengths = [random.choice([1, 2, 7, 8, 9, 30]) for _ in range(random.randint(1, 9))]
@@ -77,7 +77,7 @@ def test_runs_of_one_block_are_found_where_they_are_long_enough() -> None:
         next_row = [0, 0, 0]
         for length, jump in zip(lengths, jumps, strict=True):
             block = random.randint(0, 2)
-            next_row[block] += jump  # as after a message that is not wanted
+            next_row[block] += jump  # as if a message before it was filtered out
             blocks += [block] * length
             rows += range(next_row[block], next_row[block] + length)
             next_row[block] += length

@@ -1,4 +1,4 @@
-"""The order in which a replay shows messages to callbacks, against a plain sort and a plain loop over all of them."""
+"""The order in which a replay calls callbacks, compared with a plain sort and a plain loop over all messages."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Recorded(NamedTuple):
     ts_event: int
     ts_out: int
     place: tuple[int, int, int, int]
-    """Order of equal times: slice, largest `ts_out` of the slice so far, record, row."""
+    """Order among equal times: slice, largest `ts_out` of the slice up to here, record, row."""
     time: int
-    """`ts_event`, or the latest of the slice before it; before the first, that of the next one, at the latest the
-    largest `ts_out` of the slice so far."""
+    """`ts_event`, or the largest earlier `ts_event` of the slice. Before the first one: the next `ts_event`, or the
+    largest `ts_out` of the slice up to here if that is smaller."""
 
 
 class Wish(NamedTuple):
@@ -49,7 +49,7 @@ class Wish(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A message that a Python callback saw, and the sum of what compiled ones had seen by then."""
+    """A message that a Python callback received, and the sum of the messages seen by compiled callbacks until then."""
 
     callback: int
     payload: bytes
@@ -57,18 +57,18 @@ class Seen(NamedTuple):
 
 
 Blocks = list[tuple[int, int, list[tuple[bytes, int]]]]
-"""Of each block: its slice, `ts_out`, and (topic, `ts_event`) of its messages."""
+"""For each block: slice, `ts_out`, and (topic, `ts_event`) of its messages."""
 
 
 def number_of(number: int) -> bytes:
-    """The payload of a message."""
+    """Return the payload of message `number`."""
     return number.to_bytes(4, "little")
 
 
 def write_day(
     path: Path, blocks: Blocks, slices: int, payload_of: Callable[[int], bytes] = number_of, **settings: Any
 ) -> list[Recorded]:
-    """Write a day; return its messages, as they are recorded."""
+    """Write a day and return its messages in recorded order."""
     day = Day(path, msgspec.structs.replace(feed_of(slices), **settings))
     found: list[Recorded] = []
     sequence, sent, time = [0] * slices, [0] * slices, [0] * slices
@@ -90,12 +90,12 @@ def write_day(
 
 
 def in_order(messages: list[Recorded]) -> list[Recorded]:
-    """The order of the market, plainly."""
+    """Sort the messages into market order."""
     return sorted(messages, key=lambda message: (message.time, message.place))
 
 
 def expected(messages: list[Recorded], wishes: list[Wish]) -> list[Seen]:
-    """What the callbacks see: a loop over the messages, and one over the callbacks inside it."""
+    """Return the messages that the callbacks see: loop over the messages, and over the callbacks for each."""
     seen = []
     compiled = 0
     for message in in_order(messages):
@@ -115,9 +115,9 @@ def add(batch: Any, state: Any) -> None:
 
 
 def replayed(path: Path, wishes: list[Wish], **how: Any) -> tuple[list[Seen], Any]:
-    """What the callbacks saw, and the replay's statistics."""
+    """Replay a day; return the messages that the callbacks saw, and the statistics."""
     recording = Recording.open(path)
-    subscriber = Subscriber(feed_of())  # which does not mind a prefix that no slice can hold
+    subscriber = Subscriber(feed_of())  # its feed accepts prefixes that no slice can contain
     seen: list[Seen] = []
     compiled: list[Any] = []
 
@@ -152,7 +152,7 @@ def days(draw: st.DrawFn) -> tuple[int, Blocks]:
     slices = draw(st.integers(1, 3))
     is_timed, untimed = draw(st.booleans()), draw(st.sampled_from([-10, 4]))
     blocks: Blocks = []
-    begun: set[int] = set()  # how messages without a time come before the first one depends on where segments end
+    begun: set[int] = set()  # the order of messages without a time before the first one depends on segment ends
     sent = time = 1_000
     for _ in range(draw(st.integers(0, 12))):
         slice_id = draw(st.integers(0, slices - 1))
@@ -171,7 +171,7 @@ def days(draw: st.DrawFn) -> tuple[int, Blocks]:
 
 @pytest.fixture(params=[(512, 1 << 14), (3, 8)], ids=["gathered", "as it lies"])
 def run_lengths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small days, both gathered and played where they lie."""
+    """Run with thresholds that gather the messages of small days, and with ones that play them in place."""
     monkeypatch.setattr(market_order, "_LONG_RUN", request.param[0])
     monkeypatch.setattr(market_order, "_ROWS", request.param[1])
 
@@ -203,7 +203,7 @@ def test_each_message_reaches_all_callbacks_before_the_next(
     assert statistics.misplaced == 0
 
 
-def test_a_message_that_the_index_hides_behind_one_without_a_time_is_counted(tmp_path: Path) -> None:
+def test_a_misplaced_message_hidden_by_the_index_is_counted(tmp_path: Path) -> None:
     blocks: Blocks = [(0, 1000, [(b"A.x", 1000), (b"A.x", 1005)]), (0, 1001, [(b"A.x", 0), (b"A.x", 999)])]
     write_day(tmp_path, blocks, 1)
     seen, statistics = replayed(tmp_path, [Wish("message", b"")])
@@ -212,7 +212,7 @@ def test_a_message_that_the_index_hides_behind_one_without_a_time_is_counted(tmp
 
 
 @pytest.mark.parametrize("slices", [1, 4])
-def test_two_symbols_cannot_see_ahead(tmp_path: Path, slices: int) -> None:
+def test_callbacks_of_two_symbols_cannot_see_ahead(tmp_path: Path, slices: int) -> None:
     blocks: Blocks = []
     for n in range(400):
         name = b"ABCD"[n % 4 : n % 4 + 1]
@@ -238,14 +238,14 @@ def test_a_topic_first_seen_in_a_gathered_block_is_not_lost_afterwards(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["compiled", "message"])
-def test_many_callbacks_over_several_slices_come_to_an_end(tmp_path: Path, kind: str) -> None:
+def test_many_callbacks_over_several_slices_terminate(tmp_path: Path, kind: str) -> None:
     blocks: Blocks = [(n % 4, 1_000 + n, [(b"ABCD"[n % 4 : n % 4 + 1] + b".x", 1_000 + n)]) for n in range(12)]
     write_day(tmp_path, blocks, 4)
     _, statistics = replayed(tmp_path, [Wish(kind, b"")] * 70)
     assert statistics.messages == 12
 
 
-def test_a_compiled_callback_that_is_removed_in_its_turn_is_not_called_again(tmp_path: Path) -> None:
+def test_a_compiled_callback_removed_during_its_run_is_not_called_again(tmp_path: Path) -> None:
     write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000 + n) for n in range(9)])], 1)
     recording = Recording.open(tmp_path)
     subscriber = Subscriber(recording.feed)
@@ -264,13 +264,13 @@ def test_a_compiled_callback_that_is_removed_in_its_turn_is_not_called_again(tmp
     assert subscriber.statistics().delivery.delivered == 9 + 2
 
 
-def test_gaps_are_kept_in_the_order_of_sending_alone(tmp_path: Path) -> None:
+def test_keep_gaps_requires_the_order_of_sending(tmp_path: Path) -> None:
     write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000)])], 1)
     with pytest.raises(ConfigError, match="keep_gaps was set with order 'event', expected 'sent'"):
         Replay(Recording.open(tmp_path), keep_gaps=True, order="event")
 
 
-def test_a_python_callback_beside_compiled_ones_must_be_there_from_the_beginning(tmp_path: Path) -> None:
+def test_a_python_callback_cannot_be_added_later_to_compiled_ones(tmp_path: Path) -> None:
     blocks: Blocks = [(n % 2, 1_000 + n, [(b"AB"[n % 2 : n % 2 + 1] + b".x", 1_000 + n)]) for n in range(4)]
     write_day(tmp_path, blocks, 2)
     recording = Recording.open(tmp_path)
@@ -293,7 +293,7 @@ def test_a_python_callback_beside_compiled_ones_must_be_there_from_the_beginning
     assert "expected a compiled callback" in refused[0]
 
 
-def test_a_slice_without_times_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_slice_without_times_does_not_wait(tmp_path: Path) -> None:
     blocks: Blocks = [
         (n % 2, 1_000 + n, [(b"AB"[n % 2 : n % 2 + 1] + b".x", 0 if n % 2 else 990 + n)]) for n in range(40)
     ]

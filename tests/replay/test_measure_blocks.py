@@ -1,4 +1,4 @@
-"""Blocks that are checked and measured before they are played, against the same messages in plain Python."""
+"""Checking and measuring blocks before playback, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def test_a_damaged_block_has_no_messages() -> None:
 
 def test_a_block_is_checked_once_and_measured_again() -> None:
     measured = Measured(record_of(Put((Row(b"A.x", b"one", 5), Row(b"A.x", b"two", 6))), 0), 0, 2)
-    measured.memory[RECORD_HEAD_BYTES + 16 :] ^= 0xFF  # behind the times: no longer what was checked
+    measured.memory[RECORD_HEAD_BYTES + 16 :] ^= 0xFF  # after the times: the body no longer matches its checksum
     measured.row["first_row"] = 1
     measure(measured.at)
     assert (measured.found, measured.times) == ((0, 1), [6, 6, 6])
 
 
 @pytest.mark.parametrize("fault", [Fault.SLICE, Fault.BODY_CHECKSUM])
-def test_what_is_known_to_be_bad_is_not_checked(fault: Fault) -> None:
+def test_a_known_bad_block_is_not_checked(fault: Fault) -> None:
     measured = Measured(record_of(Put((Row(b"A.x", b"one", 5),)), 0))
     measured.row["fault"], measured.row["count"] = fault, 0
     measure(measured.at)

@@ -1,6 +1,6 @@
-"""In a replay no message is delivered before the time at which its content was known.
+"""A replay delivers no message before the time at which its content was known.
 
-For each feed a table says when that is, from the bytes of a payload alone, by the vendor's documentation.
+Each feed has a function that reads that time from the payload, according to the vendor's documentation.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ S: Final = 10**9
 BARS: Final = {0x20: S, 0x21: 60 * S, 0x22: 3_600 * S, 0x23: 86_400 * S}
 """ohlcv-1s, -1m, -1h, -1d: known when the interval that begins at `ts_event` has ended."""
 SAMPLED: Final = {0xC3: 32, 0xC4: 32, 0xC0: 32, 0xC1: 32, 0x12: 16, 0x13: 16, 0x18: 16}
-"""bbo-1s, bbo-1m, cbbo-1s, cbbo-1m, status, definition, statistics: known at `ts_recv`, which is here."""
+"""bbo-1s, bbo-1m, cbbo-1s, cbbo-1m, status, definition, statistics: known at `ts_recv`, at this offset."""
 EVENTS: Final = (0xA0, 0x01, 0x0A, 0x00)
 
 
 class Kind(NamedTuple):
-    """A feed: files of any messages, and when the content of a payload was known."""
+    """A feed: arbitrary messages, a writer of files, and the time at which a payload's content was known."""
 
     schema: str
     messages: st.SearchStrategy[list[Any]]
@@ -191,8 +191,8 @@ def test_no_message_is_delivered_before_its_content_was_known(name: str) -> None
     check()
 
 
-def test_the_tables_know_their_times() -> None:
-    """Check each function with messages made by hand."""
+def test_known_times_of_handmade_messages() -> None:
+    """Check each function with handmade messages."""
     assert _known_itch(itch("A", ns=5)) == MIDNIGHT + 5
     assert _known_iex(iex("T", ns=5)) == 5
     assert _known_binance(b'7 {"data":{"E":5}}') == 5_000_000

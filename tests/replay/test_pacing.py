@@ -1,4 +1,4 @@
-"""When a replay delivers to callbacks in this process, and how much market time it says went by."""
+"""The times at which a replay calls callbacks in this process, and the market time that it reports as played."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.replay.audience import (
 
 
 def paced(path: Path, controls: Controls, clock: ManualClock) -> list[tuple[bytes, int]]:
-    """Payloads, and the clock's time when they came."""
+    """Return the payloads, each with the clock's time at its delivery."""
     subscriber = Subscriber(feed_of())
     came: list[tuple[bytes, int]] = []
     subscriber.on(b"")(lambda m: came.append((m.payload, clock.now_ns())))
@@ -30,7 +30,7 @@ def paced(path: Path, controls: Controls, clock: ManualClock) -> list[tuple[byte
 
 @pytest.mark.parametrize("rows", [1, 4, 100])
 @pytest.mark.parametrize(("speed", "scale"), [(1.0, 1), (10.0, 10)])
-def test_messages_come_when_they_are_due(tmp_path: Path, rows: int, speed: float, scale: int) -> None:
+def test_messages_are_delivered_when_they_are_due(tmp_path: Path, rows: int, speed: float, scale: int) -> None:
     offsets = [0, 0, 10, 10, 20, 50, 40, 70, 500, 500, 1_000]
     simple_day(tmp_path, [START + offset for offset in offsets], rows)
     clock = ManualClock(automatic=True)
@@ -38,7 +38,7 @@ def test_messages_come_when_they_are_due(tmp_path: Path, rows: int, speed: float
     assert paced(tmp_path, Controls(speed, clock=clock), clock) == [(b"%d" % i, at) for at, i in due]
 
 
-def test_without_times_of_the_venue_blocks_come_by_their_sending(tmp_path: Path) -> None:
+def test_without_venue_times_blocks_are_paced_by_sending_time(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     day.put(0, *(Put((Row(b"A", b"%d" % i),), i, ts_out=START + 100 * i) for i in range(4)))
     clock = ManualClock(automatic=True)
@@ -86,7 +86,7 @@ def test_a_damaged_block_does_not_cost_a_step(tmp_path: Path) -> None:
 
 
 class Nobody:
-    """Takes blocks."""
+    """Accepts blocks and ignores them."""
 
     in_sequence = False
     reads_ahead = False
@@ -109,8 +109,8 @@ class Nobody:
 
 @pytest.mark.parametrize("speed", [None, 1e6])
 @pytest.mark.parametrize("rows_each", [1, 4, 8])
-def test_market_time_of_messages_that_come_one_by_one(tmp_path: Path, speed: float | None, rows_each: int) -> None:
-    """What is before the first message did not go by."""
+def test_market_time_starts_at_the_first_message(tmp_path: Path, speed: float | None, rows_each: int) -> None:
+    """The time before the first message does not count as played."""
     rows = [Row(b"AAPL.trade", b"189.98", START + number * 10**9) for number in range(8)]
     puts = [
         Put(tuple(rows[first : first + rows_each]), sequence=first, ts_out=START + first)

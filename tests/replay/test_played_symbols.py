@@ -1,4 +1,4 @@
-"""A replay, and what recordings return, by symbols and by several prefixes, compared with a loop over topics."""
+"""Replays and recordings filtered by symbols and several prefixes, compared with a loop over topics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ topics = (words | st.sampled_from(TOPICS)).filter(lambda topic: topic[:1] in b"A
     st.sampled_from([b"", b"A", b"AAPL"]),
     st.booleans(),
 )
-def test_a_replay_plays_the_topics_of_its_symbols_and_prefixes_alone(
+def test_a_replay_plays_only_topics_of_its_symbols_and_prefixes(
     blocks: list[list[bytes]],
     prefixes: list[bytes],
     symbols: list[bytes] | None,
@@ -97,7 +97,7 @@ def mixed_day(path: Path, feed: Feed) -> Day:
     return day
 
 
-def test_a_published_replay_has_the_symbol_and_not_longer_ones(tmp_path: Path) -> None:
+def test_a_published_replay_excludes_longer_symbols(tmp_path: Path) -> None:
     feed = feed_with()
     day = mixed_day(tmp_path, feed)
     for symbols in (["AAPL"], ["AAPL", "BRK.B"]):

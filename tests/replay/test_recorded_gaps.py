@@ -1,4 +1,4 @@
-"""Gaps of a recording are told in a replay in the place where they were told live."""
+"""A replay reports the gaps of a recording at the positions where they were reported live."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.examples import examples
 
 KEYS = (b"A", b"B")
 Sent = tuple[int, bytes, int, int, bool]
-"""Slice, key, messages, by how much the market's time goes on, and whether it is lost on its way to the recorder."""
+"""Slice, key, messages, step of the market's time in ns, and True if lost on the way to the recorder."""
 
 sent_strategy = st.lists(
     st.tuples(
@@ -31,7 +31,7 @@ sent_strategy = st.lists(
 
 
 def recorded(directory: Path, blocks: list[Sent], key_bytes: int, slices: int = 2, compression: Any = "none") -> Any:
-    """Record what is not lost; return the day."""
+    """Record the blocks that are not lost and return the day."""
     feed = feed_of(slices=slices, key_bytes=key_bytes)
     now = 1_600_000_000_000_000_000
     with RawPublisher(feed) as publisher, Recorder(feed, directory, compression=compression) as recorder:
@@ -50,7 +50,7 @@ def recorded(directory: Path, blocks: list[Sent], key_bytes: int, slices: int = 
 
 
 def expected(blocks: list[Sent]) -> dict[int, list[tuple[int, int]]]:
-    """By slice: numbers as (number, 0), and gaps as (first, count), a plain loop over what was sent."""
+    """Return per slice the messages as (number, 0) and the gaps as (first, count), from a loop over the blocks sent."""
     told: dict[int, list[tuple[int, int]]] = {}
     following: dict[int, int] = {}
     lost: dict[int, int] = {}
@@ -64,14 +64,14 @@ def expected(blocks: list[Sent]) -> dict[int, list[tuple[int, int]]]:
         if missing := lost.pop(slice_id, 0):
             of_slice.append((first - missing, missing))
         of_slice.extend((number, 0) for number in range(first, first + count))
-    for slice_id, missing in lost.items():  # the publisher's last heartbeat shows them
+    for slice_id, missing in lost.items():  # the publisher's last heartbeat reveals these gaps
         told.setdefault(slice_id, []).append((following[slice_id] - missing, missing))
     return told
 
 
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(sent_strategy, st.sampled_from([0, 1]), st.sampled_from(["event", "sent"]), st.sampled_from(["on", "batch"]))
-def test_gaps_come_between_the_messages_before_and_after(
+def test_gaps_are_reported_between_the_messages_around_them(
     blocks: list[Sent], key_bytes: int, order: Literal["event", "sent"], kind: str
 ) -> None:
     with TemporaryDirectory() as directory:
@@ -101,7 +101,7 @@ BROKEN: list[Sent] = [(0, b"A", 2, 1, number % 3 == 1) for number in range(12)]
 GAPS = [(first, 2) for first in (2, 8, 14, 20)]
 
 
-def test_compiled_callbacks_find_the_number_in_their_batch(tmp_path: Path) -> None:
+def test_compiled_callbacks_read_the_number_lost_from_their_batch(tmp_path: Path) -> None:
     day = recorded(tmp_path, BROKEN, 0, slices=1)
     subscriber = Subscriber(day.feed)
 
@@ -126,7 +126,7 @@ def test_a_gap_of_unknown_keys_is_reported_to_all(tmp_path: Path) -> None:
     assert told == {b"A": [(b"", 2)], b"B": [(b"", 2)]}
 
 
-def test_what_lies_before_the_first_message_played_is_no_gap(tmp_path: Path) -> None:
+def test_messages_before_the_first_one_played_are_no_gap(tmp_path: Path) -> None:
     day = recorded(tmp_path, BROKEN, 0, slices=1)
     subscriber = Subscriber(day.feed)
     gaps: list[tuple[int, int]] = []
@@ -174,7 +174,7 @@ def test_a_hook_that_raises_ends_the_replay(tmp_path: Path) -> None:
     assert sum(len(batch) for batch in batches) == 2
 
 
-def test_a_whole_slice_is_not_read_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_without_gaps_is_not_searched_for_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     day = recorded(tmp_path, [(0, b"A", 2, 1, False)] * 12, 0, slices=1)
     subscriber = Subscriber(day.feed)
     subscriber.on(b"")(lambda _: None)
@@ -190,7 +190,7 @@ def test_a_whole_slice_is_not_read_before(tmp_path: Path, monkeypatch: pytest.Mo
     assert read == []
 
 
-def test_gaps_of_several_feeds_are_of_the_slices_that_are_played(tmp_path: Path) -> None:
+def test_gaps_of_several_feeds_have_the_numbers_of_played_slices(tmp_path: Path) -> None:
     found = []
     for name in ("one", "two"):
         day = recorded(tmp_path / name, BROKEN, 0, slices=1)

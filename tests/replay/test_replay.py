@@ -1,4 +1,4 @@
-"""What a replay gives to callbacks in this process, against plain Python."""
+"""Messages that a replay delivers to callbacks in this process, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.replay.audience import (
 @given(
     days(least_time=1), PREFIXES, PREFIXES, TIMES, TIMES, st.none() | st.lists(st.integers(0, 2), max_size=2), st.data()
 )
-def test_callbacks_get_what_plain_python_takes(
+def test_callbacks_receive_the_messages_that_plain_python_selects(
     day: Any,
     prefix: bytes,
     wish: bytes,
@@ -60,7 +60,7 @@ def test_callbacks_get_what_plain_python_takes(
 
 @few
 @given(days(least_time=1), st.sampled_from([b"", b"AX", b"AY."]), TIMES, SCRIPTS)
-def test_steps_and_seeks_give_just_the_messages(
+def test_steps_and_seeks_deliver_exactly_their_messages(
     day: Any, prefix: bytes, start: int | None, script: list[tuple[str, int]]
 ) -> None:
     with TemporaryDirectory() as path:
@@ -81,7 +81,7 @@ def test_steps_and_seeks_give_just_the_messages(
 
 @few
 @given(days(least_time=1), st.lists(st.integers(0, 8), max_size=6))
-def test_pieces_that_are_due_add_up(day: Any, times: list[int]) -> None:
+def test_grants_by_time_add_up_to_all_messages(day: Any, times: list[int]) -> None:
     with TemporaryDirectory() as path:
         written = made(path, day)
         recording = Recording.open(path)
@@ -94,7 +94,7 @@ def test_pieces_that_are_due_add_up(day: Any, times: list[int]) -> None:
 
 @few
 @given(days(least_time=1))
-def test_two_runs_are_the_same_call_by_call(day: Any) -> None:
+def test_two_runs_make_the_same_calls(day: Any) -> None:
     with TemporaryDirectory() as path:
         made(path, day)
         calls = []
@@ -136,7 +136,7 @@ def test_loops_reset_and_count_each_time(tmp_path: Path) -> None:
     assert clock.now_ns() == 150
 
 
-def test_a_loop_over_nothing_ends_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_over_no_messages_ends_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     day = simple_day(tmp_path, [START])
     audience = Audience(day.feed)
     assert audience.subscriber.replay(Recording.open(tmp_path), loops=0, prefix=b"nothing").messages == 0
@@ -145,7 +145,7 @@ def test_a_loop_over_nothing_ends_and_says_so(tmp_path: Path, caplog: pytest.Log
 
 @pytest.mark.parametrize("codec", [0, 1, 2])
 @pytest.mark.parametrize("speed", [None, 1.0])
-def test_damaged_blocks_are_left_out_told_and_counted(tmp_path: Path, codec: int, speed: float | None) -> None:
+def test_damaged_blocks_are_skipped_reported_and_counted(tmp_path: Path, codec: int, speed: float | None) -> None:
     day = simple_day(tmp_path, [START + i for i in range(40)], rows=4, codec=codec)
     for block in (0, 4, 5, 9):
         damage_body(day.segments[0], block)
@@ -199,7 +199,7 @@ def test_wrong_settings_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> No
         Replay(Recording.open(tmp_path), **wrong)
 
 
-def test_what_is_no_recording_and_no_speed_is_named(tmp_path: Path) -> None:
+def test_errors_name_the_wrong_recording_or_speed(tmp_path: Path) -> None:
     subscriber = Subscriber(feed_of())
     given: Any = str(tmp_path)
     with pytest.raises(TypeError, match=r"a replay was given '.*', expected Recording.open\(path\)"):

@@ -1,4 +1,4 @@
-"""When each message of a replay is due, whatever commands come."""
+"""The time at which each message of a replay is due, under any sequence of commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.replay.scripted import (
 
 
 @pytest.mark.parametrize(("speed", "expected"), [(1.0, [0, 10, 30]), (10.0, [0, 1, 3]), (0.5, [0, 20, 60])])
-def test_messages_are_due_by_the_speed(speed: float, expected: list[int]) -> None:
+def test_due_times_scale_with_the_speed(speed: float, expected: list[int]) -> None:
     assert times_of(play([0, 10, 30], speed=speed)) == expected
 
 
@@ -45,11 +45,11 @@ def test_the_schedule_begins_with_the_first_wait() -> None:
 
 
 def test_speed_changed_while_waiting_does_not_jump() -> None:
-    # 40 of the 100 ns have passed; the 60 that are left take 6.
+    # 40 of the 100 ns have passed; the remaining 60 take 6.
     assert times_of(play([0, 100, 200], [(40, speed_of(10.0))])) == [0, 46, 56]
 
 
-def test_speed_taken_off_while_waiting_delivers_at_once() -> None:
+def test_speed_removed_while_waiting_delivers_at_once() -> None:
     assert times_of(play([0, 100, 200], [(40, speed_of(None))])) == [0, 40, 40]
 
 
@@ -63,17 +63,17 @@ def test_speed_set_while_paused_holds_from_the_resume() -> None:
     assert times_of(play([0, 100, 200], script)) == [0, 1_006, 1_016]
 
 
-def test_step_delivers_exactly_so_many_and_pauses() -> None:
+def test_step_delivers_exactly_its_messages_and_pauses() -> None:
     script: list[tuple[int, Command]] = [(40, lambda controls: controls.step(2))]
     assert play([0, 100, 200, 300], script) == [(0, 0), (1, 40), (2, 40)]
 
 
-def test_resume_after_steps_goes_on_from_there() -> None:
+def test_resume_after_steps_continues_from_there() -> None:
     script: list[tuple[int, Command]] = [(40, Controls.step), (50, Controls.step), (60, Controls.resume)]
     assert times_of(play([0, 100, 200, 300], script)) == [0, 40, 50, 160]
 
 
-def test_steps_add_up_and_what_was_not_at_hand_stays_owed() -> None:
+def test_steps_add_up_and_unavailable_messages_stay_owed() -> None:
     controls = Controls(1.0, clock=ManualClock())
     controls.begin(START, START + S)
     controls.step(2)
@@ -87,7 +87,7 @@ def test_steps_add_up_and_what_was_not_at_hand_stays_owed() -> None:
     assert controls.wait(START).messages == 1
 
 
-def test_step_during_a_delivery_comes_on_top_of_it() -> None:
+def test_step_during_a_delivery_adds_to_it() -> None:
     controls = Controls()
     controls.begin(START, START + S)
     assert controls.wait(START).messages == NO_LIMIT
@@ -106,7 +106,7 @@ def test_seek_back_delivers_again() -> None:
     assert play([0, 100, 200], script) == [(0, 0), (1, 100), (1, 160), (2, 260)]
 
 
-def test_seek_while_paused_stands_still_there() -> None:
+def test_seek_while_paused_stays_paused() -> None:
     script: list[tuple[int, Command]] = [
         (40, Controls.pause),
         (50, lambda controls: controls.seek(START + 200)),
@@ -115,12 +115,12 @@ def test_seek_while_paused_stands_still_there() -> None:
     assert play([0, 100, 200], script) == [(0, 0), (2, 60)]
 
 
-def test_seek_to_what_is_no_time_is_refused() -> None:
+def test_seek_to_an_invalid_time_is_refused() -> None:
     with pytest.raises(TypeError, match="ts_ns was '09:31', expected an integer, ns since 1970"):
         Controls().seek("09:31")  # type: ignore[arg-type]
 
 
-def test_seek_outside_of_the_replay_means_its_end() -> None:
+def test_seek_outside_of_the_replay_is_clamped() -> None:
     controls = Controls()
     controls.seek(START - S)
     assert controls.status().position_ns == START - S
@@ -146,13 +146,13 @@ def test_long_silences_are_cut() -> None:
     assert times_of(play([0, 500, 510, 5_000, 5_001], max_silence_ns=100)) == [0, 100, 110, 210, 211]
 
 
-def test_silence_is_cut_once_whatever_commands_come() -> None:
+def test_silence_is_cut_once_under_any_commands() -> None:
     script = [(10, speed_of(2.0)), (20, Controls.pause), (120, Controls.resume), (130, speed_of(1.0))]
-    # 10 at 1x, 10 at 2x, 100 of pause, 10 at 2x, and the 50 that are left at 1x.
+    # 10 at 1x, 10 at 2x, 100 of pause, 10 at 2x, and the remaining 50 at 1x.
     assert times_of(play([0, 5_000], script, max_silence_ns=100)) == [0, 180]
 
 
-def test_late_player_is_not_let_beyond_a_silence_that_is_to_be_cut() -> None:
+def test_late_player_does_not_pass_a_silence_before_it_is_cut() -> None:
     clock = ManualClock(automatic=True)
     controls = Controls(1.0, 100 / 1e9, clock)
     controls.begin(START, START + S)
@@ -168,7 +168,7 @@ def test_late_player_is_not_let_beyond_a_silence_that_is_to_be_cut() -> None:
     assert controls.lateness().max_ns >= 890
 
 
-def test_times_that_go_back_are_due_at_once_and_push_nothing() -> None:
+def test_times_that_go_back_are_due_at_once_and_delay_no_others() -> None:
     assert times_of(play([0, 100, 20, 50, 130])) == [0, 100, 100, 100, 130]
 
 
@@ -211,7 +211,7 @@ def test_a_command_forgives_the_delay_so_far(command: Command) -> None:
 
 
 class Reference(NamedTuple):
-    """How far a message is, in market time: counted down at whatever speed holds, by fractions."""
+    """A slow schedule: counts down the market time to the next message at the current speed, in fractions."""
 
     times: list[int]
     max_silence_ns: int | None
@@ -225,7 +225,7 @@ class Reference(NamedTuple):
         while place < len(self.times) and len(deliveries) < 1_000:
             needed = math.inf if paused else left / Fraction(speed) if speed and left else Fraction(0)
             due = now + needed
-            # A command at the ns at which a message is due comes first.
+            # A command in the same ns as a due message is applied first.
             if needed > 0 and script and script[0][0] <= (due if due == math.inf else math.ceil(due)):
                 at_ns, word, value = script.pop(0)
                 at = max(Fraction(at_ns), now)
@@ -291,7 +291,7 @@ scripts = st.lists(
     script=scripts,
     max_silence_ns=st.none() | st.integers(1, 5_000),
 )
-def test_deliveries_are_those_of_a_slow_reference(
+def test_deliveries_match_a_slow_reference(
     times: list[int], speed: float | None, script: list[tuple[int, str, int]], max_silence_ns: int | None
 ) -> None:
     expected = Reference(times, max_silence_ns).play(speed, script)

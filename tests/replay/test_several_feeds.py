@@ -1,4 +1,4 @@
-"""Feeds of different schemas replayed as one, against a plain sort and a plain loop over all of their messages."""
+"""Feeds of different schemas replayed as one, compared with a plain sort and loop over all of their messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = ("zulu", "alpha", "mike")
 
 
 class Seen(NamedTuple):
-    """A message that a Python callback saw, and the sum of what compiled ones had seen by then."""
+    """A message that a Python callback received, and the sum of the messages seen by compiled callbacks until then."""
 
     callback: int
     feed: str
@@ -47,7 +47,7 @@ def payload_of(feed: int, number: int) -> bytes:
 
 
 def write_feeds(path: Path, feeds: list[Any]) -> list[list[Recorded]]:
-    """Write a day of each feed; return the messages of each."""
+    """Write a day of each feed and return the messages of each."""
     found = []
     for number, (slices, blocks) in enumerate(feeds):
 
@@ -59,7 +59,7 @@ def write_feeds(path: Path, feeds: list[Any]) -> list[list[Recorded]]:
 
 
 def in_order(recorded: list[list[Recorded]], slices: list[int]) -> Iterator[tuple[int, int, Recorded]]:
-    """The order of the market, plainly: feed, slice among all, message."""
+    """Yield the messages in market order: feed, slice among those of all feeds, message."""
     everything = [(message, number) for number, messages in enumerate(recorded) for message in messages]
     for message, number in sorted(everything, key=lambda each: (each[0].time, each[1], each[0].place)):
         yield number, sum(slices[:number]) + message.slice_id, message
@@ -72,7 +72,7 @@ def value_of(message: Recorded) -> int:
 def expected(
     recorded: list[list[Recorded]], slices: list[int], wishes: list[Wish]
 ) -> tuple[list[Seen], list[dict[int, int]]]:
-    """What the callbacks see, and the sums of the compiled ones by slice."""
+    """Return the messages that the callbacks see, and the sums of the compiled callbacks by slice."""
     seen = []
     sums: list[Counter[int]] = [Counter() for wish in wishes if wish.kind == "compiled"]
     for feed, slice_id, message in in_order(recorded, slices):
@@ -134,7 +134,9 @@ def replayed(recordings: Any, wishes: list[Wish], **how: Any) -> tuple[list[Seen
 @pytest.mark.usefixtures("run_lengths")
 @settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(days(), min_size=2, max_size=3), wishes_strategy, st.sampled_from([None, 1000.0]))
-def test_feeds_of_several_schemas_come_in_one_order(feeds: list[Any], wishes: list[Wish], speed: float | None) -> None:
+def test_feeds_of_several_schemas_are_merged_into_one_order(
+    feeds: list[Any], wishes: list[Wish], speed: float | None
+) -> None:
     with TemporaryDirectory() as directory:
         recorded = write_feeds(Path(directory), feeds)
         recordings = [Recording.open(Path(directory) / name) for name in NAMES[: len(feeds)]]
@@ -147,7 +149,7 @@ def test_feeds_of_several_schemas_come_in_one_order(feeds: list[Any], wishes: li
 
 @settings(deadline=None, max_examples=examples(40))
 @given(st.lists(days(), min_size=2, max_size=3))
-def test_compiled_callbacks_alone_and_the_order_of_sending_keep_feeds_apart(feeds: list[Any]) -> None:
+def test_compiled_callbacks_and_sending_order_keep_feeds_apart(feeds: list[Any]) -> None:
     with TemporaryDirectory() as directory:
         recorded = write_feeds(Path(directory), feeds)
         recordings = Recordings.open(*(Path(directory) / name for name in NAMES[: len(feeds)]))
@@ -162,7 +164,7 @@ def test_compiled_callbacks_alone_and_the_order_of_sending_keep_feeds_apart(feed
 
 
 def write_one(path: Path, number: int, times: list[int], date: str = "2026-11-20", **how: Any) -> Recording:
-    """A day of one message at each of these times; values are 0, 1, 2 ..."""
+    """Write a day with one message at each of these times; the values are 0, 1, 2 ..."""
     name = NAMES[number]
     feed = msgspec.structs.replace(Feed.local(name, slices=1, schema=SCHEMAS[number]), **how)
     day = Day(path / name / date, feed, date=date)
@@ -171,7 +173,7 @@ def write_one(path: Path, number: int, times: list[int], date: str = "2026-11-20
     return Recording.open(day.path)
 
 
-def test_of_one_time_feeds_come_in_the_order_in_which_they_were_given(tmp_path: Path) -> None:
+def test_feeds_with_equal_times_are_merged_in_the_order_given(tmp_path: Path) -> None:
     first = write_one(tmp_path, 0, [1_000, 1_001])
     earlier = write_one(tmp_path, 1, [500], "2026-11-19")
     second = write_one(tmp_path, 1, [1_000, 1_001])
@@ -188,7 +190,7 @@ def test_of_one_time_feeds_come_in_the_order_in_which_they_were_given(tmp_path: 
 
 
 @pytest.mark.parametrize("order", ["event", "sent"])
-def test_of_one_time_the_order_of_feeds_is_not_that_of_a_day_s_recordings(tmp_path: Path, order: Any) -> None:
+def test_the_order_of_feeds_ignores_the_order_within_a_day(tmp_path: Path, order: Any) -> None:
     def day(name: str, date: int) -> Recording:
         columns = {"topic": ["A.x"], "ts_event": [1_767_614_400 * 10**9 + date * 86_400 * 10**9], "payload": [b"x"]}
         return Recording.create(tmp_path, Feed.local(name, slices=1), columns)
@@ -200,7 +202,7 @@ def test_of_one_time_the_order_of_feeds_is_not_that_of_a_day_s_recordings(tmp_pa
     assert seen == ["zulu", "alpha", "zulu", "alpha"]
 
 
-def test_batches_of_recordings_tell_their_feed(tmp_path: Path) -> None:
+def test_batches_of_recordings_name_their_feed(tmp_path: Path) -> None:
     recordings = Recordings([write_one(tmp_path, 0, [1_000]), write_one(tmp_path, 1, [1_000, 1_001])])
     found = [
         (batch.feed, batch.records(KINDS[NAMES.index(batch.feed)])["value"].tolist()) for batch in recordings.batches()
@@ -208,7 +210,7 @@ def test_batches_of_recordings_tell_their_feed(tmp_path: Path) -> None:
     assert found == [("zulu", [0]), ("alpha", [0, 1])]
 
 
-def test_a_live_batch_tells_its_feed() -> None:
+def test_a_live_batch_names_its_feed() -> None:
     feed = Feed.local("live")
     subscriber = Subscriber(feed)
     found: list[str] = []
@@ -220,7 +222,7 @@ def test_a_live_batch_tells_its_feed() -> None:
     assert found == ["live"]
 
 
-def test_frames_of_several_schemas_are_refused_and_had_by_feed(tmp_path: Path) -> None:
+def test_frames_require_the_choice_of_one_feed(tmp_path: Path) -> None:
     recordings = Recordings([write_one(tmp_path, 0, [1_000]), write_one(tmp_path, 1, [1_000, 1_001])])
     with pytest.raises(ConfigError, match=r"of one feed, not of \('zulu', 'alpha'\): see of_feed"):
         recordings.to_arrow()
@@ -252,7 +254,7 @@ def test_a_wire_replay_of_feeds_of_one_schema_goes_to_the_slices_of_the_publishe
     assert found == [(0, n) for n in range(5_000)] * 2
 
 
-def test_what_means_another_thing_in_each_feed_is_refused(tmp_path: Path) -> None:
+def test_slices_and_times_that_differ_between_feeds_are_refused(tmp_path: Path) -> None:
     recordings = [write_one(tmp_path, 0, [1_000], time_zone="America/New_York"), write_one(tmp_path, 1, [1_000])]
     with pytest.raises(ConfigError, match=r"slices were given for .* feeds \('zulu', 'alpha'\), expected one"):
         Replay(recordings, slices=[0])

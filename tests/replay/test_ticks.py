@@ -1,4 +1,4 @@
-"""Functions called at market times between the messages of a replay, against a plain loop."""
+"""Functions called at market times between the messages of a replay, compared with a plain loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Event = tuple[str, int]
 
 @st.composite
 def timed_days(draw: st.DrawFn) -> tuple[int, Blocks]:
-    """Every message has a time; some come late."""
+    """Draw a day in which every message has a time, and some are late."""
     slices = draw(st.integers(1, 3))
     sent = 1_000
     blocks: Blocks = []
@@ -40,7 +40,7 @@ def timed_days(draw: st.DrawFn) -> tuple[int, Blocks]:
 
 
 def expected(messages: list[Recorded], intervals: list[int]) -> list[Event]:
-    """A loop over the messages, and one over the times before each."""
+    """Return the expected events: loop over the messages, and over the times before each."""
     events: list[Event] = []
     now = None
     for message in in_order(messages):
@@ -78,7 +78,7 @@ def replayed(path: Path, intervals: list[int], kind: str = "message", **how: Any
     st.sampled_from(["message", "batch"]),
     st.sampled_from([None, 1000.0, 10.0]),
 )
-def test_ticks_come_between_the_messages(
+def test_ticks_are_called_between_the_messages(
     day: tuple[int, Blocks], intervals: list[int], kind: str, speed: float | None
 ) -> None:
     slices, blocks = day
@@ -88,17 +88,17 @@ def test_ticks_come_between_the_messages(
         assert replayed(Path(directory), intervals, kind, controls=controls) == expected(messages, intervals)
 
 
-def test_messages_without_times_bring_no_ticks(tmp_path: Path) -> None:
+def test_messages_without_times_cause_no_ticks(tmp_path: Path) -> None:
     write_day(tmp_path, [(0, 1_000, [(b"A.x", 0), (b"A.x", 1_000), (b"A.x", 0), (b"A.x", 1_010)])], 1)
     assert replayed(tmp_path, [5]) == [("m", 0), ("m", 1), ("m", 2), ("5", 1_005), ("5", 1_010), ("m", 3)]
 
 
-def test_each_loop_begins_anew(tmp_path: Path) -> None:
+def test_each_loop_repeats_its_ticks(tmp_path: Path) -> None:
     messages = write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000 + 7 * n) for n in range(5)])], 1)
     assert replayed(tmp_path, [10], loops=3) == 3 * expected(messages, [10])
 
 
-def test_compiled_callbacks_have_seen_what_came_before(tmp_path: Path) -> None:
+def test_compiled_callbacks_have_seen_the_messages_before_a_tick(tmp_path: Path) -> None:
     write_day(tmp_path, [(n % 2, 1_000 + n, [(b"AB"[n % 2 : n % 2 + 1] + b".x", 1_000 + n)]) for n in range(40)], 2)
     subscriber = Subscriber(feed_of())
     counted = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count_rows)
@@ -128,7 +128,7 @@ def test_a_tick_that_raises_ends_the_replay(tmp_path: Path) -> None:
         assert called == times
 
 
-def test_a_ticker_that_is_removed_is_not_called_again(tmp_path: Path) -> None:
+def test_a_removed_ticker_is_not_called_again(tmp_path: Path) -> None:
     write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000 + n) for n in range(50)])], 1)
     subscriber = Subscriber(feed_of())
     called: list[int] = []
@@ -148,7 +148,7 @@ def test_a_ticker_that_is_removed_is_not_called_again(tmp_path: Path) -> None:
         subscriber.remove(tick)
 
 
-def test_a_ticker_cannot_be_added_in_a_replay(tmp_path: Path) -> None:
+def test_a_ticker_cannot_be_added_during_a_replay(tmp_path: Path) -> None:
     write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000)])], 1)
     subscriber = Subscriber(feed_of())
     subscriber.on(b"")(lambda message: subscriber.every(5e-09)(print))
@@ -210,7 +210,7 @@ def test_a_tick_ends_pauses_and_steers_a_replay_in_a_silence(tmp_path: Path) -> 
     assert seen == [("m", 1_000), ("10", 1_010), ("10", 1_020), ("m", 2_000), ("10", 2_010), ("10", 2_020)]
 
 
-def test_steps_count_messages_and_no_ticks(tmp_path: Path) -> None:
+def test_steps_count_messages_but_not_ticks(tmp_path: Path) -> None:
     write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000 + 100 * n) for n in range(9)])], 1)
     controls = Controls()
     controls.step(2)

@@ -1,4 +1,4 @@
-"""Replays onto the wire, with real sockets: subscribers get what was recorded, as if it were live."""
+"""Published replays over real sockets: subscribers receive the recorded messages as if they were live."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def feed_with(slices: int = 1, key_bytes: int = 0, transport: Any = "tcp", **set
 
 
 class Heard:
-    """What a subscriber to everything got, by topic, and what it says of it."""
+    """The messages that a subscriber received, by topic, and its statistics."""
 
     def __init__(self) -> None:
         self.by_topic: dict[bytes, list[tuple[bytes, int]]] = defaultdict(list)
@@ -57,7 +57,7 @@ class Heard:
 
 
 def hear(feed: Feed, publish: Callable[[Publisher], object], prefix: bytes = b"") -> Heard:
-    """Publish to a subscriber; it must not have lost, repeated or disbelieved anything, nor been late."""
+    """Publish to a subscriber and assert that it found no malformed, repeated, stale, late or dropped messages."""
     heard = Heard()
     subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag=LAG_NS / 1e9))
     subscriber.on_batch(prefix)(heard.take)
@@ -88,7 +88,7 @@ def sent_of(day: Day, prefix: bytes = b"") -> list[Sent]:
 
 
 def gappy_day(path: Path, feed: Feed, size: int, codec: int = 0) -> Day:
-    """Blocks of several keys, of these many bytes a payload: some rows known before, some missing."""
+    """Write blocks of several keys with `size` bytes of padding per payload; some rows are repeated, some missing."""
     day = Day(path, feed)
     ends: dict[tuple[int, bytes], tuple[int, int]] = {}
     puts = []
@@ -116,7 +116,7 @@ def gappy_day(path: Path, feed: Feed, size: int, codec: int = 0) -> Day:
 @pytest.mark.parametrize("size", [1, LEAST_STORED_BYTES])
 @pytest.mark.parametrize("key_bytes", [0, 1, 8])
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_gaps_are_kept_or_not(tmp_path: Path, key_bytes: int, size: int, codec: int, transport: str) -> None:
+def test_gaps_are_kept_only_on_request(tmp_path: Path, key_bytes: int, size: int, codec: int, transport: str) -> None:
     feed = feed_with(key_bytes=key_bytes, transport=transport)
     day = gappy_day(tmp_path, feed, size, codec)
     missing = sum(gap.count for gap in Recording.open(tmp_path).gaps())
@@ -130,15 +130,13 @@ def test_gaps_are_kept_or_not(tmp_path: Path, key_bytes: int, size: int, codec: 
 
 @pytest.mark.parametrize("size", [1, LEAST_STORED_BYTES])
 @pytest.mark.parametrize("key_bytes", [0, 1])
-def test_numbers_that_a_block_leaves_out_are_no_gap_when_gaps_are_kept(
-    tmp_path: Path, key_bytes: int, size: int
-) -> None:
+def test_numbers_skipped_within_a_block_are_no_gap(tmp_path: Path, key_bytes: int, size: int) -> None:
     feed = feed_with(key_bytes=key_bytes)
     day = Day(tmp_path, feed)
     puts = []
     for place, numbers in enumerate([(0, 10, 20), (21, 22), (23, 30, 40), (45, 60), (63, 64), (62, 63, 65, 70)]):
         rows = tuple(Row(b"A.x", b"%d" % number + bytes(size)) for number in numbers)
-        known = 2 if place == 5 else 0  # its first two rows came on the other line
+        known = 2 if place == 5 else 0  # its first two rows arrived on the other line
         puts.append(Put(rows, numbers[0], S + place, first_row=known, sequences=numbers))
     day.put(0, *puts)
     missing = [(gap.sequence, gap.count) for gap in Recording.open(tmp_path).gaps()]
@@ -176,7 +174,7 @@ def test_a_time_range_cuts_blocks(tmp_path: Path, size: int) -> None:
     assert heard.by_topic == by_topic(sent for sent in sent_of(day) if start <= sent[2] < stop)
 
 
-def test_other_slices_and_keys_get_the_same_messages(tmp_path: Path) -> None:
+def test_other_slices_and_keys_receive_the_same_messages(tmp_path: Path) -> None:
     day = gappy_day(tmp_path, feed_with(key_bytes=2), 100)
     for other in (feed_with(2), feed_with(3, key_bytes=1), feed_with(key_bytes=4, block_bytes=4_096)):
         assert replayed(tmp_path, other).by_topic == by_topic(sent_of(day))
@@ -206,7 +204,7 @@ def test_days_of_other_slices_are_played_as_one(tmp_path: Path) -> None:
     assert heard.count == 3
 
 
-def test_small_blocks_are_sent_as_large_ones(tmp_path: Path) -> None:
+def test_small_blocks_are_merged_into_large_ones(tmp_path: Path) -> None:
     feed = feed_with()
     day = Day(tmp_path, feed)
     day.put(0, *(Put((Row(b"A%d" % (i % 9), b"%d" % i, i),), i, ts_out=S + i) for i in range(5_000)))
@@ -224,7 +222,7 @@ def test_large_and_small_blocks_keep_their_order(tmp_path: Path) -> None:
     assert heard.by_topic == by_topic(sent_of(day))
 
 
-def test_blocks_are_stamped_with_the_present(tmp_path: Path) -> None:
+def test_blocks_carry_the_present_time(tmp_path: Path) -> None:
     gappy_day(tmp_path, feed_with(), LEAST_STORED_BYTES)
     before = time.time_ns()
     heard = replayed(tmp_path, feed_with())
@@ -233,7 +231,7 @@ def test_blocks_are_stamped_with_the_present(tmp_path: Path) -> None:
     assert heard.statistics.received.epochs == 1
 
 
-def test_damaged_blocks_are_left_out(tmp_path: Path) -> None:
+def test_damaged_blocks_are_skipped(tmp_path: Path) -> None:
     feed = feed_with()
     day = gappy_day(tmp_path, feed, 100)
     damage_body(day.segments[0], 10)
@@ -273,7 +271,7 @@ def record(feed: Feed, directory: Path, publish: Callable[[Publisher], object]) 
 
 
 def messages_of(path: Path) -> dict[tuple[int, bytes], list[Sent]]:
-    """By slice and key, in order."""
+    """Return the messages by slice and key, in order."""
     recording = Recording.open(path)
     found: dict[tuple[int, bytes], list[Sent]] = defaultdict(list)
     for batch in recording.batches():
@@ -291,7 +289,7 @@ def messages_of(path: Path) -> dict[tuple[int, bytes], list[Sent]]:
         ("iex:iex/goiex_TOPS16.pcapng.gz", {}, 57_674, 3),
     ],
 )
-def test_real_captures_come_through_twice(
+def test_real_captures_survive_two_recordings(
     shared_data: Path, tmp_path: Path, spec: str, options: dict[str, Any], count: int, key_bytes: int
 ) -> None:
     name, _, file = spec.partition(":")
@@ -314,7 +312,7 @@ def test_real_captures_come_through_twice(
 # Live and replayed
 
 
-def test_callbacks_get_the_same_live_and_replayed(tmp_path: Path) -> None:
+def test_callbacks_receive_the_same_live_and_replayed(tmp_path: Path) -> None:
     feed = feed_with(2, key_bytes=1)
     live, again = Audience(feed), Audience(feed)
     with Publisher(feed, when_full="wait") as publisher:
@@ -328,7 +326,7 @@ def test_callbacks_get_the_same_live_and_replayed(tmp_path: Path) -> None:
     again.subscriber.replay(Recording.open(day))
 
     def seen(messages: list[Told]) -> dict[bytes, list[Told]]:
-        """Of each key: live, a slice's keys come block by block."""
+        """Group by key: live, the keys of a slice are delivered block by block."""
         found = defaultdict(list)
         for message in messages:
             found[message.topic[:1]].append(message._replace(ts_recv=0))
@@ -340,7 +338,7 @@ def test_callbacks_get_the_same_live_and_replayed(tmp_path: Path) -> None:
     assert live.compiled.total()[0] == again.compiled.total()[0] == 3_000
 
 
-def test_a_subscriber_that_waits_loses_nothing(tmp_path: Path) -> None:
+def test_a_slow_subscriber_loses_nothing(tmp_path: Path) -> None:
     feed = feed_with()
     day = gappy_day(tmp_path, feed, LEAST_STORED_BYTES)
     heard = Heard()
@@ -368,7 +366,9 @@ def test_a_subscriber_that_waits_loses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [10, LEAST_STORED_BYTES])
 @pytest.mark.parametrize("keep_gaps", [False, True])
-def test_who_hears_a_replay_that_is_steered_back_is_told(tmp_path: Path, size: int, keep_gaps: bool) -> None:
+def test_subscribers_are_notified_when_a_published_replay_seeks_back(
+    tmp_path: Path, size: int, keep_gaps: bool
+) -> None:
     feed = feed_with()
     day = Day(tmp_path / "first", feed)
     times = [S + i for i in range(12)]
@@ -401,13 +401,13 @@ def test_who_hears_a_replay_that_is_steered_back_is_told(tmp_path: Path, size: i
     assert recording.gaps() == []
 
 
-def test_gaps_cannot_be_kept_beside_a_prefix(tmp_path: Path) -> None:
+def test_gaps_cannot_be_kept_with_a_prefix(tmp_path: Path) -> None:
     Day(tmp_path, feed_with()).put(0, Put((Row(b"A", b"1", S),)))
     with pytest.raises(ConfigError, match="keep_gaps was set with prefix b'A'"):
         Replay(Recording.open(tmp_path), prefix=b"A", keep_gaps=True)
 
 
-def test_more_keys_than_a_feed_has_room_for_are_refused(tmp_path: Path) -> None:
+def test_too_many_keys_for_a_feed_are_refused(tmp_path: Path) -> None:
     feed = feed_with(key_bytes=4)
     puts = [Put((Row(b"K%03d" % n, bytes(LEAST_STORED_BYTES), S + n),), ts_out=S + n) for n in range(20)]
     Day(tmp_path, feed).put(0, *puts)

@@ -16,15 +16,15 @@ from tests.examples import first_of
 
 IBM_TRADES = 24_000
 PACED_TRADES = 3_000
-"""A message at a time takes its time: so many are enough."""
+"""Paced replays are slow, so they play only this many IBM trades."""
 DAY = "20131007"
 Decisions = list[tuple[int, int, int]]
-"""Of each IBM trade: its time, and the number and time of the last SPY trade that the strategy knew."""
+"""For each IBM trade: its time, and the number and time of the last SPY trade that the strategy knew."""
 
 
 @pytest.fixture(scope="module", params=first_of([4, 1]))
 def tape_day(request: pytest.FixtureRequest, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    """The trades of SPY and IBM of one day, recorded over so many slices."""
+    """Record the trades of SPY and IBM on one day, over the parametrized number of slices."""
     path = tmp_path_factory.mktemp("tape")
     feed = Feed.local("tape", slices=request.param, schema="tape")
     recorder = Recorder(feed, path)
@@ -38,7 +38,7 @@ def tape_day(request: pytest.FixtureRequest, shared_data: Path, tmp_path_factory
 
 @pytest.fixture(scope="module")
 def plain(tape_day: Recording) -> Decisions:
-    """What the strategy decides in a plain loop over all messages, sorted by time."""
+    """Return the strategy's decisions in a plain loop over all messages, sorted by time."""
     messages = [(m.ts_event, m.topic) for batch in tape_day.batches() for m in batch]
     decisions: Decisions = []
     spy = (0, 0)
@@ -51,7 +51,7 @@ def plain(tape_day: Recording) -> Decisions:
 
 
 def decided(recording: Recording, kind: str, speed: float | None, stop: int | None) -> Decisions:
-    """What it decides in a replay, up to a time."""
+    """Return the strategy's decisions in a replay up to `stop`."""
     subscriber = Subscriber(recording.feed)
     decisions: Decisions = []
     spy = [0, 0]
@@ -96,7 +96,7 @@ def test_no_trade_sees_a_later_price(
 
 
 def test_an_independent_callback_may_see_ahead(tape_day: Recording) -> None:
-    """What `independent` gives up, so that the other tests prove something."""
+    """Show the failure that `independent` permits, so that the other tests are known to detect it."""
     last = [0]
     ahead: list[Any] = []
     subscriber = Subscriber(tape_day.feed)

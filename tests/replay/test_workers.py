@@ -1,4 +1,4 @@
-"""Compiled callbacks alone: slices are played beside one another, against the same messages in plain Python."""
+"""Only compiled callbacks: slices are played in parallel, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def assert_got(callback: CompiledCallback, expected: list[Told]) -> None:
 
 
 def two_slices(path: Path, blocks: int = 6, **settings: Any) -> Day:
-    """Blocks of three messages each, of times that rise together."""
+    """Write two slices of three-message blocks, with times that rise in step."""
     day = Day(path, feed_of(2))
     for slice_id in range(2):
         puts = [
@@ -67,7 +67,7 @@ def two_slices(path: Path, blocks: int = 6, **settings: Any) -> Day:
 
 @few
 @given(days(least_time=1), PREFIXES, TIMES, TIMES, st.sampled_from(["ts_event", "ts_out"]))
-def test_each_slice_gets_what_plain_python_takes(
+def test_each_slice_receives_the_messages_that_plain_python_selects(
     day: Any, prefix: bytes, start: int | None, stop: int | None, by: Literal["ts_event", "ts_out"]
 ) -> None:
     assume(start is None or stop is None or start <= stop)
@@ -86,7 +86,7 @@ def test_each_slice_gets_what_plain_python_takes(
 
 @few
 @given(days(least_time=1), st.sampled_from([b"", b"AX", b"AY."]), TIMES, SCRIPTS)
-def test_steps_and_seeks_give_just_the_messages(
+def test_steps_and_seeks_deliver_exactly_their_messages(
     day: Any, prefix: bytes, start: int | None, script: list[tuple[str, int]]
 ) -> None:
     with TemporaryDirectory() as path:
@@ -103,7 +103,7 @@ def test_steps_and_seeks_give_just_the_messages(
 @pytest.mark.parametrize("codec", [0, 1, 2])
 @pytest.mark.parametrize("speed", [None, 1e9])
 @pytest.mark.parametrize("bad", [(0,), (5,), (0, 1, 2), (4, 5), tuple(range(6))])
-def test_damaged_blocks_are_left_out_told_and_counted(
+def test_damaged_blocks_are_skipped_reported_and_counted(
     tmp_path: Path, codec: int, speed: float | None, bad: tuple[int, ...]
 ) -> None:
     day = two_slices(tmp_path, codec=codec)
@@ -119,7 +119,7 @@ def test_damaged_blocks_are_left_out_told_and_counted(
 
 
 def out_of_range(batch: Any, state: Any) -> None:
-    """Fails on message 3 of the slice of topic A."""
+    """Fail on message 3 of topic A's slice."""
     for row in batch.rows:
         text = payload(batch, row)
         if batch.topic_text[0] == 65 and text[0] == 51:  # A, "3"
@@ -145,7 +145,7 @@ def test_errors_that_are_logged_end_nothing(tmp_path: Path, caplog: pytest.LogCa
 
 
 def spin(batch: Any, state: Any) -> None:
-    """Some hundredths of a second a batch."""
+    """Compute for some hundredths of a second per batch."""
     word = numpy.int64(1)
     for turn in range(10_000_000):
         word = (word * 31) ^ (word >> 7) ^ turn
@@ -153,7 +153,7 @@ def spin(batch: Any, state: Any) -> None:
     state[0] += len(batch.rows)
 
 
-def test_ctrl_c_ends_it_before_another_may_begin(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_replay_and_its_threads(tmp_path: Path) -> None:
     day = two_slices(tmp_path, 2_000)
     recording = Recording.open(tmp_path)
     subscriber, callback = compiled(day.feed, spin)
@@ -171,7 +171,7 @@ def test_ctrl_c_ends_it_before_another_may_begin(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("blackbox-replay")]
 
 
-def test_callbacks_come_and_go_between_replays(tmp_path: Path) -> None:
+def test_callbacks_are_added_and_removed_between_replays(tmp_path: Path) -> None:
     day = two_slices(tmp_path)
     recording = Recording.open(tmp_path)
     subscriber, first = compiled(day.feed)
@@ -183,7 +183,7 @@ def test_callbacks_come_and_go_between_replays(tmp_path: Path) -> None:
     assert_got(second, [m for m in day.told() if m.slice_id == 0])
 
 
-def test_a_batch_callback_beside_it_brings_back_one_order(tmp_path: Path) -> None:
+def test_an_added_batch_callback_restores_one_order(tmp_path: Path) -> None:
     day = two_slices(tmp_path)
     subscriber, callback = compiled(day.feed)
     came: list[int] = []
@@ -201,7 +201,7 @@ def test_everything_is_compiled_before_it_plays(tmp_path: Path) -> None:
 
 
 def count_by_topic(batch: Any, state: Any) -> None:
-    """A row a topic number: its text's last byte, and its messages."""
+    """Fill a row per topic number with the last byte of the topic and its message count."""
     for row in batch.rows:
         place = batch.topic_index[row]
         state[batch.topic_numbers[place], 0] = batch.topic_text[batch.topic_offsets[place + 1] - 1]
