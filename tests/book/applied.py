@@ -1,4 +1,4 @@
-"""A feed's messages applied to one book."""
+"""Apply the messages of a feed to one book."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blackbox.book.feed import BookFeed, run
 
 
 def applied(feed: BookFeed, payloads: Sequence[bytes]) -> tuple[NDArray[numpy.int64], int]:
-    """The book after all payloads, and how often its best level of a side changed."""
+    """Return the book after all payloads, and the number of changes of a side's best level."""
     data: Any = numpy.frombuffer(b"".join(payloads) or b"\0", numpy.uint8)
     offsets = numpy.cumsum([0, *map(len, payloads)], dtype=numpy.int64)
     book, shown = new_book(16, 4), numpy.zeros((2, 1, 3), numpy.int64)
@@ -31,5 +31,5 @@ def applied(feed: BookFeed, payloads: Sequence[bytes]) -> tuple[NDArray[numpy.in
 
 
 def applications(book: NDArray[numpy.int64]) -> dict[str, int]:
-    """Return the counters above 0, but for `unsynced`."""
+    """Return the counters above 0, except `unsynced`."""
     return {name: many for name, many in counters(book).items() if many and name != "unsynced"}

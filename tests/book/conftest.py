@@ -1,4 +1,4 @@
-"""A recorded session for the tests of books."""
+"""A recorded session for tests of books."""
 
 from __future__ import annotations
 

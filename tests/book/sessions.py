@@ -1,4 +1,4 @@
-"""Orders by hand, and a session that is made up."""
+"""Handmade orders, and a synthetic session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from blackbox_feeds.synthetic import Synthetic
 
 ITCH = 1
-"""The number of the schema."""
+"""Number of the schema."""
 
 
 def order(reference: int, side: bytes, price: int, shares: int = 1) -> bytes:

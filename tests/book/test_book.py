@@ -1,4 +1,4 @@
-"""The book of orders against a slow one of dicts, under any messages."""
+"""The compiled order book compared with a slow one of dicts, for random messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.examples import examples
 
 
 class SlowBook:
-    """Orders in a dict; levels are added up when they are asked for."""
+    """Keeps orders in a dict and sums up levels on request."""
 
     def __init__(self) -> None:
         self.orders: dict[int, tuple[int, int, int]] = {}
@@ -147,7 +147,7 @@ def test_level_without_room_is_counted() -> None:
     assert books.counters(book)["forgotten"] == 1
 
 
-def test_feed_that_mixes_orders_and_levels_harms_nothing_else() -> None:
+def test_mixing_orders_and_levels_keeps_other_orders_intact() -> None:
     book = books.new_book(8, 4)
     at = book.ctypes.data
     books.add(at, 1, BUY, 100, 5)
@@ -157,7 +157,7 @@ def test_feed_that_mixes_orders_and_levels_harms_nothing_else() -> None:
     assert books.levels(book, BUY, 9) == [Level(99, 5, 1)]
 
 
-def test_order_without_room_is_counted_and_not_taken_for_another() -> None:
+def test_order_without_room_is_counted_and_not_confused_with_another() -> None:
     book = books.new_book(8, 2)
     for reference in range(5):
         books.add(book.ctypes.data, reference, BUY, 100 + reference, 1)
@@ -172,7 +172,7 @@ def test_order_without_room_is_counted_and_not_taken_for_another() -> None:
 
 
 def test_many_orders_come_and_go() -> None:
-    """Far more than the table holds at a time; it empties without a trace."""
+    """Add and remove far more orders than the table holds at a time; it ends up empty."""
     random = numpy.random.default_rng(7)
     book = books.new_book(64, 64)
     resting: list[int] = []
@@ -187,7 +187,7 @@ def test_many_orders_come_and_go() -> None:
     assert books.levels(book, BUY, 100) == []
 
 
-def test_show_tells_whether_the_best_levels_changed() -> None:
+def test_show_returns_true_if_the_best_levels_changed() -> None:
     book, shown = books.new_book(), numpy.zeros((2, 2, 3), numpy.int64)
     assert not books.show(book.ctypes.data, 2, shown)
     books.add(book.ctypes.data, 1, BUY, 100, 5)

@@ -1,4 +1,4 @@
-"""The books of a subscriber: what callbacks find at each message, live and in a replay, against a plain loop."""
+"""Books as callbacks see them at each message, live and in a replay, compared with a plain loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SYMBOLS = (b"A", b"B", b"C")
 
 
 class SlowBooks:
-    """Orders of each symbol in a dict."""
+    """Keeps the orders of each symbol in a dict."""
 
     def __init__(self) -> None:
         self.orders: dict[bytes, dict[int, tuple[bytes, int, int]]] = {}
@@ -67,8 +67,8 @@ blocks = st.lists(
 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(blocks, st.lists(st.sampled_from(["message", "batch", "few"]), min_size=1, max_size=3))
-def test_callbacks_of_a_replay_find_the_books_after_their_message(blocks: Any, kinds: list[str]) -> None:
-    """Slices and symbols in any order, beside callbacks of any kind; one before them is a message behind."""
+def test_callbacks_of_a_replay_see_the_books_after_their_message(blocks: Any, kinds: list[str]) -> None:
+    """Callbacks of any kind see the book after their message; one registered before the book is one message behind."""
     with TemporaryDirectory() as directory:
         told: list[tuple[int, int, int, int, Row]] = []
         sequence = [0] * len(SYMBOLS)
@@ -140,7 +140,7 @@ def expected_levels() -> Iterator[tuple[bytes, list[Level], list[Level]]]:
 
 
 def test_books_of_a_session(session: Recording) -> None:
-    """All that can be asked, after a replay and of the recording's batches."""
+    """Check all queries, after a replay and for books fed with the recording's batches."""
     subscriber = Subscriber(session.feed)
     book = subscriber.book(b"", schema="itch50")
     subscriber.replay(session)
@@ -166,7 +166,7 @@ def test_books_of_a_session(session: Recording) -> None:
     assert (totals["unknown"], totals["left_out"], totals["unsynced"], book.synced) == (0, 0, 0, True)
 
 
-def test_symbol_that_has_no_book_is_empty() -> None:
+def test_symbol_without_a_book_is_empty() -> None:
     book = Books("itch50")
     assert book.best(b"A") == (None, None)
     assert book.levels(b"A", 5) == ([], [])
@@ -176,7 +176,7 @@ def test_symbol_that_has_no_book_is_empty() -> None:
         book.tops(0)
 
 
-def test_books_are_bounded_and_what_is_left_out_is_counted(session: Recording) -> None:
+def test_books_are_bounded_and_left_out_messages_are_counted(session: Recording) -> None:
     small = Books("itch50", max_bytes=40_000)
     for batch in session.batches():
         small.apply(batch)
@@ -201,8 +201,8 @@ def test_symbols_that_were_left_out_have_books_after_clear(session: Recording) -
     assert small.symbols == [other]
 
 
-def test_books_go_on_after_one_could_not_be_made(session: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory was short for the first symbol; of the others nothing is lost."""
+def test_books_continue_after_one_could_not_be_made(session: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory for the first symbol's book, books of the other symbols lose no messages."""
 
     def no_memory(*_: int) -> Any:
         raise MemoryError
@@ -221,7 +221,7 @@ def test_books_go_on_after_one_could_not_be_made(session: Recording, monkeypatch
     assert book.levels(second, 10_000) == (all_levels(orders, b"B"), all_levels(orders, b"S"))
 
 
-def test_ctrl_c_while_a_book_is_made_leaves_each_book_in_its_place(
+def test_ctrl_c_while_a_book_is_made_keeps_addresses_in_order(
     session: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book, put = Books("itch50"), Books._put
@@ -243,7 +243,7 @@ def test_ctrl_c_while_a_book_is_made_leaves_each_book_in_its_place(
     assert book._addresses[: len(kept)].tolist() == kept
 
 
-def test_books_that_find_no_memory_after_clear_touch_none_of_those_before(session: Recording) -> None:
+def test_books_without_memory_after_clear_touch_no_earlier_books(session: Recording) -> None:
     book = Books("itch50")
     for batch in session.batches():
         book.apply(batch)
@@ -268,7 +268,7 @@ def test_book_that_may_not_grow_forgets_orders(tmp_path: Path) -> None:
     assert found["forgotten"] > 0
 
 
-def test_messages_of_another_schema_and_of_no_value_change_no_book(tmp_path: Path) -> None:
+def test_messages_of_another_schema_or_without_a_value_change_no_book(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     day.put(0, Put((Row(b"A.A", order(1, b"B", 5)), Row(b"A.A", None)), schema=ITCH))
     day.put(0, Put((Row(b"A.A", order(2, b"B", 6)),), sequence=2, schema=2))
@@ -279,7 +279,7 @@ def test_messages_of_another_schema_and_of_no_value_change_no_book(tmp_path: Pat
 
 
 def test_conflated_block_marks_only_the_books_of_its_symbols(tmp_path: Path) -> None:
-    """What came between its messages is not known: of these symbols, and of no other."""
+    """Messages between those of the block are missing, but only for the block's symbols."""
     day = Day(tmp_path, feed_of())
     day.put(0, Put((Row(b"A.A", order(1, b"B", 5)), Row(b"B.A", order(1, b"B", 5))), schema=ITCH))
     day.put(0, Put((Row(b"A.A", order(2, b"B", 6)), Row(b"A.A", order(3, b"B", 7))), sequence=2, schema=ITCH))
@@ -294,8 +294,8 @@ def test_conflated_block_marks_only_the_books_of_its_symbols(tmp_path: Path) -> 
     assert (book.counters(b"A")["unsynced"], book.counters(b"B")["unsynced"]) == (1, 0)
 
 
-def test_an_image_is_no_whole_book(tmp_path: Path) -> None:
-    """It has one message of each topic: what came before that is not known."""
+def test_books_from_an_image_are_not_synced(tmp_path: Path) -> None:
+    """An image has one message per topic; the earlier messages are unknown."""
     day = Day(tmp_path, feed_of())
     day.put(0, Put((Row(b"A.A", order(1, b"B", 5)), Row(b"A.A", order(2, b"B", 6))), schema=ITCH))
     book = Books("itch50")
@@ -304,8 +304,8 @@ def test_an_image_is_no_whole_book(tmp_path: Path) -> None:
     assert (book.synced, book.counters(b"A")["unsynced"]) == (False, 1)
 
 
-def test_what_is_lost_before_the_first_message_of_a_run_is_told(tmp_path: Path) -> None:
-    """Also of symbols that the run before had: their books are there, and empty."""
+def test_a_loss_before_the_first_message_of_a_run_unsyncs_its_books(tmp_path: Path) -> None:
+    """The loss also unsyncs symbols of the run before; their books are kept, but empty."""
     day = Day(tmp_path, feed_of(slices=2))
     day.put(1, Put((Row(b"B.A", order(1, b"B", 5)),), schema=ITCH))
     day.put(1, Put((Row(b"B.A", order(2, b"B", 6)),), schema=ITCH, epoch=1 << 60, ts_out=9, sequence=3))
@@ -318,8 +318,8 @@ def test_what_is_lost_before_the_first_message_of_a_run_is_told(tmp_path: Path) 
     assert (book.synced, book.counters(b"B")["unsynced"] > 0) == (False, True)
 
 
-def test_another_run_of_the_publisher_is_told(tmp_path: Path) -> None:
-    """What came between its last message and the first of the next run is not known."""
+def test_another_run_of_the_publisher_unsyncs_the_books(tmp_path: Path) -> None:
+    """Messages between the last of one run and the first of the next are unknown."""
     day = Day(tmp_path, feed_of())
     day.put(0, Put((Row(b"A.A", order(1, b"B", 5), 1), Row(b"B.A", order(1, b"B", 5), 2)), schema=ITCH))
     day.put(0, Put((Row(b"A.A", order(2, b"B", 6), 3),), schema=ITCH, epoch=1 << 60, ts_out=9))
@@ -336,7 +336,7 @@ def test_another_run_of_the_publisher_is_told(tmp_path: Path) -> None:
 
 
 def test_books_are_emptied_when_a_replay_goes_back(session: Recording) -> None:
-    """Steered back to its beginning on its way, it leaves the books as if it had not been."""
+    """A replay that seeks back to its beginning ends with the same books as one that does not."""
     once = Subscriber(session.feed)
     expected = once.book(b"", schema="itch50")
     once.replay(session)
@@ -359,7 +359,7 @@ def test_books_are_emptied_when_a_replay_goes_back(session: Recording) -> None:
 
 
 def test_books_are_emptied_when_a_publisher_goes_back() -> None:
-    """Live: a session twice, the second time after going back; its book is that of one session, in step throughout."""
+    """A live session, sent again after going back in time, leaves the book of one session, in sync throughout."""
     feed = Feed.local("books-back", slices=2, schema="itch50")
     subscriber = Subscriber(feed, slow=PATIENT)
     book = subscriber.book(b"", group="books")
@@ -379,7 +379,7 @@ def test_books_are_emptied_when_a_publisher_goes_back() -> None:
     assert (totals["unknown"], totals["duplicate"], totals["unsynced"], book.synced) == (0, 0, 0, True)
 
 
-def test_callbacks_of_the_group_find_the_books_after_their_message_live() -> None:
+def test_callbacks_of_the_group_see_the_books_after_their_message_live() -> None:
     feed = Feed.local("books-live", slices=1, schema="itch50")
     subscriber = Subscriber(feed, slow=PATIENT)
     book = subscriber.book(b"", group="books")
@@ -404,7 +404,7 @@ def test_callbacks_of_the_group_find_the_books_after_their_message_live() -> Non
 
 
 def _every_top(payloads: list[bytes]) -> list[Best]:
-    """The best levels after each message of a symbol."""
+    """Return the best levels after each message of a symbol."""
     found: list[Best] = []
     orders: Slow = {}
     for payload in payloads:
@@ -414,7 +414,7 @@ def _every_top(payloads: list[bytes]) -> list[Best]:
     return found
 
 
-def test_books_that_are_removed_change_no_more(session: Recording) -> None:
+def test_removed_books_no_longer_change(session: Recording) -> None:
     subscriber = Subscriber(session.feed)
     book = subscriber.book(b"", schema="itch50")
     subscriber.remove(book)
@@ -447,7 +447,7 @@ def test_books_of_levels_of_a_real_day(shared_data: Path, tmp_path: Path) -> Non
 
 
 def test_book_in_callbacks(shared_data: Path) -> None:
-    """The same book from the subscriber and from a compiled callback, whose state it is."""
+    """The subscriber's book equals one that a compiled callback keeps as its state."""
     source = Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30")
     feed = Feed.local("books", slices=1, schema="itch50")
     subscriber = Subscriber(feed, slow=PATIENT)

@@ -1,4 +1,4 @@
-"""Books where messages of several feeds come together."""
+"""Books in replays of several feeds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _span(recording: Recording) -> tuple[int, int]:
 
 
 def test_books_of_one_of_two_feeds_in_a_replay(session: Recording, tmp_path: Path) -> None:
-    """Merged with a feed of another schema, whose messages are of the same types and symbols."""
+    """The other feed of the merged replay has another schema with the same message types and symbols."""
     schema = Schema("other", 1_002, {"A": numpy.dtype([("type", "S1"), ("rest", "V35")])})
     other = Feed.local("other", schema=schema, key_bytes=1)
     noise = Recording.create(
@@ -44,7 +44,7 @@ def test_books_of_one_of_two_feeds_in_a_replay(session: Recording, tmp_path: Pat
 
 
 def test_books_of_two_feeds_of_one_schema_are_refused(session: Recording, tmp_path: Path) -> None:
-    """One's order could be taken for the other's."""
+    """An order of one feed could be confused with an order of the other."""
     other = msgspec.structs.replace(session.feed, name="other")
     columns = {"topic": [b"AAPL.A"], "ts_event": [_span(session)[0]], "payload": [order(1, b"B", 1)]}
     twin = Recording.create(tmp_path, other, columns, date=datetime.date(2026, 1, 5))
@@ -54,8 +54,8 @@ def test_books_of_two_feeds_of_one_schema_are_refused(session: Recording, tmp_pa
         subscriber.replay([session, twin])
 
 
-def test_books_of_a_raw_feed_beside_others_in_a_replay_are_refused(session: Recording, tmp_path: Path) -> None:
-    """Alone, its payloads are taken for the schema's; of several, which one carries it is unknown."""
+def test_books_of_a_raw_feed_replayed_with_others_are_refused(session: Recording, tmp_path: Path) -> None:
+    """Alone, a raw feed is assumed to carry the schema; among several feeds, the one that carries it is unknown."""
     day = datetime.date(2026, 1, 5)
     columns = {"topic": [b"AAPL.A"], "ts_event": [_span(session)[0]], "payload": [order(1, b"B", 50)]}
     raw = Recording.create(tmp_path, Feed.local("raw"), columns, date=day)

@@ -1,4 +1,4 @@
-"""Resting orders by reference, against a dict."""
+"""Resting orders by reference, compared with a dict."""
 
 from __future__ import annotations
 

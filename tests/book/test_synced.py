@@ -1,4 +1,4 @@
-"""`synced` is False as soon as a book may be wrong: wherever it begins, and whatever is missing."""
+"""`synced` is False as soon as a book may be wrong, for any start and any missing message."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def test_execution_of_more_shares_than_rest_unsyncs_the_book() -> None:
     assert (is_synced(book), head_of(book).too_many) == (False, 1)
 
 
-def test_level_that_is_removed_and_unknown_unsyncs_the_book() -> None:
+def test_removing_an_unknown_level_unsyncs_the_book() -> None:
     assert is_synced(applied(DEEP, [update("8", 1, 5, 100), update("8", 1, 0, 100)])[0])
     assert not is_synced(applied(DEEP, [update("8", 1, 5, 100), update("8", 1, 0, 101)])[0])
 
 
-def test_dbn_book_is_synced_from_a_snapshot_or_a_clear_on() -> None:
+def test_dbn_book_is_synced_after_a_snapshot_or_a_clear() -> None:
     assert not is_synced(applied(MBO, [mbo("A", order=1)])[0])
     assert is_synced(applied(MBO, [mbo("A", order=1), mbo("R"), mbo("A", order=1)])[0])
     snapshot = [mbo("A", order=2, flags=SNAPSHOT), mbo("A", order=3, flags=SNAPSHOT | 128)]
@@ -91,8 +91,8 @@ def test_dbn_book_is_synced_from_a_snapshot_or_a_clear_on() -> None:
     assert is_synced(applied(MBO, [mbo("C", order=9), *snapshot])[0])
 
 
-def test_real_snippet_of_the_middle_of_a_day(tmp_path: Path, shared_data: Path) -> None:
-    """The books of symbols with unknown orders are not synced, those of the others are."""
+def test_real_snippet_from_the_middle_of_a_day(tmp_path: Path, shared_data: Path) -> None:
+    """Books of symbols with unknown orders are not synced; the other books are."""
     path = shared_data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50"
     book = played(recorded(tmp_path, lambda: Itch50(path, "2019-12-30")))
     assert book.counters()["unknown"] > 100
@@ -115,8 +115,8 @@ def test_replay_that_starts_in_the_middle_of_a_day(tmp_path: Path, shared_data: 
     assert ahead.synced
 
 
-def test_replay_that_starts_where_no_unknown_order_comes(tmp_path: Path) -> None:
-    """Nothing that is played shows that an order is missing."""
+def test_late_replay_without_unknown_orders(tmp_path: Path) -> None:
+    """No played message reveals that an order is missing."""
     recording = day_of(tmp_path, Put((A1, A2, B1), schema=ITCH))
     book = played(recording, start=20)
     assert (book.counters()["unknown"], book.synced, book.is_synced(b"A"), book.is_synced(b"B")) == (
@@ -147,7 +147,7 @@ def test_gap_and_epoch_and_damage_of_a_recording(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("prefix", "synced"), [(b"", True), (b"A", True), (b"A.", True), (b"A.A", False)])
 def test_prefix_that_leaves_out_messages_of_a_symbol(tmp_path: Path, prefix: bytes, synced: bool) -> None:
-    """Adds alone: no message shows that others are missing."""
+    """The prefix selects only adds, which do not reveal missing messages."""
     recording = day_of(tmp_path, Put((A1, Row(b"A.D", gone(1), 11), A2), schema=ITCH))
     assert played(recording, prefix).synced == synced
     assert played(recording, b"", prefix=prefix).synced == synced
@@ -160,7 +160,7 @@ def given_batches(*batches: Any) -> Books:
     return book
 
 
-def test_books_that_are_given_batches(tmp_path: Path) -> None:
+def test_books_fed_with_batches(tmp_path: Path) -> None:
     recording = day_of(tmp_path, Put((A1, A2), schema=ITCH), Put((B1,), schema=ITCH, sequence=2))
     first, second = recording.batches()
     assert given_batches(first, second).synced
@@ -170,7 +170,7 @@ def test_books_that_are_given_batches(tmp_path: Path) -> None:
     assert not given_batches(first, first).synced
 
 
-def test_books_that_are_given_batches_of_several_keys(tmp_path: Path) -> None:
+def test_books_fed_with_batches_of_several_keys(tmp_path: Path) -> None:
     numbered = ((A1, 0, 0, 0), (B1, 1, 0, 0), (A2, 2, 1, 1))
     puts = [Put((row,), n, schema=ITCH, previous=previous, key_sequence=of) for row, n, previous, of in numbered]
     first, other, last = day_of(tmp_path, *puts, key_bytes=2).batches()
@@ -201,7 +201,7 @@ def test_seek_forward_and_back(tmp_path: Path) -> None:
 
 
 def test_subscriber_that_joins_late() -> None:
-    """Live: one is there from the first message on, one is not, one registers its book later."""
+    """Live: one subscriber is there from the first message on, one joins late, one adds a book late."""
     feed = Feed.local("books-late", slices=1, schema="itch50")
     early, late = Subscriber(feed, slow=PATIENT), Subscriber(feed, slow=PATIENT)
     book, late_book = early.book(b""), late.book(b"")
@@ -219,11 +219,11 @@ def test_subscriber_that_joins_late() -> None:
     late.run(until_end=True)
     assert (book.synced, added.synced, late_book.synced) == (True, False, False)
     assert book.symbols == late_book.symbols == added.symbols == [b"A", b"B"]
-    assert not late_book.is_synced(b"B")  # what was sent before may have been of it
+    assert not late_book.is_synced(b"B")  # earlier messages may have been for it
 
 
 def test_late_subscriber_to_a_feed_with_keys() -> None:
-    """A key that begins after the subscriber has a whole book."""
+    """A key whose first message follows the subscriber's start has a complete book."""
     feed = Feed.local("books-keys", slices=1, schema="itch50", key_bytes=2)
     late = Subscriber(feed, slow=PATIENT)
     book = late.book(b"")
@@ -242,7 +242,7 @@ def test_late_subscriber_to_a_feed_with_keys() -> None:
     assert (book.is_synced(b"A"), book.is_synced(b"B"), book.synced) == (False, True, False)
 
 
-def test_image_of_a_book_that_met_an_unknown_order_is_unsure(tmp_path: Path) -> None:
+def test_image_of_a_book_with_an_unknown_order_is_unsure(tmp_path: Path) -> None:
     for name, rows, is_unsure in (("good", (A1, A2), False), ("bad", (A1, Row(b"A.D", gone(9))), True)):
         recording = day_of(tmp_path / name, Put(rows, schema=ITCH))
         feed = Feed.local("image", slices=1, schema="itch50")
@@ -287,7 +287,7 @@ def test_dbn_recording_without_a_snapshot(tmp_path: Path) -> None:
 
 
 def synced_at_each(*recordings: Recording, symbol: bytes = b"", **settings: Any) -> list[bool]:
-    """Whether the books, or that of a symbol, were synced at each message."""
+    """Return for each message whether all books, or the book of `symbol`, were synced."""
     subscriber = Subscriber(recordings[0].feed)
     book = subscriber.book(b"", schema="itch50")
     found: list[bool] = []
@@ -309,8 +309,8 @@ def test_damaged_block_unsyncs_the_book_before_the_next_message(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("clears", "synced"), [({0}, False), ({0, 2}, True), ({2}, True), (set(), False)])
-def test_books_lose_sync_at_the_place_of_a_damaged_block(tmp_path: Path, clears: set[int], synced: bool) -> None:
-    """A clear mends the books only if it comes after the damaged block; both are in one table."""
+def test_books_lose_sync_at_the_position_of_a_damaged_block(tmp_path: Path, clears: set[int], synced: bool) -> None:
+    """A clear restores sync only if it follows the damaged block, also within one block table."""
     feed = Feed.local("mbo", slices=1, schema="dbn")
     day = Day(tmp_path, feed)
     records = [mbo("R" if number in clears else "A", order=number) for number in range(4)]
@@ -345,7 +345,7 @@ def test_damaged_block_is_a_gap_of_its_messages(tmp_path: Path, by: Literal["sen
 @pytest.mark.parametrize("by", ["sent", "event"])
 @pytest.mark.parametrize("block", [1, 3])
 def test_record_with_a_damaged_head_is_a_gap(tmp_path: Path, by: Literal["sent", "event"], block: int) -> None:
-    """Such a record cannot be found. The index has its messages."""
+    """The record cannot be found, but the index counts its messages."""
     day = Day(tmp_path, feed_of())
     rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, 5)]
     puts = [Put((row,), schema=ITCH, sequence=n, ts_out=n) for n, row in enumerate(rows)]
@@ -364,7 +364,7 @@ def test_record_with_a_damaged_head_is_a_gap(tmp_path: Path, by: Literal["sent",
     assert not recording.book_at(40).synced
 
 
-def test_damaged_block_of_a_recording_with_gaps_is_told_once(tmp_path: Path) -> None:
+def test_damaged_block_of_a_recording_with_gaps_is_reported_once(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, 6)]
     puts = [Put((row,), schema=ITCH, sequence=n + (n > 2), ts_out=n) for n, row in enumerate(rows)]
@@ -378,7 +378,7 @@ def test_damaged_block_of_a_recording_with_gaps_is_told_once(tmp_path: Path) -> 
     assert found == [(1, 1), (3, 1)]
 
 
-def test_books_are_asked_for_without_any(tmp_path: Path) -> None:
+def test_books_true_requires_a_book(tmp_path: Path) -> None:
     recording = day_of(tmp_path, Put((A1, A2), schema=ITCH))
     subscriber = Subscriber(recording.feed)
     subscriber.on(b"")(lambda message: None)
@@ -422,7 +422,7 @@ texts = st.text("AB", max_size=4).map(str.encode)
 
 @given(st.lists(st.tuples(st.sampled_from([None, 0, 1]), texts), max_size=8), texts, st.sampled_from([0, 1]))
 def test_symbols_of_unsure_keys(added: list[tuple[int | None, bytes]], symbol: bytes, cleared: int) -> None:
-    """Look-ups find what a loop over all keys finds."""
+    """Look-ups return the same as a loop over all keys."""
     unsure = UnsureKeys()
     for each in added:
         unsure.add(*each)
@@ -459,7 +459,7 @@ D1, D2 = Row(b"A.A", order(3, b"B", 5), 110), Row(b"B.A", order(4, b"B", 6), 120
 
 @pytest.mark.parametrize(("number", "synced"), [(2, [True, True, True, True]), (101, [True, True, False, False])])
 def test_a_run_of_a_publisher_over_two_days(tmp_path: Path, number: int, synced: list[bool]) -> None:
-    """Day 2 goes on with the numbers of day 1: nothing is missing, or what was lost over midnight."""
+    """Day 2 continues the numbers of day 1, either without a gap or after a loss over midnight."""
     days = two_days(tmp_path, (Put((A1, A2), schema=ITCH),), (Put((D1, D2), schema=ITCH, sequence=number, ts_out=100),))
     subscriber = Subscriber(days[0].feed)
     book = subscriber.book(b"", schema="itch50")
@@ -478,7 +478,7 @@ def test_a_run_of_a_publisher_over_two_days(tmp_path: Path, number: int, synced:
 def test_orders_of_yesterday_do_not_rest_in_the_book_of_today(
     tmp_path: Path, by: Literal["sent", "event"], slices: int
 ) -> None:
-    """Two imported days are two runs: the books begin anew."""
+    """Two imported days are two runs, so the books start empty on each."""
     days = []
     for epoch, date in ((1, "2026-01-05"), (2, "2026-01-06")):
         day = Day(tmp_path / date, feed_of(slices=slices), date=date)
@@ -495,7 +495,7 @@ def test_orders_of_yesterday_do_not_rest_in_the_book_of_today(
     assert found == [([1], True), ([1, 11], True)] * slices + [([2], True), ([2, 12], True)] * slices
 
 
-def test_run_that_begins_late_behind_one_that_is_whole(tmp_path: Path) -> None:
+def test_run_that_begins_late_after_a_complete_one(tmp_path: Path) -> None:
     puts = Put((A1,), schema=ITCH, epoch=1), Put((B1, D1), schema=ITCH, epoch=2, sequence=500, ts_out=9)
     assert synced_at_each(day_of(tmp_path, *puts)) == [True, False, False]
 
@@ -505,7 +505,7 @@ TWO_RUNS = Put((A1, B1), schema=ITCH, epoch=5), Put((D1, D2), schema=ITCH, epoch
 
 @pytest.mark.parametrize("by", ["sent", "event"])
 def test_second_run_of_a_publisher_in_a_day_is_not_synced(tmp_path: Path, by: str) -> None:
-    """Messages between its runs may be lost. A later start and batches without a subscriber know it, too."""
+    """Messages between the runs may be lost, which later starts and batches without a subscriber detect, too."""
     recording = day_of(tmp_path, *TWO_RUNS)
     assert synced_at_each(recording, order=by) == [True, True, False, False]
     assert synced_at_each(recording, order=by, start=120) == [False]
@@ -517,7 +517,7 @@ def test_second_run_of_a_publisher_in_a_day_is_not_synced(tmp_path: Path, by: st
 
 @pytest.mark.parametrize("by", ["sent", "event"])
 def test_run_that_goes_back_in_time_is_synced(tmp_path: Path, by: str) -> None:
-    """`new_epoch` counts the epoch up by 1, and the publisher sends the whole day."""
+    """`new_epoch` increments the epoch by 1, and the publisher sends the whole day."""
     recording = day_of(tmp_path, TWO_RUNS[0], replace(TWO_RUNS[1], epoch=6))
     assert synced_at_each(recording, order=by) == [True, True, True, True]
     assert recording.book_at(200).synced
@@ -534,7 +534,7 @@ def test_run_after_a_restart_is_not_synced_live(more: int, synced: bool) -> None
         publisher.wait_for_subscribers(b"", timeout=10)
         publisher.publish(b"A.A", order(1, b"B", 5))
         publisher.publish(b"C.A", order(3, b"B", 5))
-        publisher.epoch += more  # as that of another process
+        publisher.epoch += more  # like the epoch of another process
         publisher.new_epoch()
         publisher.publish(b"A.A", order(2, b"B", 5))
         publisher.publish(b"B.A", order(2, b"B", 5))
@@ -554,11 +554,11 @@ def test_image_of_books_after_a_restart_is_unsure(
     for number in range(2):
         if number and is_new_day:
             books.begin_day()
-        books.take(run.chosen(slice(number, number + 1)))  # type: ignore[arg-type]  # as numpy takes it
+        books.take(run.chosen(slice(number, number + 1)))  # type: ignore[arg-type]  # numpy accepts a slice
     assert books.blocks([b""]).is_unsure == is_unsure
 
 
-def test_start_in_the_middle_of_a_day_unsyncs_that_day_alone(tmp_path: Path) -> None:
+def test_start_in_the_middle_of_a_day_unsyncs_only_that_day(tmp_path: Path) -> None:
     second = Put((D1, D2), schema=ITCH, epoch=2, ts_out=100)
     days = two_days(tmp_path, (Put((A1, A2), schema=ITCH),), (second,))
     assert synced_at_each(*days, start=20) == [False, True, True]
@@ -566,7 +566,7 @@ def test_start_in_the_middle_of_a_day_unsyncs_that_day_alone(tmp_path: Path) -> 
     assert synced_at_each(*days, start=120) == [False]
 
 
-def test_prefix_of_a_replay_does_not_outlast_it(tmp_path: Path) -> None:
+def test_prefix_of_a_replay_does_not_affect_the_next_one(tmp_path: Path) -> None:
     recording = day_of(tmp_path, Put((A1, A2), schema=ITCH))
     subscriber = Subscriber(recording.feed)
     book = subscriber.book(b"", schema="itch50")
