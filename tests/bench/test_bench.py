@@ -1,4 +1,4 @@
-"""Contests of the benchmarks judge their rounds; the report draws what the JSON of a run holds."""
+"""Benchmark contests: judging rounds, and the report on the JSON of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bench.report.page import write
 
 
 class Rounds:
-    """Calls a contest's rounds as pytest-benchmark's fixture does, which is not there when the tests run."""
+    """Calls a contest's rounds like pytest-benchmark's fixture, which is not available in the tests."""
 
     def __init__(self) -> None:
         self.extra_info: dict[str, Any] = {}
@@ -34,7 +34,7 @@ class Rounds:
 
 
 def run(contest: Contest, rounds: int = 7) -> dict[str, Any]:
-    """What a contest leaves in the JSON."""
+    """Run a contest and return its part of the JSON."""
     fixture = Rounds()
     contest.run(fixture, rounds)  # type: ignore[arg-type]
     told: dict[str, Any] = json.loads(json.dumps(fixture.extra_info, allow_nan=False))["contest"]
@@ -42,7 +42,7 @@ def run(contest: Contest, rounds: int = 7) -> dict[str, Any]:
 
 
 def in_turn(*figures: float | Figure | None) -> Callable[[], float | Figure]:
-    """A contender with these figures, the warm-up's first; None is a round that lost something."""
+    """Return a contender with these figures, the first for the warm-up; None: a round that loses a message."""
     left: Iterator[float | Figure | None] = iter(figures)
 
     def contender() -> float | Figure:
@@ -54,7 +54,7 @@ def in_turn(*figures: float | Figure | None) -> Callable[[], float | Figure]:
     return contender
 
 
-def test_warm_up_does_not_count_and_ratios_are_of_the_same_round() -> None:
+def test_warm_up_is_ignored_and_ratios_compare_the_same_round() -> None:
     contest = Contest("speed", "M messages/s")
     contest.add("ours", in_turn(1_000, 10, 20, 40))
     contest.add("theirs", in_turn(1_000, 5, 10, 40), "rival")
@@ -71,7 +71,7 @@ def test_lower_is_better_turns_the_ratio() -> None:
     assert run(contest, 3)["rows"][1]["ahead"] == 4
 
 
-def test_lost_round_is_void_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_round_is_void_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
     contest = Contest("speed", "M messages/s")
     contest.add("ours", in_turn(1, 10, None, 10, 10, 10))
     contest.add("theirs", in_turn(None, 5, 100, None, 5, None), "rival")
@@ -98,7 +98,7 @@ def test_ours_without_a_valid_round_fails() -> None:
         run(contest, 2)
 
 
-def test_load_that_a_machine_cannot_send_is_void_and_no_failure() -> None:
+def test_load_beyond_the_machine_is_void_and_no_failure() -> None:
     contest = Contest("lag", "µs", lower=True)
 
     def contender() -> float:
@@ -108,7 +108,7 @@ def test_load_that_a_machine_cannot_send_is_void_and_no_failure() -> None:
     assert [each["why"][:7] for each in run(contest, 2)["void"]] == ["300,000"] * 3
 
 
-def test_percentiles_of_void_rounds_and_of_the_warm_up_do_not_count() -> None:
+def test_percentiles_of_void_rounds_and_the_warm_up_are_ignored() -> None:
     contest = Contest("lag", "µs", lower=True)
     p99 = iter((1_000.0, 10.0, 2_000.0, 30.0, 20.0, 20.0))
     count = iter((10, 10, 9, 10, 10, 10))
@@ -146,7 +146,7 @@ def test_too_few_rounds_have_no_ratio_no_percentile_and_no_cost() -> None:
     assert contest.ratio("ours", "theirs") != contest.ratio("ours", "theirs")
 
 
-def test_nothing_is_a_multiple_of_zero_or_of_itself() -> None:
+def test_no_ratio_to_zero_or_to_itself() -> None:
     contest = Contest("loss", "messages", lower=True)
     contest.add("ours", in_turn(*[0.0] * 8))
     contest.add("theirs", in_turn(*[1.0] * 8), "rival")
@@ -175,7 +175,7 @@ def divide() -> None:
         answer(value=1 / order)
 
 
-def test_process_of_ours_that_ends_fails_the_contest() -> None:
+def test_contest_fails_if_our_process_ends() -> None:
     with Child("tests.bench.test_bench:divide") as child:
         given = iter([1, 2, 0, 4])
         contest = Contest("speed", "M messages/s")
@@ -192,7 +192,7 @@ def test_versus_must_be_ours() -> None:
         run(contest, 1)
 
 
-def test_rows_and_percentiles_are_compared_with_each_that_is_named() -> None:
+def test_rows_and_percentiles_are_compared_with_each_named_contender() -> None:
     contest = Contest("lag", "µs", lower=True)
 
     def lag(name: str, value: float) -> Callable[[], float]:
@@ -213,7 +213,7 @@ def test_rows_and_percentiles_are_compared_with_each_that_is_named() -> None:
     ]
 
 
-def test_costs_are_of_a_million_messages() -> None:
+def test_costs_are_per_million_messages() -> None:
     contest = Contest("speed", "M messages/s")
     contest.add("ours", in_turn(*[Figure(1.0, Spent(0.5, 1.0, wire, 2_000_000)) for wire in (9e9, 300.0, 200.0, 4e9)]))
     assert run(contest, 3)["rows"][0]["spent"] == {
@@ -223,7 +223,7 @@ def test_costs_are_of_a_million_messages() -> None:
     }
 
 
-def test_cpu_time_is_of_the_process_that_is_asked_for() -> None:
+def test_cpu_time_is_that_of_the_given_process() -> None:
     mine, others = cpu_seconds(), cpu_seconds(os.getppid())
     assert sum(range(3_000_000)) > 0
     assert 0.001 < cpu_seconds() - mine < 10
@@ -231,7 +231,7 @@ def test_cpu_time_is_of_the_process_that_is_asked_for() -> None:
 
 
 def example(directory: Path) -> Path:
-    """The JSON of a run as pytest-benchmark writes it, of contests of all forms."""
+    """Write the JSON of a run with contests of all forms, as pytest-benchmark does."""
     speed = Contest("Delivery | speed", "M messages/s", topology="PUB ==> SUB")
     for name, kind, values in (("ours", "ours", 10.0), ("theirs", "rival", 13.0), ("nothing done", "limit", 40.0)):
         speed.add(name, in_turn(values, values, values * 1.5), kind, "nothing lost")  # type: ignore[arg-type]
@@ -282,7 +282,7 @@ def example(directory: Path) -> Path:
     return path
 
 
-def test_pages_of_a_run_have_its_figures_and_link_pictures_that_stand_alone(tmp_path: Path) -> None:
+def test_pages_of_a_run_have_its_figures_and_link_standalone_pictures(tmp_path: Path) -> None:
     (tmp_path / "performance").mkdir()
     (tmp_path / "performance" / "old.svg").write_text("of another run")
     write(read(example(tmp_path)), tmp_path / "performance.md")
@@ -320,7 +320,7 @@ def test_pages_of_a_run_have_its_figures_and_link_pictures_that_stand_alone(tmp_
         assert told in page, told
 
 
-def test_check_tells_what_moved_beyond_its_noise() -> None:
+def test_check_reports_changes_beyond_the_noise() -> None:
     ratios = {
         "same": Ratio(1.1, 0.01, 0.15),
         "slow": Ratio(1.3, 0.01, 0.15),
@@ -360,7 +360,7 @@ python 41 9.500000:
 """
 
 
-def test_perf_samples_become_stacks_that_cost_what_their_thread_did() -> None:
+def test_perf_samples_share_the_cost_of_their_thread() -> None:
     threads = {"41": ["slice", 0], "42": ["I/O", 0], "43": ["worker", 0]}
     samples = list(of_perf(PERF, {"begun": 7.0, "ended": 8.0, "threads": threads}))
     assert samples == [
@@ -378,7 +378,7 @@ def test_perf_samples_become_stacks_that_cost_what_their_thread_did() -> None:
     }
 
 
-def test_py_spy_samples_leave_out_what_waited_and_what_came_before() -> None:
+def test_py_spy_samples_leave_out_waiting_and_start_up() -> None:
     raw = """thread (0x1): MainThread;main (x.py:1);deliver (x.py:2);publish_many (y.py:3) 2
 thread (0x1): MainThread;main (x.py:1);import (z.py:2) 5
 thread (0x2): blackbox-slice-0;run (threading.py:1);loop (s.py:2);0x7f01 (?);0x7f02 (?) 1

@@ -1,4 +1,4 @@
-"""The processes of the benchmarks: what they say, and what becomes of one that ends, hangs or says nothing."""
+"""Processes of the benchmarks: their answers, and processes that end, hang or do not answer."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def end_badly() -> None:
 def test_child_answers_in_turn_and_ends() -> None:
     with Child(f"{HERE}obey") as child:
         assert child.ask("first") == {"number": 0}
-        child.send("second, whose answer nobody waits for, as its round was void")
+        child.send("second: its answer is not awaited, because its round was void")
         assert child.ask("third") == {"number": 2}
 
 
-def test_child_that_ends_is_told_with_its_last_words() -> None:
+def test_child_that_ends_is_reported_with_its_last_output() -> None:
     child = Child(f"{HERE}obey")
     with pytest.raises(
         Ended, match="test_bench_child:obey ended with status 1: RuntimeError: a fault of the publisher"
@@ -46,12 +46,12 @@ def test_child_that_ends_is_told_with_its_last_words() -> None:
         child.ask("raise")
     assert "Traceback" in told.value.__notes__[0]
     with pytest.raises(Ended, match="test_bench_child:obey ended with status 1"):
-        for _ in range(2):  # the pipe may take the first
+        for _ in range(2):  # the pipe may accept the first order
             child.ask("again")
     child.close()
 
 
-def test_child_that_is_killed_is_told_with_its_status() -> None:
+def test_killed_child_is_reported_with_its_status() -> None:
     with (
         Child(f"{HERE}obey") as child,
         pytest.raises(Ended, match="obey ended with status -11: in silence"),
@@ -59,7 +59,7 @@ def test_child_that_is_killed_is_told_with_its_status() -> None:
         child.ask("end")
 
 
-def test_child_that_says_nothing_is_ended() -> None:
+def test_silent_child_is_ended() -> None:
     child = Child(f"{HERE}obey")
     child.send("hang")
     with pytest.raises(Ended, match=r"test_bench_child:obey said nothing for 0.1 s"):
@@ -74,13 +74,13 @@ def test_child_that_does_not_end_is_ended() -> None:
         child.close(0.1)
 
 
-def test_child_that_does_not_end_well_is_told() -> None:
+def test_child_that_ends_with_an_error_is_reported() -> None:
     child = Child(f"{HERE}end_badly")
     with pytest.raises(Ended, match="test_bench_child:end_badly ended with status 1: it did not close well"):
         child.close()
 
 
-def test_child_that_ends_is_told_to_who_waits_for_the_other() -> None:
+def test_wait_for_one_child_reports_the_end_of_the_other() -> None:
     with Child(f"{HERE}obey") as publisher:
         subscriber = Child(f"{HERE}obey")
         publisher.send("hang")

@@ -18,7 +18,7 @@ from bench.workload.load import POOL, Load, many, topics_and_data
 from bench.workload.messages import POOL_MESSAGES, make_pool
 from bench.workload.tally import BlockTally, Tally, expect_tally
 
-MESSAGES = POOL_MESSAGES + 3_000  # the pool once, and a block and a half of it again
+MESSAGES = POOL_MESSAGES + 3_000  # the pool once, then one and a half blocks of it again
 LOAD = Load(messages=MESSAGES)
 
 
@@ -35,7 +35,7 @@ def test_work_is_the_same_by_message_and_by_block() -> None:
     assert by_block.ended
 
 
-def test_block_is_packed_in_place_as_by_hand() -> None:
+def test_block_packed_in_place_equals_one_packed_by_hand() -> None:
     iceoryx2 = pytest.importorskip("bench.rivals.plain_iceoryx2", exc_type=ImportError)
     pack = iceoryx2._packer()
     for rows, block in zip(block_rows(LOAD), blocks(LOAD), strict=True):
@@ -86,17 +86,17 @@ def test_two_processes_play_rounds() -> None:
             assert figure.spent.messages == 10_000
 
 
-def test_contender_that_cannot_start_tells_why() -> None:
-    with ExitStack() as stack, pytest.raises(Missing, match="No module named 'bench.rivals.nobody'"):
-        started(stack, lambda: Pair.rival("nobody"))
+def test_contender_that_cannot_start_raises_the_reason() -> None:
+    with ExitStack() as stack, pytest.raises(Missing, match="No module named 'bench.rivals.absent'"):
+        started(stack, lambda: Pair.rival("absent"))
 
 
 def test_absent_package_is_named() -> None:
-    with pytest.raises(Missing, match=r"nobody-has-this is not installed \(extra `bench`"):
-        need("nobody-has-this:nobody_has_this")
+    with pytest.raises(Missing, match=r"no-such-package is not installed \(extra `bench`"):
+        need("no-such-package:no_such_package")
 
 
-def test_server_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_server_that_cannot_run_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "nats-server"
     program.write_bytes(b"\x7fELF of another machine")
     program.chmod(0o755)
@@ -120,7 +120,7 @@ def test_side_ends_with_the_process_that_started_it() -> None:
         starter.communicate()
     deadline = time.monotonic() + 10
     while _is_running(publisher) or _is_running(subscriber):
-        assert time.monotonic() < deadline, "the subscriber, which waits for messages, is still there"
+        assert time.monotonic() < deadline, "the subscriber, which waits for messages, is still running"
         time.sleep(0.01)
 
 
@@ -131,7 +131,7 @@ from bench.processes.pair import Order
 from bench.workload.load import Load
 
 sides = [Child(f"bench.rivals.plain_pyzmq:{side}", address=sys.argv[1]) for side in ("publish", "receive")]
-sides[1].ask(Order(Load(messages=1_000)))  # it receives, and nobody publishes
+sides[1].ask(Order(Load(messages=1_000)))  # it receives, but no messages are published
 print(*(side.pid for side in sides), flush=True)
 time.sleep(60)
 """
@@ -142,7 +142,7 @@ def _is_running(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state != "Z"  # ended, and nobody has asked for it yet
+    return state != "Z"  # ended, but not yet reaped
 
 
 def test_absent_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

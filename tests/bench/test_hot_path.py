@@ -1,4 +1,4 @@
-"""The steps of the hot path run on a block as a publisher sends it."""
+"""The steps of the hot path, run on a block that a publisher sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.hot_path.kernels import Subject
 
 
 @pytest.mark.long
-def test_every_step_runs_over_and_over() -> None:
+def test_every_step_runs_repeatedly() -> None:
     with Subject() as kernels:
         for kernel in kernels:
             assert kernel.ns_a_message(20) > 0

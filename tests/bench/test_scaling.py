@@ -1,4 +1,4 @@
-"""The simulated tree does what a plain count of who wants what says."""
+"""The simulated relay tree, compared with a plain count of wanted topics."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def filled(hold_s: float = 0.0) -> tuple[Tree, Market]:
     return tree, made
 
 
-def test_topics_are_distinct_and_so_are_those_of_a_subscriber() -> None:
+def test_topics_are_distinct_also_per_subscriber() -> None:
     made = market()
     assert len(set(made.topics)) == TOPICS
     assert all(len(set(row)) == EACH for row in made.wants.tolist())
     assert made.rates.sum() == pytest.approx(10_000)
 
 
-def test_each_relay_wants_what_those_below_it_want() -> None:
+def test_each_relay_wants_the_topics_of_those_below() -> None:
     tree, made = filled()
     for level, width in enumerate(tree.widths):
         for number, found in enumerate(wanted_at(tree, made, level)):
@@ -45,7 +45,7 @@ def test_each_relay_wants_what_those_below_it_want() -> None:
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1, 2, 5])
-def test_traffic_is_that_of_a_plain_count(key_bytes: int) -> None:
+def test_traffic_matches_a_plain_count(key_bytes: int) -> None:
     tree, made = filled()
     keys = keys_of(made, key_bytes, 0.001)
     rate_of: dict[bytes, float] = {}
@@ -66,13 +66,13 @@ def test_traffic_is_that_of_a_plain_count(key_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("hold_s", [0.0, 5.0])
-def test_zapping_leaves_each_relay_with_what_is_wanted(hold_s: float) -> None:
+def test_zapping_leaves_each_relay_with_the_wanted_topics(hold_s: float) -> None:
     tree, made = filled(hold_s)
     before = made.wants.copy()
     zapping = zap(tree, made, 100, seed=3)
     assert (made.wants == before).all()
     assert zapping.mean[-1] > zapping.mean[0] / 12
-    for level in range(len(tree.widths)):  # what one held back, the one above holds back in turn
+    for level in range(len(tree.widths)):  # prefixes released at one level are then held at the level above
         tree.settle(1e9 * (level + 1))
     for level in range(1, len(tree.widths)):
         fan_out = tree.fan_outs[level - 1]
