@@ -256,7 +256,7 @@ def example(directory: Path) -> Path:
 
     lag.add("ours", measured("ours"))
     lag.add("theirs", measured("theirs"), "rival")
-    limits = Contest("What the machine allows", "GB/s")
+    limits = Contest("Limits of the machine", "GB/s")
     limits.add("loopback TCP", in_turn(*[1.5] * 3), "limit")
     files = {"delivery": speed, "scaling": scaling, "latency": lag, "limits": limits}
     benchmarks = [

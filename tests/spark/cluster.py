@@ -1,4 +1,4 @@
-"""A Spark cluster on this machine: daemons as processes of their own, of which none is left behind."""
+"""A Spark cluster on this machine: daemons in separate processes, all ended at exit."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _END_S: Final = 15.0
 
 
 def environment() -> dict[str, str]:
-    """What Spark's scripts and daemons need: pip's Spark, this Python, a Java, and one address."""
+    """Return the environment of Spark's scripts and daemons: pip's Spark, this Python, a Java, and one address."""
     return {
         **os.environ,
         "SPARK_HOME": str(HOME),
         "JAVA_HOME": str(find_java()),
         "SPARK_LOCAL_IP": HOST,
         "SPARK_DAEMON_MEMORY": "640m",
-        # Javas that live for seconds: most of what they would do is to compile themselves.
+        # Each Java runs for seconds only, and would spend most of them on compilation.
         "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1",
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
@@ -44,18 +44,18 @@ def environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """One that is free now."""
+    """Return a port that is free now."""
     return int(free_endpoints("tcp", "spark", 1, 1)[0][0].rpartition(":")[2])
 
 
 class Daemon:
-    """A process that says when it is ready. As a context it is ready; in the end it and its children are gone.
+    """A process that logs when it is ready. Entering the context waits for that; leaving it ends all its processes.
 
-    Its standard input is open until then.
+    Its standard input stays open until the context is left.
     """
 
     def __init__(self, log: Path, pattern: str, *words: object) -> None:
-        """Start `words`; what matches the group of `pattern` in what they say is what the context gives."""
+        """Start `words`; the context returns the text that the group of `pattern` matches in the log."""
         self._log, self._pattern = log, pattern
         with log.open("wb") as file:
             self._process = subprocess.Popen(
@@ -93,7 +93,7 @@ class Daemon:
 
 @contextmanager
 def cluster(directory: Path, workers: int = 2) -> Iterator[str]:
-    """A standalone master and workers of one core each; yields the master's URL."""
+    """Run a standalone master and workers of one core each; yield the master's URL."""
     anywhere = ("--host", HOST, "--port", 0, "--webui-port", 0)
     with ExitStack() as stack:
         master = Daemon(

@@ -1,4 +1,4 @@
-"""What the tests run as a client of Spark Connect: what its session is like, and a page of a recording, as JSON."""
+"""The Spark Connect client that the tests run: print facts about its session as JSON, and draw a recording's page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blackbox.cli.ui.drawing import draw
 
 master, day, page = sys.argv[1:]
 warnings.simplefilter("error")
-spark = blackbox.spark.session(master, conf={"spark.ui.enabled": False})  # as the server has it
+spark = blackbox.spark.session(master, conf={"spark.ui.enabled": False})  # same value as on the server
 try:
     blackbox.spark.session(master, conf={"spark.executor.memory": "1g"})
     refused = ""

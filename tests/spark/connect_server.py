@@ -1,4 +1,4 @@
-"""A Spark Connect server that knows nothing of recordings: at a port of this machine, until its input ends."""
+"""A Spark Connect server that does not import our package, on a port of this machine, until its standard input ends."""
 
 from __future__ import annotations
 

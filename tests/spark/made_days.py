@@ -1,4 +1,4 @@
-"""Made recordings of random blocks, whose messages are known."""
+"""Synthetic recordings of random blocks with known messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECOND = 10**9
 
 
 def puts_of(choice: random.Random, letter: str, blocks: int, sizes: list[int], codecs: list[int]) -> Iterator[Put]:
-    """Blocks of one slice, a second apart."""
+    """Yield blocks of one slice, one second apart."""
     sequence = 0
     for number in range(blocks):
         count = choice.choice(sizes)

@@ -1,4 +1,4 @@
-"""Read recordings by one engine or the other, and put the rows in a form in which they can be compared."""
+"""Read recordings with either engine, and convert the rows to a form for comparison."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FAILURES = (PySparkException, Py4JJavaError)
-"""What PySpark raises when a plan or a task fails."""
+"""Exceptions that PySpark raises when a plan or a task fails."""
 BASE = {
     "feed": "string",
     "date": "date",
@@ -46,7 +46,7 @@ TOLD = ["slice", "epoch", "sequence", "ts_out", "ts_recv", "topic", "payload", "
 
 
 def load(spark: SparkSession, path: Path | str | list[str], engine: str, **options: str) -> DataFrame:
-    """A recording, by an engine that is told."""
+    """Load a recording with the given engine."""
     target = str(path) if isinstance(path, Path) else path
     return spark.read.format("blackbox").option("engine", engine).options(**options).load(target)
 
@@ -58,12 +58,12 @@ def told_of(row: Any) -> Told:
 
 
 def told_by(frame: DataFrame) -> list[Told]:
-    """The messages of a data frame, sorted."""
+    """Return the messages of a data frame, sorted."""
     return sorted(map(told_of, frame.select(*TOLD).collect()))
 
 
 def sorted_rows(table: pyarrow.Table) -> dict[str, list[Any]]:
-    """The columns of a table, by slice, epoch and sequence; times as whole microseconds."""
+    """Return the columns of a table, sorted by slice, epoch and sequence; times are in µs."""
     table = table.sort_by([(name, "ascending") for name in ("slice", "epoch", "sequence")])
     return {
         name: (column.cast(pyarrow.int64()) if pyarrow.types.is_timestamp(column.type) else column).to_pylist()
@@ -72,7 +72,7 @@ def sorted_rows(table: pyarrow.Table) -> dict[str, list[Any]]:
 
 
 def by_python(path: Path, **options: str) -> tuple[Any, pyarrow.Table]:
-    """Schema and rows that the engine in Python gives of a recording; without Spark."""
+    """Return the schema and rows that the Python engine reads from a recording, without Spark."""
     source = DefaultSource({"path": str(path), **options})
     reader = source.reader(source.schema())
     batches: list[Any] = [batch for partition in reader.partitions() for batch in reader.read(partition)]
@@ -81,26 +81,26 @@ def by_python(path: Path, **options: str) -> tuple[Any, pyarrow.Table]:
 
 
 class Counted:
-    """A frame of a recording, and what is counted when it is read."""
+    """A frame of a recording, and the metrics of its reads."""
 
     def __init__(self, spark: SparkSession, path: Path, engine: str, directory: Path, **options: str) -> None:
         self._directory = directory / f"metrics-{uuid.uuid4().hex}"
         self.frame = load(spark, path, engine, metrics=str(self._directory), **options)
 
     def read(self, what: str) -> dict[str, int]:
-        """The sums of `plan` or `task` since this was made."""
+        """Return the summed metrics of `plan` or `task` since the frame was created."""
         return read_metrics(str(self._directory), what)
 
 
 @contextmanager
 def refused(text: str) -> Iterator[None]:
-    """What fails here says this, whichever engine it is of."""
+    """Assert that the body fails with this text, for either engine."""
     with pytest.raises(FAILURES, match=re.escape(text)):
         yield
 
 
 def spread(path: Path, seconds: int, begin: int = 0) -> Day:
-    """A day of many index entries: a block of 70 KiB a second in each of two slices, of topics `A0.t` to `B7.t`."""
+    """Write a day of many index entries: one 70 KiB block per second in each of two slices, topics `A0.t` to `B7.t`."""
     day = Day(path, feed_of(2, 2))
     for slice_id in range(2):
         puts = []

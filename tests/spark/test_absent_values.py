@@ -1,4 +1,4 @@
-"""A field's integer that means "no value" is null in Spark, by either engine, also where filters skip blocks."""
+"""A field's integer that means "no value" is null in Spark, with either engine, also where filters skip blocks."""
 
 from __future__ import annotations
 

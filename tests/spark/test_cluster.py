@@ -27,10 +27,10 @@ SETTINGS: Final = {
     "spark.driver.memory": "640m",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
-    # Else one executor may do it all before the other has come.
+    # Otherwise one executor may finish all tasks before the other has registered.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.cores.max": "2",
-    # The job's driver also takes what clients of Spark Connect send it.
+    # The job's driver also serves clients of Spark Connect.
     "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
 }
 
@@ -58,7 +58,7 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def submitted(master: str, place: Path, feed: Path, port: int) -> Iterator[dict[str, Any]]:
-    """What the job said; its application is still there, as a Spark Connect server at `port`."""
+    """Return the job's output; its application keeps running as a Spark Connect server at `port`."""
     settings = SETTINGS | {"spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": port}
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     with Daemon(place / "submitted.log", r"(?m)^(\{.*\})$", SUBMIT, "--master", master, *words, JOB, feed) as said:
@@ -76,13 +76,13 @@ def check(said: dict[str, Any], feed: Path, client: str) -> None:
 
 
 def logged(place: Path, text: str) -> list[int]:
-    """How often the executors of each worker have logged a text."""
+    """Return for each worker how often its executors have logged a text."""
     logs = [list((place / f"worker-{worker}").glob("app-*/*/stderr")) for worker in range(2)]
     return [sum(log.read_text().count(text) for log in each) for each in logs]
 
 
 def finished_tasks(place: Path) -> list[int]:
-    """Tasks that the executors of each worker have finished."""
+    """Return the number of tasks that the executors of each worker have finished."""
     return logged(place, "INFO Executor: Finished task")
 
 

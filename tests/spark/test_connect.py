@@ -1,4 +1,4 @@
-"""A client of a Spark Connect server that has nothing of ours but the Python package."""
+"""A client of a Spark Connect server on which only our Python package is installed."""
 
 from __future__ import annotations
 

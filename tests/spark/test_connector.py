@@ -1,4 +1,4 @@
-"""The connector: its jar, made once and added to sessions; where it cannot be made; and its window of a file."""
+"""The connector: its jar, built once and added to sessions; a failed build; and its window into a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_session_gets_the_jar_once(spark: SparkSession) -> None:
     assert there() == 1
 
 
-def test_two_that_make_the_jar_at_a_time_leave_one_whole_and_no_draft(tmp_path: Path) -> None:
+def test_concurrent_builds_leave_one_complete_jar_and_no_draft(tmp_path: Path) -> None:
     code = "import sys, pathlib\nfrom blackbox.spark.jar import connector_jar\n"
     code += "print(connector_jar(cache=pathlib.Path(sys.argv[1])))"
     makers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)]

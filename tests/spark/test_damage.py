@@ -1,4 +1,4 @@
-"""Damaged recordings by either engine: named, or left out and counted."""
+"""Damaged recordings with either engine: errors that name the damage, or skipped and counted parts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 def skipped(spark: SparkSession, day: Day, engine: str, directory: Path) -> tuple[list[Told], tuple[int, int]]:
-    """What is read of a damaged day, and how many parts and messages are told to be left out, by planner and tasks."""
+    """Read a damaged day; return its messages, and the skipped parts and messages counted by planner and tasks."""
     counted = Counted(spark, day.path, engine, directory, onDamage="skip")
     found = told_by(counted.frame)
     plan, task = counted.read("plan"), counted.read("task")
     return found, (plan["damaged"] + task.get("damaged", 0), task.get("lost", 0))
 
 
-def test_a_damaged_block_is_named_or_left_out_and_counted(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_a_damaged_block_is_named_or_skipped_and_counted(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     day = make_day(tmp_path / "day", blocks=6, codecs=(0, 1, 2))
     segment = day.segments[0]
     start, stop = segment.places[1]
@@ -57,7 +57,7 @@ def test_a_damaged_block_is_named_or_left_out_and_counted(spark: SparkSession, t
     assert counts == (1, len(lost))
 
 
-def test_a_damaged_head_is_named_or_left_out_and_counted(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_a_damaged_head_is_named_or_skipped_and_counted(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     day = make_day(tmp_path / "day", blocks=6)
     segment = day.segments[2]
     start, stop = segment.places[1]
@@ -71,7 +71,7 @@ def test_a_damaged_head_is_named_or_left_out_and_counted(spark: SparkSession, tm
     assert parts == 1
 
 
-def test_a_segment_that_was_cut_is_named_or_left_out(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_a_truncated_segment_is_named_or_skipped(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     day = make_day(tmp_path / "day", blocks=8)
     segment = day.segments[0]
     start, stop = segment.places[2]
@@ -82,7 +82,7 @@ def test_a_segment_that_was_cut_is_named_or_left_out(spark: SparkSession, tmp_pa
     assert found == sorted(set(day.told()) - {told for put in segment.puts[2:] for told in put.told(0)})
 
 
-def test_a_segment_that_is_missing_is_named_or_left_out(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_a_missing_segment_is_named_or_skipped(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     day = Day(tmp_path / "day", feed_of(2))
     for part in range(3):
         day.put(0, Put((Row(b"A.t", b""),), sequence=part))
@@ -120,7 +120,7 @@ def test_a_segment_that_is_deleted_while_it_is_read_is_an_error(
 
 
 @pytest.mark.parametrize("index", first_of([b"", b"BBOXINDX", b"\0" * 400]))
-def test_a_missing_or_damaged_index_costs_nothing_but_time(spark: SparkSession, tmp_path: Path, index: bytes) -> None:
+def test_a_missing_or_damaged_index_costs_only_time(spark: SparkSession, tmp_path: Path, index: bytes) -> None:
     day = make_day(tmp_path / "day", blocks=6)
     for segment in day.segments:
         path = segment.path.with_suffix(".index")
@@ -130,7 +130,7 @@ def test_a_missing_or_damaged_index_costs_nothing_but_time(spark: SparkSession, 
 
 
 @pytest.mark.long
-def test_flipped_bits_are_errors_or_lose_their_own_block_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_flipped_bits_are_errors_or_lose_only_their_block(spark: SparkSession, tmp_path: Path) -> None:
     choice = random.Random(11)
     days: dict[datetime.date, tuple[Day, set[Told]]] = {}
     for number in range(60):

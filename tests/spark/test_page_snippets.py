@@ -1,4 +1,4 @@
-"""What the pages on Spark show runs: on real captures, under the paths that the pages name."""
+"""Run the snippets of the pages on Spark on real captures, under the paths that the pages name."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAMES = {"tops": "tops", "xnas": "itch"}
-"""The capture that stands for each feed of the pages; `iex` needs one whose keys are whole slices."""
+"""Capture used for each feed of the pages; `iex` needs one with keys that are whole slices."""
 
 
 @pytest.fixture
 def shown(captured: Callable[[str], Path], shared_data: Path, tmp_path: Path) -> Callable[[str], list[str]]:
-    """The snippets of a page, for the day that was recorded, with its relative paths and `/mnt` below `tmp_path`."""
+    """Return a page's snippets, with the date of the recorded day, and relative paths and `/mnt` below `tmp_path`."""
     feeds = {name: captured(capture) for name, capture in NAMES.items()}
     recordings = tmp_path / "recordings"
     recordings.mkdir()
@@ -71,7 +71,7 @@ def test_the_page_on_analysis(spark: SparkSession, shown: Callable[[str], list[s
     assert names["trades"].count() > 0
 
 
-def test_the_page_on_a_format_of_one_s_own(
+def test_the_page_on_your_own_format(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module, publish, bars = snippets("own-format.md")

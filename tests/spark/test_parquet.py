@@ -1,4 +1,4 @@
-"""An exported day in Spark: the same table as through the data source."""
+"""A day exported to Parquet: Spark reads the same table as through the data source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("kind", [None, "Q"])
-def test_parquet_is_what_the_source_reads(
+def test_parquet_equals_the_data_source(
     spark: SparkSession, tmp_path: Path, captured: Callable[[str], Path], kind: str | None
 ) -> None:
     feed = captured("tops")
@@ -25,7 +25,7 @@ def test_parquet_is_what_the_source_reads(
     source = (reader if kind is None else reader.option("messageType", kind)).load(str(feed))
     parquet = spark.read.parquet(str(tmp_path / "out"))
     given = {field.name: field.dataType.simpleString() for field in source.schema}
-    # A time of a record keeps its nanoseconds, for which Spark has no type.
+    # Times in records keep their nanoseconds, for which Spark has no type.
     exact = {} if kind is None else {"timestamp": "bigint"}
     assert {field.name: field.dataType.simpleString() for field in parquet.schema} == given | exact
     columns = [name for name in source.columns if name not in exact]

@@ -1,4 +1,4 @@
-"""Paths and options of a load: what they name, on which file system, and what is refused."""
+"""Paths and options of a load: valid forms, file systems, and errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_paths_of_every_form_and_a_view(spark: SparkSession, tmp_path: Path, eng
     spark.catalog.dropTempView("seen")
 
 
-def test_days_that_were_chosen_in_python_are_read(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_days_chosen_in_python_are_read(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     feed = tmp_path / "recorded"
     days = [make_day(feed / f"2026-11-0{i}", seed=i, blocks=4, date=f"2026-11-0{i}") for i in (1, 2, 3)]
     chosen = Recordings.open(feed, first="2026-11-02")
@@ -66,7 +66,7 @@ def test_other_file_systems_are_read_through_hadoop(spark: SparkSession, written
         load(spark, ["viewfs://tests/made/day"], "java").collect()
 
 
-def test_what_is_not_there_or_not_understood_is_named(
+def test_missing_paths_and_wrong_options_are_named(
     spark: SparkSession, tmp_path: Path, written: Day, engine: str
 ) -> None:
     from pyspark.errors import AnalysisException
@@ -120,7 +120,7 @@ def test_what_is_not_there_or_not_understood_is_named(
         reader.option("paths", "x").load()
 
 
-def test_a_recording_of_another_version_is_refused_by_it(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_a_recording_of_another_version_is_refused(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     day = make_day(tmp_path / "day", blocks=2)
     path = day.segments[0].path
     head = bytearray(path.read_bytes())

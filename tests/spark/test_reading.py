@@ -1,4 +1,4 @@
-"""What a reader gives of any recording, under any filters, against plain Python; without a JVM."""
+"""Rows that a reader returns from random recordings under random filters, compared with plain Python; without a JVM."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def micros(ns: int) -> datetime.datetime:
 
 
 def expected(told: list[Told], rule: str = "before_last") -> Iterator[dict[str, Any]]:
-    """The rows of messages, in the order in which they are read: slice by slice."""
+    """Yield the rows of messages in reading order, slice by slice."""
     for message in sorted(told, key=lambda message: message.slice_id):
         topic = message.topic.decode()
         symbol, dot, kind = {
@@ -104,7 +104,7 @@ def expected(told: list[Told], rule: str = "before_last") -> Iterator[dict[str, 
 
 
 def holds(filters: list[Filter], row: dict[str, Any]) -> bool:
-    """Whether Spark would let a row through."""
+    """Return True if a row passes Spark's filters."""
     for each in filters:
         if isinstance(each, IsNotNull):
             good = row[each.attribute[0]] is not None
@@ -191,7 +191,7 @@ def test_batches_are_bounded_by_bytes_too(tmp_path: Path) -> None:
     assert [batch.num_rows for batch in batches] == [5, 5, 2, 1]
 
 
-def test_topics_are_bytes_as_they_are(tmp_path: Path) -> None:
+def test_topics_are_bytes_unchanged(tmp_path: Path) -> None:
     Day(tmp_path, feed_of()).put(
         0, Put((Row(b"\xff\xfe.\x80", b""), Row(b".x", b""), Row(b"y.", b""), Row(b"..", b"")))
     )
@@ -204,7 +204,7 @@ def test_topics_are_bytes_as_they_are(tmp_path: Path) -> None:
 
 
 def large(path: Path, **settings: Any) -> Day:
-    """Two slices with an index entry a second: topics `A…` in slice 0, `B…` in slice 1; 40 entries each."""
+    """Write two slices of 40 index entries, one per second: topics `A…` in slice 0, `B…` in slice 1."""
     day = Day(path, feed_of(2, **settings))
     for slice_id, letter in enumerate((b"A", b"B")):
         for part in range(2):
@@ -237,7 +237,7 @@ def large(path: Path, **settings: Any) -> Day:
         ([EqualTo(("symbol",), "C2")], 0, 0),
     ],
 )
-def test_filters_pass_over_what_cannot_match(tmp_path: Path, chosen: list[Filter], blocks: int, rows: int) -> None:
+def test_filters_skip_blocks_that_cannot_match(tmp_path: Path, chosen: list[Filter], blocks: int, rows: int) -> None:
     large(tmp_path / "day", key_bytes=2)
     reader = reader_of(tmp_path / "day", metrics=str(tmp_path / "metrics"))
     reader.pushFilters(chosen)
@@ -276,7 +276,7 @@ def test_schema_projects(tmp_path: Path) -> None:
         ("slice string", "the schema had column 'slice' as string, expected int"),
     ],
 )
-def test_schema_that_is_not_ours_is_refused(tmp_path: Path, schema: str, message: str) -> None:
+def test_foreign_schema_is_refused(tmp_path: Path, schema: str, message: str) -> None:
     Day(tmp_path, feed_of()).put(0, Put((Row(b"A.t", b"x"),)))
     kinds = {"string": types.StringType(), "decimal(18,4)": types.DecimalType(18, 4)}
     name, kind = schema.split()
@@ -297,7 +297,7 @@ def test_schema_that_is_not_ours_is_refused(tmp_path: Path, schema: str, message
         ({"paths": "x"}, "option 'paths' was 'x', expected a JSON list of texts"),
     ],
 )
-def test_wrong_option_is_told(options: dict[str, str], message: str) -> None:
+def test_wrong_option_is_reported(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DefaultSource(options).schema()
 
@@ -335,12 +335,12 @@ def test_paths_name_days(tmp_path: Path) -> None:
         ("empty", r"'.*/empty' holds no recorded day, expected"),
     ],
 )
-def test_path_without_a_day_is_told(tmp_path: Path, path: str, message: str) -> None:
+def test_path_without_a_day_is_reported(tmp_path: Path, path: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(JournalError, match=message):
         DefaultSource({"path": str(tmp_path / path)}).schema()
 
 
-def test_path_of_another_file_system_is_told() -> None:
+def test_path_of_another_file_system_is_reported() -> None:
     with pytest.raises(JournalError, match="path was 's3a://bucket/day', expected one of a local or mounted file"):
         DefaultSource({"path": "s3a://bucket/day"}).schema()

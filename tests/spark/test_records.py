@@ -1,4 +1,4 @@
-"""Messages of one type, with their fields as columns, by either engine."""
+"""Messages of one type, with their fields as columns, with either engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 KINDS = {"itch": "SRHAXDUP", "deep": "SDT85", "tops": "QTX", "tape": "T", "dbn": ["mbo"], "binance": [None]}
-"""Message types of each capture that are there and read; None: payloads as they are."""
+"""Message types to read from each capture; None: raw payloads."""
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ KINDS = {"itch": "SRHAXDUP", "deep": "SDT85", "tops": "QTX", "tape": "T", "dbn":
 def test_both_engines_have_the_same_schema_and_rows(
     spark: SparkSession, captured: Callable[[str], Path], name: str
 ) -> None:
-    """Payloads, and records, of one type with prices of either form."""
+    """Compare raw payloads, and records of one type with prices in each form."""
     kinds = [kind for kind in KINDS[name] if kind is not None]
     options = [
         {},
@@ -59,7 +59,7 @@ def test_both_engines_have_the_same_schema_and_rows(
 
 
 def expected(values: pyarrow.ChunkedArray, kind: Any, prices: str) -> list[Any]:
-    """A column of `Recording.to_arrow` as Spark should have it."""
+    """Convert a column of `Recording.to_arrow` to the values that Spark should return."""
     metadata = kind.metadata or {}
     told: list[Any] = (values.cast(pyarrow.int64()) if pyarrow.types.is_timestamp(kind.type) else values).to_pylist()
 
@@ -78,7 +78,7 @@ def expected(values: pyarrow.ChunkedArray, kind: Any, prices: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["itch", "tops"])
-def test_records_are_those_of_the_schema(spark: SparkSession, captured: Callable[[str], Path], name: str) -> None:
+def test_records_match_the_schema(spark: SparkSession, captured: Callable[[str], Path], name: str) -> None:
     (day,) = captured(name).glob("*-*-*")
     recording = Recording.open(day)
     for kind in filter(None, KINDS[name]):
@@ -127,7 +127,7 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path) ->
     records = random_bytes.view(kind).reshape(-1)
     records["kind"] = numpy.where(numpy.arange(500) % 3 == 0, b"Z", b"Y")
     for name in ("f8", "f4"):
-        records[name] = numpy.random.default_rng(5).normal(size=500)  # of random bytes some are no number
+        records[name] = numpy.random.default_rng(5).normal(size=500)  # random bytes may be NaN
     records["text"][::2] = b"AB \0 C \t\0 "
     records["text"][1] = b""
     records["code"] = [[b"", b"A", b"A  ", b" B\0", b"\xe9\n\n"][i % 5] for i in range(500)]
@@ -186,7 +186,7 @@ def test_a_schema_of_another_process_is_read_without_its_package(
         ]
 
 
-def test_names_of_types_go_before_characters(spark: SparkSession, tmp_path: Path) -> None:
+def test_names_of_types_take_precedence_over_characters(spark: SparkSession, tmp_path: Path) -> None:
     kinds = {kind: numpy.dtype([("kind", "S1"), (f"of_{kind}", "u1")]) for kind in "AB"}
     schema = Schema("made", 77, kinds, names={"B": "A"})
     day = Day(tmp_path / "day", feed_of(schema="made"))
@@ -198,7 +198,7 @@ def test_names_of_types_go_before_characters(spark: SparkSession, tmp_path: Path
         assert frame.count() == 1
 
 
-def test_types_of_a_day_without_their_names_are_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_types_of_a_day_without_names_are_listed_by_character(spark: SparkSession, tmp_path: Path) -> None:
     kind = numpy.dtype([("kind", "S1")])
     day = Day(tmp_path / "day", feed_of(schema="dbn"))
     day.write_manifest(Schema("dbn", 77, {"\0": kind, "\u00a0": kind, "Z": kind}))
@@ -211,7 +211,7 @@ def test_types_of_a_day_without_their_names_are_told(spark: SparkSession, tmp_pa
     assert load(spark, day.path, "java", messageType="\u00a0").count() == 1
 
 
-def test_a_record_of_a_wrong_length_is_named_or_left_out(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_a_record_of_a_wrong_length_is_named_or_skipped(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     day = Day(tmp_path / "day", feed_of(schema="itch50"))
     good = b"D" + bytes(18)
     segment = day.put(0, Put((Row(b"X", good), Row(b"X", good + b"!"), Row(b"X", b""), Row(b"X", b"A"))))

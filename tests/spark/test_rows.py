@@ -1,4 +1,4 @@
-"""The rows and columns that either engine gives of a recording."""
+"""Rows and columns that either engine reads from a recording."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_rows_are_those_that_were_recorded(spark: SparkSession, written: Day, engine: str) -> None:
+def test_rows_are_the_recorded_messages(spark: SparkSession, written: Day, engine: str) -> None:
     frame = load(spark, written.path, engine)
     assert dict(frame.dtypes) == BASE
     assert frame.columns == list(BASE)
@@ -31,7 +31,7 @@ def test_rows_are_those_that_were_recorded(spark: SparkSession, written: Day, en
     assert told_by(frame) == sorted(written.told())
 
 
-def test_connector_is_what_reads_unless_python_is_asked_for(spark: SparkSession, written: Day) -> None:
+def test_the_connector_is_the_default_engine(spark: SparkSession, written: Day) -> None:
     assert spark.read.format("blackbox").load(str(written.path)).count() == len(written.told())
 
     def metrics_of(**options: str) -> bool:
@@ -87,7 +87,7 @@ def test_topics_of_every_length(spark: SparkSession, tmp_path: Path, engine: str
 
 
 @pytest.mark.parametrize("columns", [["sequence"], ["payload", "topic"], ["type"], ["ts_out", "feed"], ["event_time"]])
-def test_each_column_alone_is_what_it_is_among_all(spark: SparkSession, written: Day, columns: list[str]) -> None:
+def test_each_column_alone_equals_the_column_among_all(spark: SparkSession, written: Day, columns: list[str]) -> None:
     frame = load(spark, written.path, "java")
     whole = [tuple(row[name] for name in columns) for row in frame.collect()]
     assert [tuple(row) for row in frame.select(*columns).collect()] == whole
@@ -112,7 +112,7 @@ def test_a_given_schema_projects(spark: SparkSession, written: Day, engine: str)
             reader.schema(schema).load(str(written.path)).collect()
 
 
-def test_a_recording_that_grows_is_read_as_far_as_it_goes(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_a_growing_recording_is_read_up_to_its_end(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     day = Day(tmp_path / "day", feed_of())
     segment = day.segment()
     puts = list(puts_of(random.Random(3), "A", 30, [1, 40], [0]))
@@ -147,7 +147,7 @@ def test_times_are_instants_in_any_time_zone(spark: SparkSession, tmp_path: Path
 
 
 @pytest.mark.long
-def test_streams_are_the_engine_in_pythons(spark: SparkSession, written: Day) -> None:
+def test_streams_use_the_python_engine(spark: SparkSession, written: Day) -> None:
     def rows_of(name: str) -> list[Told]:
         stream = spark.readStream.format("blackbox").load(str(written.path))
         query = stream.writeStream.format("memory").queryName(name).trigger(availableNow=True).start()
@@ -162,9 +162,7 @@ def test_streams_are_the_engine_in_pythons(spark: SparkSession, written: Day) ->
     assert rows_of("streamed") == sorted(written.told())
 
 
-def test_messages_without_a_value_and_with_numbers_of_their_own(
-    spark: SparkSession, tmp_path: Path, engine: str
-) -> None:
+def test_messages_without_a_value_and_with_explicit_numbers(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     day = Day(tmp_path / "day", feed_of())
     rows = tuple(
         Row(b"A.t", payload, i) for i, payload in enumerate([b"x", None, b"", None, b"long", b"y", b"z", b"", None])

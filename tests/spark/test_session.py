@@ -1,4 +1,4 @@
-"""The session that is set up for recordings."""
+"""Spark sessions for recordings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_session_is_set_up(spark: SparkSession) -> None:
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
-def test_jars_of_the_user_are_kept_beside_the_connector(spark: SparkSession, own_jar: Path) -> None:
+def test_jars_of_the_user_are_kept_with_the_connector(spark: SparkSession, own_jar: Path) -> None:
     jars = {row[0].rpartition("/")[2] for row in spark.sql("LIST JARS").collect()}
     assert jars == {own_jar.name, connector_jar().name}
 
@@ -39,7 +39,7 @@ def count(spark: SparkSession, path: Path) -> int:
     return load(spark, path, "java").count()
 
 
-def test_the_connector_is_there_in_every_thread_and_session(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_connector_is_available_in_every_thread_and_session(spark: SparkSession, tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, Put((Row(b"A.t", b"one"),)))
     with ThreadPoolExecutor(1) as other:  # a thread of Java, too
@@ -54,7 +54,7 @@ def test_collector_is_the_parallel_one(spark: SparkSession) -> None:
     assert {bean.getName() for bean in beans} == {"PS MarkSweep", "PS Scavenge"}
 
 
-def test_session_that_is_there_is_kept_and_its_pushdown_switched_on(spark: SparkSession) -> None:
+def test_existing_session_is_kept_and_its_pushdown_switched_on(spark: SparkSession) -> None:
     spark.conf.set(PUSHDOWN, "false")
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
@@ -68,7 +68,7 @@ def test_session_that_is_there_is_kept_and_its_pushdown_switched_on(spark: Spark
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def test_session_without_the_connector_warns_once_why(
+def test_session_without_the_connector_logs_the_reason_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cache").write_text("a file")
@@ -82,7 +82,7 @@ def test_session_without_the_connector_warns_once_why(
     )
 
 
-def test_missing_pyspark_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_pyspark_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(ImportError, match=r"this needs pyspark: pip install 'blackbox-md\[spark\]'"):
         blackbox.spark.session()

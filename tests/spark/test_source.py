@@ -1,4 +1,4 @@
-"""Real files through either engine of the data source, beside the same from the files themselves."""
+"""Real captures read through either engine of the data source, compared with the captures themselves."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def itch_messages(path: Path) -> Iterator[bytes]:
 
 
 def tops_messages(path: Path) -> Iterator[bytes]:
-    """The messages of all IEX-TP segments of a capture, each once."""
+    """Return the messages of all IEX-TP segments of a capture, each once."""
     seen = 0
     with gzip.open(path) as file:
         for _, frame in dpkt.pcap.Reader(file):
@@ -74,7 +74,7 @@ def tops_messages(path: Path) -> Iterator[bytes]:
                 at += 2 + size
 
 
-def test_every_column_is_what_the_recording_has(spark: SparkSession, tops: Path, engine: str) -> None:
+def test_every_column_matches_the_recording(spark: SparkSession, tops: Path, engine: str) -> None:
     (day,) = tops.glob("*-*-*")
     found = table_of(load(spark, day, engine))
     recording = Recording.open(day)
@@ -95,7 +95,7 @@ def test_every_column_is_what_the_recording_has(spark: SparkSession, tops: Path,
     assert set(found["date"].to_pylist()) == {recording.date}
 
 
-def test_counts_by_type_are_those_of_the_file(
+def test_counts_by_type_match_the_file(
     spark: SparkSession, itch: Path, tops: Path, shared_data: Path, engine: str
 ) -> None:
     for path, messages in ((itch, itch_messages(shared_data / ITCH)), (tops, tops_messages(shared_data / TOPS))):
@@ -103,9 +103,7 @@ def test_counts_by_type_are_those_of_the_file(
         assert {row["type"]: row["count"] for row in rows} == Counter(chr(message[0]) for message in messages)
 
 
-def test_added_orders_of_itch_are_those_of_the_file(
-    spark: SparkSession, itch: Path, shared_data: Path, engine: str
-) -> None:
+def test_added_orders_of_itch_match_the_file(spark: SparkSession, itch: Path, shared_data: Path, engine: str) -> None:
     form = struct.Struct(">cHHHIQcI8sI")
     wanted = [form.unpack(message) for message in itch_messages(shared_data / ITCH) if message[:1] == b"A"]
     names = ("stock_locate", "tracking_number", "timestamp", "order_reference_number", "buy_sell_indicator", "shares",
@@ -133,7 +131,7 @@ def test_added_orders_of_itch_are_those_of_the_file(
     assert [row["price"] for row in scaled.collect()] == reference["price"].tolist()
 
 
-def test_quotes_of_iex_summed_by_symbol_are_those_of_the_file(
+def test_quotes_of_iex_summed_by_symbol_match_the_file(
     spark: SparkSession, tops: Path, shared_data: Path, engine: str
 ) -> None:
     form = struct.Struct("<cBq8sIqqI")
@@ -174,7 +172,7 @@ def test_view_and_several_paths(spark: SparkSession, itch: Path, tops: Path, eng
     }
 
 
-def test_filters_of_a_query_skip_blocks_and_give_the_same_rows(
+def test_filters_of_a_query_skip_blocks_and_return_the_same_rows(
     spark: SparkSession, tops: Path, tmp_path: Path, engine: str
 ) -> None:
     (day,) = tops.glob("*-*-*")
@@ -183,7 +181,7 @@ def test_filters_of_a_query_skip_blocks_and_give_the_same_rows(
     reader = spark.read.format("blackbox").option("engine", engine).schema(columns)
     rows: Any = reader.load(str(tops)).toPandas()
     first, second = rows.symbol[rows.type == "T"].value_counts().index[:2]
-    # When what was sent depends on the machine: these are times between others of the very rows that are asked for.
+    # Sending times depend on the machine, so the bounds are taken from the rows that the filters select.
     sent = sorted(rows.ts_out[rows.topic.str.startswith("S")].unique())
     assert len(sent) > 1
     middle = int(sent[len(sent) // 2])
@@ -206,7 +204,7 @@ def test_filters_of_a_query_skip_blocks_and_give_the_same_rows(
         assert (task["blocks"] < everything) == skips, condition
 
 
-def test_session_that_others_made_reads_without_pushdown(spark: SparkSession, itch: Path, tmp_path: Path) -> None:
+def test_session_with_pushdown_off_reads_everything(spark: SparkSession, itch: Path, tmp_path: Path) -> None:
     spark.conf.set(PUSHDOWN, "false")
     try:
         frame = load(spark, itch, "python", metrics=str(tmp_path))
@@ -217,8 +215,8 @@ def test_session_that_others_made_reads_without_pushdown(spark: SparkSession, it
         spark.conf.set(PUSHDOWN, "true")
 
 
-def test_price_that_is_none_is_null(spark: SparkSession, tmp_path: Path, engine: str) -> None:
-    """IEX's prices are int64: the extremes do not fit a decimal of 18 digits."""
+def test_price_beyond_a_decimal_is_null(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    """IEX's prices are int64, whose extremes do not fit a decimal of 18 digits."""
     prices = (10**18 - 1, 10**18, -(10**18) + 1, -(10**18), 2**63 - 1, -(2**63), -1)
     rows = tuple(Row(b"S.X", struct.pack("<ccq8sq", b"X", b"Q", 0, b"S", price)) for price in prices)
     day = Day(tmp_path / "day", feed_of(schema="iex_tops16"))
@@ -231,7 +229,7 @@ def test_price_that_is_none_is_null(spark: SparkSession, tmp_path: Path, engine:
     assert tuple(scaled) == prices
 
 
-def test_query_that_was_planned_keeps_to_its_plan(tmp_path: Path) -> None:
+def test_planned_query_ignores_later_blocks(tmp_path: Path) -> None:
     from blackbox.spark.python_engine import DefaultSource
 
     day = Day(tmp_path / "day", feed_of())
@@ -245,7 +243,7 @@ def test_query_that_was_planned_keeps_to_its_plan(tmp_path: Path) -> None:
     assert [row["payload"] for batch in batches for row in batch.to_pylist()] == [b"one"]  # type: ignore[union-attr]
 
 
-def test_recorder_at_work_is_read(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
+def test_day_of_a_running_recorder_is_read(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
     import msgspec
 
     from blackbox import Feed, Publisher

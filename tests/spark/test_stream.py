@@ -1,4 +1,4 @@
-"""Following a recording that grows: everything once, whatever the batches, the restarts and the days."""
+"""Streams over a growing recording: every message once, for any batches, restarts and days."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTHING = {"done": "", "days": {}}
 
 
 class Growing:
-    """A feed's directory whose days grow, and what all of it holds."""
+    """A feed's directory with growing days, and the number of its messages."""
 
     def __init__(self, path: Path, slices: int = 2) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class Growing:
         self._days: dict[str, Day] = {}
 
     def grow(self, date: str, slice_id: int, blocks: int = 1, rows: int = 3, roll: bool = False) -> None:
-        """Append blocks to a slice of a day; `roll`: to a new segment."""
+        """Append blocks to a slice of a day. `roll`: begin a new segment."""
         day = self._days.get(date)
         if day is None:
             day = self._days[date] = Day(self.path / date, feed_of(self.slices), date=date)
@@ -50,7 +50,7 @@ class Growing:
             self.count += rows
 
     def index(self, date: str, slice_id: int) -> None:
-        """Write the index as far as entries are closed."""
+        """Write the index up to the last closed entry."""
         segment = self._open[date, slice_id]
         segment.write_index(max(0, len(segment.entries()) - 1))
 
@@ -63,7 +63,7 @@ def reader_of(path: Path, **options: str) -> StreamReader:
 
 
 def messages(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
-    """The numbers of the messages between two offsets, which Spark keeps as text."""
+    """Return the numbers of the messages between two offsets, after a round trip through JSON as in Spark."""
     start, end = json.loads(json.dumps(start)), json.loads(json.dumps(end))
     return [
         int(payload)
@@ -73,7 +73,7 @@ def messages(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -
     ]
 
 
-def test_nothing_new_is_the_same_offset(tmp_path: Path) -> None:
+def test_without_new_messages_the_offset_stays(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.grow("2026-11-20", 0)
     reader = reader_of(tmp_path)
@@ -86,8 +86,8 @@ def test_nothing_new_is_the_same_offset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", first_of(range(12), keep=4))
-def test_everything_comes_once_whatever_the_batches_and_restarts(tmp_path: Path, seed: int) -> None:
-    """Random growth, batches of random size, restarts at any time, batches that are planned again."""
+def test_every_message_is_read_once_for_any_batches_and_restarts(tmp_path: Path, seed: int) -> None:
+    """Test random growth, batches of random size, restarts at any time, and batches that are planned again."""
     choice = random.Random(seed)
     growing = Growing(tmp_path)
     dates = ["2026-11-18"]
@@ -124,7 +124,7 @@ def test_everything_comes_once_whatever_the_batches_and_restarts(tmp_path: Path,
     assert len(end["days"]) <= 2
 
 
-def test_batch_is_bounded_and_goes_by_time_over_all_slices(tmp_path: Path) -> None:
+def test_batches_are_bounded_and_follow_time_over_all_slices(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     for _ in range(20):
         for slice_id in range(2):
@@ -137,7 +137,7 @@ def test_batch_is_bounded_and_goes_by_time_over_all_slices(tmp_path: Path) -> No
     while (end := reader.latestOffset(offset, limit)) != offset:
         batch = messages(reader, offset, end)
         sizes.append(len(batch) * 21)
-        # Entries are 64 kB: the slices are never further apart than a few of them.
+        # Entries are 64 kB, and the slices are never more than a few entries apart.
         assert min(batch) > last - 4 * 3_200
         last, offset = max(batch), end
     assert max(sizes) <= 300 << 10
@@ -154,7 +154,7 @@ def test_latest_begins_at_the_end(tmp_path: Path) -> None:
     assert messages(reader, start, reader.latestOffset(start, ReadAllAvailable())) == [3, 4, 5, 6, 7, 8]
 
 
-def test_available_now_does_not_read_what_comes_later(tmp_path: Path) -> None:
+def test_available_now_does_not_read_later_messages(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.grow("2026-11-20", 0)
     reader = reader_of(tmp_path)
@@ -166,7 +166,7 @@ def test_available_now_does_not_read_what_comes_later(tmp_path: Path) -> None:
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
-def test_torn_tail_is_waited_for(tmp_path: Path) -> None:
+def test_torn_tail_is_read_once_it_is_complete(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.grow("2026-11-20", 0)
     segment = growing._open["2026-11-20", 0]
@@ -182,7 +182,7 @@ def test_torn_tail_is_waited_for(tmp_path: Path) -> None:
     assert messages(reader, NOTHING, first) + messages(reader, first, second) == [0, 1, 2, 3, 4, 5]
 
 
-def test_records_that_are_gone_are_told(tmp_path: Path) -> None:
+def test_lost_records_are_reported(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.grow("2026-11-20", 0, blocks=2)
     end = reader_of(tmp_path).latestOffset(NOTHING, ReadAllAvailable())
@@ -208,7 +208,7 @@ def test_stream_of_several_feeds_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def started() -> Iterator[list[StreamingQuery]]:
-    """Queries that are stopped at the end, come what may."""
+    """Yield a list of queries that are stopped in any case at the end."""
     queries: list[StreamingQuery] = []
     yield queries
     for query in queries:
@@ -220,8 +220,10 @@ def numbers(spark: SparkSession, path: Path) -> list[int]:
     return [row["number"] for row in rows]
 
 
-def test_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path, started: list[StreamingQuery]) -> None:
-    """Stopped in the middle of small batches, stopped between batches, gone on with after days have passed."""
+def test_stream_continues_from_its_checkpoint(
+    spark: SparkSession, tmp_path: Path, started: list[StreamingQuery]
+) -> None:
+    """Stop a query in the middle of small batches, add later days to the feed, and continue with another query."""
     growing = Growing(tmp_path / "feed")
     growing.grow("2026-11-20", 0, blocks=40, rows=400)
     growing.grow("2026-11-20", 1, blocks=40, rows=400)

@@ -1,4 +1,4 @@
-"""The symbol rule of a feed, as either engine follows it: columns, filters, and the slices that are not read."""
+"""The symbol rule of a feed in either engine: columns, filters, and skipped slices."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SPLITS: list[tuple[dict[str, Any], list[tuple[str, str | None]]]] = [
     ({"symbol": "whole"}, [("AB.C.x", None), ("AB.y/z", None), ("A/B.x", None), ("AB", None)]),
     ({"separator": "/"}, [("AB.C.x", None), ("AB.y", "z"), ("A", "B.x"), ("AB", None)]),
 ]
-"""Settings of a feed, and symbol and type of the same four topics by them."""
+"""Feed settings, each with symbol and type of the same four topics."""
 
 
 @pytest.fixture(scope="module")
 def ruled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A feed's days, each with another rule: messages are routed by it, so that slices can be passed over."""
+    """Write a feed's days, each with another rule, which also routes the messages, so that slices can be skipped."""
     path = tmp_path_factory.mktemp("ruled")
     for number, (settings, _) in enumerate(SPLITS):
         parts = tuple(Slice(endpoints=(f"inproc://ruled-{i}",), share=(i, 3)) for i in range(3))
@@ -37,8 +37,8 @@ def ruled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_brk_a_p_is_of_brk_a(spark: SparkSession, tmp_path: Path, engine: str) -> None:
-    """Slices are chosen by the root `BRK`, so a filter by symbol must not look for `BRK.A` in another slice."""
+def test_topic_brk_a_p_has_the_symbol_brk_a(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    """Slices are chosen by the root `BRK`, so a filter by symbol must look for `BRK.A` in the slice of `BRK`."""
     parts = tuple(Slice(endpoints=(f"inproc://brk-{i}",), share=(i, 3)) for i in range(3))
     feed = Feed(name="recorded", slices=parts)
     day = Day(tmp_path / "day", feed)
@@ -59,7 +59,7 @@ def test_each_day_is_split_by_its_own_symbol_rule(spark: SparkSession, ruled: Pa
 
 
 @pytest.mark.parametrize("symbol", ["AB", "AB.C", "AB.C.x", "A"])
-def test_filter_of_a_symbol_goes_by_the_symbol_rule(spark: SparkSession, ruled: Path, engine: str, symbol: str) -> None:
+def test_filter_by_symbol_follows_the_symbol_rule(spark: SparkSession, ruled: Path, engine: str, symbol: str) -> None:
     frame = load(spark, ruled, engine)
     names = [name for _, pairs in SPLITS for name, _ in pairs]
     exact = frame.where(f"symbol = '{symbol}'").select("symbol").collect()
