@@ -21,7 +21,7 @@ def work(directory, endpoint, keep=""):
 
 
 class Driver:
-    """Drives a client as a program in any language would: JSON over a DEALER socket, repeated without an answer."""
+    """Drives a client like a program in any language: JSON over a DEALER socket, sent again if no answer arrives."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self._socket = context.socket(zmq.DEALER)
@@ -39,7 +39,7 @@ class Driver:
         return found
 
     def ask(self, patience_s: float = 60.0, **asked: Any) -> dict[str, Any] | None:
-        """Return the answer to this request; None: no answer came in time."""
+        """Return the answer to this request; None: no answer arrived in time."""
         self._number += 1
         self.send(number=self._number, **asked)
         while (answer := self.answer(patience_s)) is not None:

@@ -1,6 +1,6 @@
-"""One flipped bit in any file of a hub, alone or of a pair: the next one has all that was answered, or says so.
+"""One flipped bit in any file of a hub or pair: the next hub has all acknowledged puts, or ends with an error.
 
-The model is a list: of each put that was answered as synced its topic, payload and place.
+The model is a list: topic, payload and place of each put that was acknowledged as synced.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.hub.hubs import hub_feed, leave, published
 from tests.hub.pairs import ROLES, pair_feed
 
 Message = tuple[int, int, int, bytes, bytes | None]
-"""As of `published`."""
+"""A message as `published` returns it."""
 PUTS: Final = 8
-"""For each day."""
+"""Puts on each day."""
 SAME: Final = "all is there"
 REFUSED: Final = "it ended with an error"
 REPAIRED: Final = "the peer had it"
@@ -36,13 +36,13 @@ PATIENCE_S: Final = 60.0
 
 
 class Left(NamedTuple):
-    """Directories of hubs that have ended, and what these have answered."""
+    """Directories of hubs that have ended, and the puts that they acknowledged."""
 
     feed: Feed
     place: Path
     synced: list[Message]
     unsynced: list[Message]
-    """After those, in their order; a power cut may have taken them."""
+    """Puts after those in `synced`, in order; a power cut may have lost them."""
     is_pair: bool = False
     has_lost_power: bool = False
 
@@ -69,7 +69,7 @@ class Links:
         return {role: "ended" if hub._over.is_set() else hub.statistics().life for role, hub in self.hubs.items()}
 
     def wait(self, *roles: str) -> None:
-        """Start both, or some, and wait until they are in step, or one has ended."""
+        """Start both hubs, or the given ones, and wait until they are in step or one has ended."""
         for role in roles or ROLES:
             self.start(role)
         ends = ["active", "armed"]
@@ -89,7 +89,7 @@ class Links:
 
 
 def leave_hub(place: Path) -> Left:
-    """Run a hub on two days, as it were, and leave its directory as that of a killed one."""
+    """Run a hub on two simulated days; return its directory as a kill would leave it."""
     feed = hub_feed("flips")
     with Hub(feed, place / "run", fsync_interval=1_000.0), HubClient(feed, "desk", acknowledged="synced") as client:
         _put(client, 0)
@@ -105,7 +105,7 @@ def leave_hub(place: Path) -> Left:
 
 
 def leave_pair(place: Path) -> Left:
-    """As `leave_hub`, of two hubs."""
+    """Do the same as `leave_hub` with two hubs."""
     feed = pair_feed("flips")
     links = Links(feed, place / "run")
     links.wait()
@@ -128,7 +128,7 @@ def _put(client: HubClient, first: int) -> None:
 
 
 def _make_yesterday(directory: Path, feed: Feed) -> None:
-    """Have what was recorded today be of the day before."""
+    """Change the date of today's recording to the day before."""
     (day,) = recorded_days(directory / feed.name)
     manifest = Manifest.read(day)
     before = manifest.date - datetime.timedelta(1)
@@ -143,7 +143,7 @@ def _left(feed: Feed, place: Path, directory: Path, synced: int) -> Left:
 
 
 def close_hub(left: Left, place: Path) -> Left:
-    """Return the same, of a hub that was closed."""
+    """Return a copy whose hub was started and closed."""
     shutil.copytree(left.place, place)
     with Hub(left.feed, place):
         pass
@@ -151,7 +151,7 @@ def close_hub(left: Left, place: Path) -> Left:
 
 
 def close_pair(left: Left, place: Path) -> Left:
-    """Return the same, of a pair that was closed."""
+    """Return a copy whose pair was started and closed."""
     shutil.copytree(left.place, place)
     links = Links(left.feed, place)
     links.wait()
@@ -160,13 +160,13 @@ def close_pair(left: Left, place: Path) -> Left:
 
 
 def cut_power(directory: Path) -> None:
-    """Have the system have been started again."""
+    """Make the hubs believe that the system has restarted."""
     for path in directory.rglob("boot"):
         path.write_text("an earlier start of the system 1")
 
 
 def unpowered(left: Left, place: Path) -> Left:
-    """Return the same, of hosts that have lost power."""
+    """Return a copy whose hosts have lost power."""
     shutil.copytree(left.place, place)
     cut_power(place)
     return left._replace(place=place, has_lost_power=True)
@@ -183,7 +183,7 @@ WAYS: Final[dict[str, Callable[[Path], Left]]] = {
 
 
 def try_flip(left: Left, place: Path, chance: Random) -> tuple[str, str]:
-    """Flip a bit of a copy, and start the hubs; return what became of it, and where the bit is."""
+    """Flip a bit in a copy and start the hubs; return the outcome and the position of the bit."""
     shutil.copytree(left.place, place)
     where = flip(place, chance)
     try:
@@ -194,7 +194,7 @@ def try_flip(left: Left, place: Path, chance: Random) -> tuple[str, str]:
 
 
 def flip(directory: Path, chance: Random) -> str:
-    """Flip a bit of a file; return where."""
+    """Flip a bit of a random file; return its position."""
     path = chance.choice(sorted(each for each in directory.rglob("*") if each.is_file() and each.stat().st_size))
     data = bytearray(path.read_bytes())
     at = chance.randrange(len(data))
@@ -204,7 +204,7 @@ def flip(directory: Path, chance: Random) -> str:
 
 
 def check_hub(left: Left, place: Path) -> str:
-    """Start a hub whose file was damaged; return what became of it. Fails if that is wrong."""
+    """Start a hub with a damaged file and return the outcome; fail if it is wrong."""
     try:
         with Hub(left.feed, place), HubClient(left.feed, "other") as client:
             _check_ids(client, left)
@@ -219,7 +219,7 @@ def check_hub(left: Left, place: Path) -> str:
 
 
 def _check_ids(client: HubClient, left: Left) -> None:
-    """Repeat puts with their ids: each has the position of its first answer."""
+    """Repeat puts with their ids and check that each has the place of its first answer."""
     for epoch, slice_id, sequence, topic, payload in left.synced:
         number = int((payload or b"").split()[-1])
         place = client.put(topic, payload, b"id-%d" % number, timeout=PATIENCE_S)
@@ -227,7 +227,7 @@ def _check_ids(client: HubClient, left: Left) -> None:
 
 
 def check_pair(left: Left, place: Path) -> str:
-    """Start two hubs after a file of one was damaged; return the outcome. Fails if that is wrong."""
+    """Start two hubs, one with a damaged file, and return the outcome; fail if it is wrong."""
     links = Links(left.feed, place)
     with ExitStack() as stack:
         stack.callback(links.close)

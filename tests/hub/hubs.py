@@ -21,14 +21,14 @@ def work(directory):
 
 
 def hub_feed(name: str = "hub", slices: int = 2, *, schema: str = "raw", key_bytes: int = 0, channels: int = 1) -> Feed:
-    """A feed on free ports, with a hub that is its one archive."""
+    """Return a feed on free ports, with a hub that is its only archive."""
     feed = Feed.local(name, slices=slices, schema=schema, key_bytes=key_bytes, channels=channels)
     archives, hub = free_endpoints("tcp", name, 2, 1)
     return msgspec.structs.replace(feed, archives=archives, hub=hub[0], heartbeat_ns=200_000_000)
 
 
 def published(directory: Path, feed: Feed) -> list[tuple[int, int, int, bytes, bytes | None]]:
-    """All that a hub has published, once it has ended: (epoch, slice, sequence, topic, payload), in order."""
+    """Return all messages of an ended hub, in order: (epoch, slice, sequence, topic, payload)."""
     found = [
         (message.epoch, message.slice_id, message.sequence, message.topic, message.payload)
         for manifest in sorted((directory / feed.name).glob("*/manifest.json"))
@@ -44,7 +44,7 @@ def sizes(directory: Path) -> dict[Path, int]:
 
 
 def leave(directory: Path, left: Path, had: dict[Path, int], *slices: int) -> Path:
-    """Copy a hub's directory, as if it was killed when some slices had what they `had`."""
+    """Copy a hub's directory, with some slices cut to the sizes `had`, as if it had been killed then."""
     shutil.copytree(directory, left)
     for path, size in had.items():
         if int(path.parent.name.removeprefix("slice-")) in slices:
@@ -54,14 +54,14 @@ def leave(directory: Path, left: Path, had: dict[Path, int], *slices: int) -> Pa
 
 
 def put_for_damage(client: HubClient) -> None:
-    """Put what `damage_days` damages. Not numbers alone: other bytes of a journal may be equal to these."""
+    """Put the messages for `damage_days`. Texts, because bare numbers may equal other bytes of a journal."""
     for number in range(100):
         client.put_soon(b"A", b"message %d" % number)
     client.flush()
 
 
 def damage_days(directory: Path) -> None:
-    """Change one message of `put_for_damage` in the days of a hub: they cannot be read any more."""
+    """Change one message of `put_for_damage` in the days of a hub, which can then no longer be read."""
     journals = {path: path.read_bytes() for path in directory.glob("*/*/slice-*/*.journal")}
     journal = next(path for path, data in journals.items() if b"message 50" in data)
     data = bytearray(journals[journal])

@@ -1,4 +1,4 @@
-"""Two hubs of a feed in processes of their own, and the cable between them, which can be cut."""
+"""Two hubs of a feed in separate processes, and the cable between them, which can be cut."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.torture.nursery import Nursery
 
 ROLES: Final = ("primary", "backup")
 END, LIFE, TERM = range(3)
-"""What the notes of a hub tell; `END` is for it to read."""
+"""Indexes of a hub's shared notes: `END` is set by the test, the others by the hub."""
 LIVES: Final = ("starting", "passive", "armed", "active")
 SERVE: Final = """
 def work(role, directory, link, peer, silence_ns, when_cut="wait", alone=""):
@@ -49,14 +49,14 @@ PATIENCE_S: Final = 60.0
 
 
 def pair_feed(name: str = "pair", slices: int = 2, key_bytes: int = 0) -> Feed:
-    """A feed on free ports that has two hubs."""
+    """Return a feed with two hubs on free ports."""
     feed = Feed.local(name, slices=slices, lines=2, key_bytes=key_bytes)
     archives, hubs = free_endpoints("tcp", name, 2, 2)
     return msgspec.structs.replace(feed, archives=archives, hub=hubs[0], hub_backup=hubs[1], heartbeat_ns=200_000_000)
 
 
 class Cable:
-    """Carries what two hubs say to each other over TCP, until it is cut."""
+    """Carries the traffic between two hubs over TCP, until it is cut."""
 
     def __init__(self) -> None:
         links, self.peers = free_endpoints("tcp", "cable", 2, 2)
@@ -69,7 +69,7 @@ class Cable:
         self._bound = threading.Event()
 
     def cut(self, is_cut: bool = True) -> None:
-        """Cut it: what is said vanishes, and nobody is told; or join it again."""
+        """Cut the cable, so that traffic is lost without an error, or join it again."""
         self._is_cut = is_cut
         self._pipe.poke()
 
@@ -99,7 +99,7 @@ class Cable:
                             os.read(self._pipe.reader, 4096)
                         if self._is_cut != was_cut:
                             was_cut = self._is_cut
-                            if not was_cut:  # both ends find their connections gone, and make others
+                            if not was_cut:  # both ends find their connections broken and connect again
                                 for end in list(ends):
                                     self._hang_up(selector, ends, end)
                     elif isinstance(key.data, str):
@@ -147,7 +147,7 @@ def _address(endpoint: str) -> tuple[str, int]:
 
 
 class Hubs:
-    """Two hubs, each in a process that may be killed. `lives()` tells what they are."""
+    """Two hubs, each in a process that may be killed. `lives()` returns their states."""
 
     def __init__(self, feed: Feed, prepare: str = "", silence_ns: int = 1_000_000_000) -> None:
         self.feed, self._silence_ns = feed, silence_ns
@@ -158,7 +158,7 @@ class Hubs:
         self.running: set[str] = set()
 
     def begin(self, role: str, *words: Any) -> None:
-        """Start one; `words`: `when_cut`, and "alone" for one that is told to go on alone."""
+        """Start one hub. `words`: `when_cut`, and "alone" for a hub that must continue alone."""
         at = ROLES.index(role)
         nursery = self.of[role]
         nursery.notes[:] = 0
@@ -166,7 +166,7 @@ class Hubs:
         self.running.add(role)
 
     def begin_both(self, place: Path, *words: Any) -> None:
-        """Start both, in a fresh place, and wait until the primary leads and the backup is armed."""
+        """Start both in a fresh directory and wait until the primary leads and the backup is armed."""
         self.place = place
         for role in ROLES:
             make_disk(place / role)
@@ -174,56 +174,56 @@ class Hubs:
         self.wait_for(primary="active", backup="armed")
 
     def life(self, role: str) -> str:
-        """Return what one is, as it said last."""
+        """Return the state that a hub reported last."""
         return LIVES[int(self.of[role].notes[LIFE])] if role in self.running else "ended"
 
     def lives(self) -> dict[str, str]:
-        """Return what both are."""
+        """Return the states of both."""
         return {role: self.life(role) for role in ROLES}
 
     def wait_for(self, **lives: str) -> None:
-        """Wait until both are so."""
+        """Wait until both have these states."""
         wait_until(lambda: self.lives() == lives, PATIENCE_S, f"hubs are {lives}, not {self.lives()}")
 
     def wait_for_step(self) -> str:
-        """Wait until one leads and the other one is armed; return which leads."""
+        """Wait until one hub leads and the other is armed; return the role of the leader."""
         wait_until(lambda: sorted(self.lives().values()) == ["active", "armed"], PATIENCE_S, "one leads, one is armed")
         return next(role for role in ROLES if self.life(role) == "active")
 
     def signal(self, role: str, number: int) -> None:
-        """Send one a signal."""
+        """Send a signal to one hub."""
         self.of[role].signal(number)
 
     def kill(self, role: str) -> None:
-        """SIGKILL one."""
+        """Kill one hub with SIGKILL."""
         self.of[role].kill()
         self.running.discard(role)
 
     def cut_power(self, role: str, chance: Random) -> None:
-        """Have the host of one lose power; `prepare` has `power.KEEP`."""
+        """Simulate a power loss of one host. Requires `power.KEEP` in `prepare`."""
         self.kill(role)
         cut_power(self.place / role, chance)
 
     def end(self, role: str) -> list[str]:
-        """End one in order; return what it said."""
+        """End one hub in order and return its output."""
         self.of[role].notes[END] = 1
         return self.end_by_itself(role)
 
     def end_by_itself(self, role: str) -> list[str]:
-        """Wait until one has ended; return what it said."""
+        """Wait until one hub has ended and return its output."""
         status, said = self.of[role].wait()
         self.running.discard(role)
         assert status == 0, said
         return said
 
     def end_both(self) -> None:
-        """End what runs."""
+        """End all running hubs."""
         for role in sorted(self.running):
             self.signal(role, signal.SIGCONT)
             assert not self.end(role)
 
     def published(self) -> dict[tuple[int, int, int], tuple[bytes, bytes | None]]:
-        """Return by place what the outboxes of both have; they must not differ where both have something."""
+        """Return the messages of both outboxes by place; a place in both must have the same message."""
         found: dict[tuple[int, int, int], tuple[bytes, bytes | None]] = {}
         for role in ROLES:
             for place, message in self.published_by(role).items():
@@ -231,14 +231,14 @@ class Hubs:
         return found
 
     def published_by(self, role: str) -> dict[tuple[int, int, int], tuple[bytes, bytes | None]]:
-        """Return by place what the outbox of one has."""
+        """Return the messages of one outbox by place."""
         said = published(self.place / role, self.feed)
         found = {(epoch, slice_id, sequence): (topic, payload) for epoch, slice_id, sequence, topic, payload in said}
         assert len(found) == len(said), "two messages of one outbox have one place"
         return found
 
     def close(self) -> None:
-        """Kill what runs."""
+        """Kill all running hubs."""
         self.cable.cut(False)
         for role in sorted(self.running):
             self.kill(role)
@@ -251,7 +251,7 @@ class Hubs:
 
 
 def places_once(hubs: Hubs, answered: Sequence[tuple[tuple[int, int, int], bytes]]) -> None:
-    """Check that each message that was answered, (epoch, slice, sequence) and payload, is there, and there alone."""
+    """Check that each acknowledged message, ((epoch, slice, sequence), payload), is at its place and no other."""
     said = hubs.published()
     for place, payload in answered:
         assert said[place][1] == payload

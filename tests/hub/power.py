@@ -1,7 +1,7 @@
-"""A host that loses power: what its disk has then of a hub's directory, as far as the system promises that.
+"""A host that loses power: the parts of a hub's directory that its disk then has, as far as the system guarantees.
 
-A journal has at least the bytes that were in it when the last successful sync began. It may have more bytes, a torn
-end, or zeros instead of these.
+A journal has at least the bytes that it had when the last successful sync began. It may have more bytes, a torn
+end, or zeros after them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ KEEP: Final = """
 from tests.hub.power import keep_disk
 keep_disk()
 """
-"""For a process of a hub that is to lose power."""
+"""Code for the process of a hub that will lose power."""
 _SIZES: Final = "synced"
 
 
 def keep_disk() -> None:
-    """Keep in the place of `make_disk`, from now on, what the disk of each hub has at least."""
+    """From now on, note in the directory of `make_disk` the bytes that each hub has at least on disk."""
     sync = os.fdatasync
 
     def sync_file(fd: Any) -> None:
@@ -35,16 +35,16 @@ def keep_disk() -> None:
 
 
 def make_disk(directory: Path) -> None:
-    """Have a place beside the directory of a hub for what its disk has."""
+    """Create a directory next to that of a hub for notes of the bytes on its disk."""
     _disk_of(directory).mkdir()
 
 
 def cut_power(directory: Path, chance: Random) -> None:
-    """Leave of a hub, which was killed, what may be on its disk: each file has all, or more or less of what it must."""
+    """Cut the files of a killed hub to what may be on its disk: the synced bytes, all, or a size in between."""
     synced = _synced(directory)
     for path in directory.rglob("*.journal"):
         has = path.stat().st_size
-        must = min(has, synced.get(path, 0))  # a torn end was cut off since
+        must = min(has, synced.get(path, 0))  # smaller if a torn end has been cut off since
         left = chance.choice((must, has, chance.randint(must, has)))
         os.truncate(path, left)
         if chance.random() < 0.3:
@@ -55,12 +55,12 @@ def cut_power(directory: Path, chance: Random) -> None:
 
 
 def has_on_disk(directory: Path, data: bytes) -> bool:
-    """Return True if the journals of a hub have a message on the disk, whatever happens."""
+    """Return True if a message is in the journals of a hub and certainly on its disk."""
     return any(data in path.read_bytes()[:size] for path, size in _synced(directory).items() if path.exists())
 
 
 def _synced(directory: Path) -> dict[Path, int]:
-    """Return by file how many of its bytes are on the disk."""
+    """Return the synced size of each file, in bytes."""
     lines, sizes = _disk_of(directory) / _SIZES, dict[Path, int]()
     for line in lines.read_text().splitlines() if lines.exists() else ():
         size, name = line.split(" ", 1)

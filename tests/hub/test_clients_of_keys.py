@@ -29,7 +29,7 @@ def keyring(directory: Path, *hubs: str) -> Keyring:
 
 
 def put_as_each(keys: Keyring, feed: Feed, *hubs: str) -> dict[str, tuple[int, int]]:
-    """Put with one id, in the name of one client, as each key; return where the messages are."""
+    """Put with the same id and client name as each key; return the places of the messages."""
     places = {}
     for key, prefix in PREFIXES.items():
         with HubClient(keys.feed(feed, key, *hubs), "one") as client:
@@ -38,7 +38,7 @@ def put_as_each(keys: Keyring, feed: Feed, *hubs: str) -> dict[str, tuple[int, i
     return places
 
 
-def test_a_put_is_stored_if_its_id_is_known_to_another_key_only(tmp_path: Path) -> None:
+def test_a_put_is_stored_if_only_another_key_has_used_its_id(tmp_path: Path) -> None:
     keys, feed = keyring(tmp_path, "hub"), hub_feed(slices=1)
     with Hub(keys.feed(feed, "hub"), tmp_path / "kept") as hub:
         places = put_as_each(keys, feed, "hub")

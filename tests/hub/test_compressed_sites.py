@@ -1,4 +1,4 @@
-"""Another site behind a real `ssh -C`: all that is put there comes here, in fewer bytes, whatever becomes of ssh."""
+"""Another site behind a real `ssh -C`: all its messages arrive here in fewer bytes, even if ssh is killed or stalls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def order(number: int) -> bytes:
 
 
 class Sites:
-    """London, and what Amsterdam has of it through the tunnel alone."""
+    """London, and Amsterdam, which receives London's feed only through the tunnel."""
 
     def __init__(self, directory: Path, *options: str) -> None:
         ldn, ams = (hub_feed(name, slices=1) for name in ("ldn", "ams"))
@@ -47,7 +47,7 @@ class Sites:
 
     def _is_wanted(self) -> bool:
         with suppress(TimeoutError):
-            self.reading.get(b"", 0.1)  # which begins to read, if it has time to
+            self.reading.get(b"", 0.1)  # begins to read if the time suffices
         return all(line.is_confirmed and line.filters_above for line in self.passed_on().lines)
 
     def passed_on(self) -> RelayStatistics:
@@ -65,7 +65,7 @@ def sites(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sites]:
     sites.close()
 
 
-def test_what_is_put_at_a_site_behind_ssh_comes_once_in_order_in_fewer_bytes(sites: Sites) -> None:
+def test_messages_through_ssh_arrive_once_in_order_in_fewer_bytes(sites: Sites) -> None:
     put = list[tuple[Place, bytes | None]]()
     before = sites.tunnel.crossed()
     for start in range(0, 5_000, 100):
@@ -83,7 +83,7 @@ def test_what_is_put_at_a_site_behind_ssh_comes_once_in_order_in_fewer_bytes(sit
 
 
 class Putting:
-    """A client of London that puts on and on in a `with` block; `put`: where, and what."""
+    """A client of London that puts continuously in a `with` block. `put`: places and payloads."""
 
     def __init__(self, client: HubClient) -> None:
         self.put = list[tuple[Place, bytes | None]]()
@@ -95,7 +95,7 @@ class Putting:
             self.put.append((self._client.put(b"A.x", payload, timeout=WAIT_S), payload))
 
     def wait_for_more(self) -> int:
-        """Wait until 100 more are put; return how many there are."""
+        """Wait until 100 more messages are put; return their total number."""
         size = len(self.put) + 100
         wait_until(lambda: len(self.put) >= size, WAIT_S)
         return size
@@ -113,10 +113,10 @@ def assert_all_came(sites: Sites, putting: Putting, first: list[tuple[Place, byt
     assert first + got(sites.reading, len(putting.put) - len(first)) == putting.put
     with pytest.raises(TimeoutError):
         sites.reading.get(b"", 0.1)
-    assert sites.passed_on().messages < len(putting.put)  # the rest is of the archive, through the next ssh
+    assert sites.passed_on().messages < len(putting.put)  # the archive sent the rest, through the next ssh
 
 
-def test_a_killed_ssh_loses_and_doubles_nothing(sites: Sites) -> None:
+def test_a_killed_ssh_causes_no_loss_and_no_duplicates(sites: Sites) -> None:
     with Putting(sites.putting) as putting:
         first = got(sites.reading, 100)
         for _ in range(2):
@@ -128,7 +128,7 @@ def test_a_killed_ssh_loses_and_doubles_nothing(sites: Sites) -> None:
 
 
 @pytest.mark.parametrize("sites", [NOTICE_SILENCE], ids=[""], indirect=True)
-def test_an_ssh_whose_other_end_is_silent_ends_by_itself_and_loses_nothing(sites: Sites) -> None:
+def test_an_ssh_with_a_silent_far_end_exits_and_loses_nothing(sites: Sites) -> None:
     with Putting(sites.putting) as putting:
         first = got(sites.reading, 100)
         with sites.tunnel.silent():

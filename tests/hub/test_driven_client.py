@@ -1,4 +1,4 @@
-"""A client that is driven from outside, by JSON over one socket."""
+"""A client driven from outside by JSON over one socket."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 @contextmanager
 def driven(feed: Feed, place: Path, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Driver]:
-    """A driven client in a process of its own, and who drives it."""
+    """Run a driven client in a separate process and yield its driver."""
     endpoint = f"ipc://{place / 'desk'}"
     with Nursery(feed, CLIENT, 1) as client:
         client.begin((place / "positions", endpoint))
@@ -64,9 +64,7 @@ def test_all_verbs_of_a_client_from_a_plain_socket(tmp_path: Path, context: zmq.
         assert (driver.ask(do="get", symbols=symbols) or {})["error"] == "HubError"
 
 
-def test_a_put_that_comes_second_is_told_where_its_topic_is(
-    tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]
-) -> None:
+def test_a_second_put_receives_the_place_of_its_topic(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub") as hub, driven(feed, tmp_path, context) as driver:
 
@@ -91,7 +89,9 @@ def test_a_put_that_comes_second_is_told_where_its_topic_is(
     assert [each[-1] for each in published(tmp_path / "hub", feed)] == [b"a", b"b", None, b"a", None, b"a"]
 
 
-def test_what_cannot_be_done_is_answered_with_an_error(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_impossible_requests_are_answered_with_an_error(
+    tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), driven(feed, tmp_path, context) as driver:
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_done_is_answered_with_an_error(tmp_path: Path, context: 
         driver.send(nothing="of this is known")
         answer = driver.answer() or {}
         assert (answer["number"], answer["error"]) == (0, "ValidationError")
-        assert driver.ask(do="put", topic="A", payload="") is not None, "it goes on"
+        assert driver.ask(do="put", topic="A", payload="") is not None, "the client no longer answers"
 
 
 def test_a_put_without_a_hub_is_answered_in_time(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -119,15 +119,15 @@ def test_a_put_without_a_hub_is_answered_in_time(tmp_path: Path, context: zmq.Co
         assert answer == {"error": "NotStoredError", "why": "the hub did not answer within 0.1 s"}
 
 
-def test_requests_are_done_beside_each_other(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_requests_are_executed_concurrently(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), driven(feed, tmp_path, context) as driver:
         driver.ask(do="subscribe", prefix="A")
         driver.send(do="get", prefix="A", number=7)
-        assert driver.ask(do="put", topic="A", payload="") is not None, "while one waits for a message"
+        assert driver.ask(do="put", topic="A", payload="") is not None, "a waiting get blocks other requests"
 
 
-def test_more_requests_than_it_does_at_once_are_told(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_too_many_concurrent_requests_are_refused(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), driven(feed, tmp_path, context) as driver:
         driver.ask(do="subscribe", prefix="A")
@@ -137,12 +137,12 @@ def test_more_requests_than_it_does_at_once_are_told(tmp_path: Path, context: zm
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5600", "tcp://10.0.0.1:5600", "inproc://here"])
-def test_an_endpoint_that_others_reach_is_refused(endpoint: str) -> None:
+def test_an_endpoint_reachable_from_other_hosts_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
         DrivenClient(AsyncHubClient(hub_feed()), endpoint)
 
 
-def test_an_endpoint_in_use_is_told(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_an_endpoint_in_use_is_reported(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     ((endpoint,),) = free_endpoints("tcp", "driven", 1, 1)
     with context.socket(zmq.REP) as taken:
         taken.bind(endpoint)
@@ -155,8 +155,8 @@ def test_an_endpoint_in_use_is_told(tmp_path: Path, context: zmq.Context[zmq.Soc
             asyncio.run(serve())
 
 
-def test_no_answer_is_dropped_for_who_reads_late(tmp_path: Path) -> None:
-    """More requests than both ends have room for, all sent before the first answer is read."""
+def test_no_answer_is_dropped_for_a_late_reader(tmp_path: Path) -> None:
+    """Send more requests than both ends have room for before reading the first answer."""
     endpoint, count = f"ipc://{tmp_path}/driver", 6_000
 
     async def drive() -> set[int]:
@@ -201,7 +201,7 @@ HOSTILE: Final = (
 
 
 def test_no_request_ends_a_driven_client(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """One frame of 2 KB, nested 1,000 deep, ended it."""
+    """One frame of 2 KB, nested 1,000 deep, once ended the client."""
     feed = hub_feed("desk", slices=1)
     (endpoint,) = free_endpoints("tcp", "driven", 1, 1)[0]
 

@@ -1,4 +1,4 @@
-"""Messages that a hub drops from days that are over: bounds of each topic, and topics that no durable client wants."""
+"""Messages that a hub drops from past days: beyond the bound of a topic, or of topics that no durable client wants."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNT = 10
 
 
 def put_old(feed: Feed, place: Path, topics: tuple[bytes, ...], ago: int) -> tuple[Path, int]:
-    """Put messages of each topic in turn, as a day that is over; return it and its epoch."""
+    """Put messages of each topic in turn on a past day; return the day and its epoch."""
     with Hub(feed, place / "hub") as hub, HubClient(feed) as client:
         for number in range(COUNT):
             for topic in topics:
@@ -41,7 +41,7 @@ def put_old(feed: Feed, place: Path, topics: tuple[bytes, ...], ago: int) -> tup
 
 
 def kept(day: Path) -> dict[bytes, list[int]]:
-    """Return the messages of each topic in a day, which is whole but for gaps."""
+    """Return the messages of each topic in a day that has gaps but no damage."""
     found: dict[bytes, list[int]] = {}
     recording = Recording.open(day)
     assert recording.examine().damage == []
@@ -53,20 +53,20 @@ def kept(day: Path) -> dict[bytes, list[int]]:
 
 @contextmanager
 def dropping(feed: Feed, place: Path, last: Path, **bounds: object) -> Iterator[Hub]:
-    """Run a hub that has dropped what it does not keep of days up to the last one that is over."""
+    """Run a hub that has already dropped messages from all past days up to `last`."""
     with Hub(feed, place / "hub", retention=Retention(**bounds)) as hub:  # type: ignore[arg-type]
         wait_until(lambda: Dropped.read(place / "hub" / feed.name).through == last.name, 60)
         yield hub
 
 
 def begin_at(place: Path, feed: Feed, prefix: bytes, position: Position) -> None:
-    """Have a durable client's subscription begin at a position."""
+    """Make a durable client's subscription begin at a position."""
     (place / "reader").mkdir()
     PositionFile(place / "reader", Subscription("prefix", prefix).consumer("reader")).keep(feed.name, {0: position})
 
 
 def read(feed: Feed, place: Path, prefix: bytes, epoch: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return what a client gets from the beginning of an epoch on, up to -1, and the gaps, as sequence and count."""
+    """Return the messages since the beginning of an epoch, up to -1, and the gaps as sequence and count."""
     got, gaps, done = list[int](), list[tuple[int, int]](), threading.Event()
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
     subscriber.on_gap(prefix)(lambda gap: gaps.append((gap.sequence, gap.count)))
@@ -100,7 +100,7 @@ def test_only_the_newest_messages_of_each_topic_stay(tmp_path: Path, key_bytes: 
 
 
 def test_topics_that_no_durable_client_wants_are_dropped(tmp_path: Path) -> None:
-    """But for the last message of a file, which says where it ended."""
+    """The last message of a file is kept, because it marks the end of the file."""
     feed = hub_feed(slices=1)
     with (
         Hub(feed, tmp_path / "hub", retention=Retention(only_wanted=True)),
@@ -118,13 +118,13 @@ def test_topics_that_no_durable_client_wants_are_dropped(tmp_path: Path) -> None
         assert read(feed, tmp_path, b"A", epoch) == (list(range(COUNT)), [])
         got, gaps = read(feed, tmp_path, b"B", epoch)
         assert got == []
-        assert sum(count for _, count in gaps) == COUNT * 3 - 2, "what was dropped up to the last one of them"
+        assert sum(count for _, count in gaps) == COUNT * 3 - 2, "messages dropped up to the last one of B"
         assert [int(client.get(b"A", 60).payload) for _ in range(COUNT + 2)] == [0, *range(COUNT), -1]
     numbers = list(range(COUNT))
     assert kept(day) == {b"A": numbers, b"S.x": numbers, b"T.x": numbers, b"C": numbers[-1:]}
 
 
-def test_a_durable_client_hears_of_messages_that_were_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_durable_client_is_notified_of_dropped_messages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feed = hub_feed(slices=1)
     day, epoch = put_old(feed, tmp_path, (b"A",), 5)
     begin_at(tmp_path, feed, b"A", Position(epoch, 2))
@@ -137,7 +137,7 @@ def test_a_durable_client_hears_of_messages_that_were_dropped(tmp_path: Path, ca
     assert "subscription of prefix b'A' has lost 5 messages of slice 0" in caplog.text
 
 
-def test_a_subscription_is_known_to_the_hub_before_anything_is_got(tmp_path: Path) -> None:
+def test_a_subscription_is_known_to_the_hub_before_the_first_get(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub", retention=Retention(only_wanted=True)):
         with HubClient(feed) as other:
@@ -147,7 +147,7 @@ def test_a_subscription_is_known_to_the_hub_before_anything_is_got(tmp_path: Pat
             wait_until(lambda: held(feed, tmp_path) == ["desk_A."], 60)
 
 
-def test_a_day_stays_as_it_was_until_all_of_the_new_one_is_there(
+def test_a_day_stays_unchanged_until_its_replacement_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = hub_feed(slices=1)
@@ -156,7 +156,7 @@ def test_a_day_stays_as_it_was_until_all_of_the_new_one_is_there(
 
     def fails(one: Path, other: Path) -> None:
         tries.append(other)
-        raise OSError("as if it was killed here")
+        raise OSError("simulated kill")
 
     monkeypatch.setattr(retention, "exchange_directories", fails)
     monkeypatch.setattr(retention, "_LOOK_S", 0.01)
@@ -183,7 +183,7 @@ def test_a_killed_hub_knows_the_puts_whose_messages_were_dropped(tmp_path: Path)
         assert client.put(b"A", b"next") > places[-1]
 
 
-def test_the_other_hub_of_a_pair_is_given_no_turn_without_its_messages(tmp_path: Path) -> None:
+def test_the_peer_hub_receives_no_turn_without_its_messages(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     day, _ = put_old(feed, tmp_path, (b"A",), 5)
     with dropping(feed, tmp_path, day, messages_per_topic=3), HubClient(feed) as client:
@@ -199,8 +199,8 @@ def test_the_other_hub_of_a_pair_is_given_no_turn_without_its_messages(tmp_path:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_dropped_is_what_a_plain_list_would_drop(tmp_path: Path, seed: int) -> None:
-    """Blocks of many messages, of several sizes, some without a value, in two slices and many files."""
+def test_dropped_messages_match_a_plain_list(tmp_path: Path, seed: int) -> None:
+    """Drop from blocks of several sizes, some messages without a value, in two slices and many files."""
     random = Random(seed)
     feed = hub_feed(slices=2, key_bytes=random.choice([0, 1]))
     names = [b"A.x", b"A.y", b"B.x", b"C.x", b"D.x"]
@@ -243,6 +243,6 @@ def test_what_is_dropped_is_what_a_plain_list_would_drop(tmp_path: Path, seed: i
                 assert [(e, s) for e, first, stop in had for s in range(first, stop)] == mine
 
 
-def test_bounds_that_cannot_be_are_refused() -> None:
+def test_invalid_bounds_are_refused() -> None:
     with pytest.raises(ValueError, match="messages_per_topic was 0, expected 1 to"):
         Retention(messages_per_topic=0).check()

@@ -1,4 +1,4 @@
-"""One flipped bit in any file of a hub, or other damage: all that was answered is served, or the hub does not start."""
+"""One flipped bit in a file of a hub, or other damage: all acknowledged puts are served, or the hub does not start."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Left:
 
 
 @pytest.mark.parametrize("seed", range(examples(16)))
-def test_a_flipped_bit_loses_nothing_in_silence(tmp_path: Path, left: Left, seed: int) -> None:
+def test_a_flipped_bit_causes_no_silent_loss(tmp_path: Path, left: Left, seed: int) -> None:
     try_flip(left, tmp_path / "tried", Random(seed))
 
 
 def damage(directory: Path, payload: bytes) -> Path:
-    """Flip a bit of a message; return the day that has it."""
+    """Flip a bit of a message; return its day."""
     (path,) = [path for path in directory.rglob("*.journal") if payload in path.read_bytes()]
     data = bytearray(path.read_bytes())
     data[data.index(payload)] ^= 1
@@ -44,9 +44,7 @@ def damage(directory: Path, payload: bytes) -> Path:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_damaged_hub_of_a_pair_sets_a_day_aside_and_gets_it_from_the_other_one(
-    tmp_path: Path, pair: Left, role: str
-) -> None:
+def test_a_damaged_hub_of_a_pair_fetches_the_day_from_its_peer(tmp_path: Path, pair: Left, role: str) -> None:
     shutil.copytree(pair.place, tmp_path / "pair")
     days = tmp_path / "pair" / role / pair.feed.name
     before, today = recorded_days(days)
@@ -59,7 +57,7 @@ def test_a_damaged_hub_of_a_pair_sets_a_day_aside_and_gets_it_from_the_other_one
     assert {path.relative_to(aside): path.read_bytes() for path in aside.rglob("*") if path.is_file()} == damaged
 
 
-def test_two_damaged_hubs_do_not_start_and_say_what_is_lost(tmp_path: Path, pair: Left) -> None:
+def test_two_damaged_hubs_do_not_start_and_name_the_loss(tmp_path: Path, pair: Left) -> None:
     shutil.copytree(pair.place, tmp_path / "pair")
     for role in ROLES:
         damage(tmp_path / "pair" / role, b"payload 12")
@@ -73,12 +71,10 @@ def test_two_damaged_hubs_do_not_start_and_say_what_is_lost(tmp_path: Path, pair
         assert "are lost here; the other hub has turns up to" in said
 
 
-def test_a_damaged_hub_does_not_lead_and_serves_nothing_until_the_other_one_has_come(
-    tmp_path: Path, pair: Left
-) -> None:
+def test_a_damaged_hub_serves_nothing_until_its_peer_is_connected(tmp_path: Path, pair: Left) -> None:
     shutil.copytree(pair.place, tmp_path / "pair")
     damage(tmp_path / "pair" / "primary", b"payload 12")
-    for _ in range(2):  # another start knows of it
+    for _ in range(2):  # also at another start
         links = Links(pair.feed, tmp_path / "pair")
         links.start("primary")
         hub = links.hubs["primary"]
@@ -90,7 +86,7 @@ def test_a_damaged_hub_does_not_lead_and_serves_nothing_until_the_other_one_has_
     check_pair(pair, tmp_path / "pair")
 
 
-def test_a_damaged_hub_that_is_told_to_go_on_alone_does_not_start(tmp_path: Path, pair: Left) -> None:
+def test_a_damaged_hub_does_not_start_alone(tmp_path: Path, pair: Left) -> None:
     shutil.copytree(pair.place, tmp_path / "pair")
     damage(tmp_path / "pair" / "primary", b"payload 12")
     links = Links(pair.feed, tmp_path / "pair", alone=True)
@@ -98,7 +94,7 @@ def test_a_damaged_hub_that_is_told_to_go_on_alone_does_not_start(tmp_path: Path
     assert "it is not what was written" in links.errors["primary"]
 
 
-def test_a_damaged_record_of_the_active_hub_is_not_given_to_the_other_one(tmp_path: Path, pair: Left) -> None:
+def test_a_damaged_record_of_the_active_hub_is_not_sent_to_its_peer(tmp_path: Path, pair: Left) -> None:
     shutil.copytree(pair.place / "primary", tmp_path / "pair" / "primary")
     links = Links(pair.feed, tmp_path / "pair", alone=True)
     links.start("primary")
@@ -117,7 +113,7 @@ def feed() -> Feed:
 
 
 def left_without_power(tmp_path: Path, feed: Feed) -> Path:
-    """Return the journal of a hub that has lost power after one put was synced, and two were not."""
+    """Return the journal of a hub that lost power after one synced put and two others."""
     with Hub(feed, tmp_path / "hub", fsync_interval=1_000.0):
         with HubClient(feed, "desk", acknowledged="synced") as client:
             client.put(b"A.x", b"synced")
@@ -131,7 +127,7 @@ def left_without_power(tmp_path: Path, feed: Feed) -> Path:
 
 
 @pytest.mark.parametrize(("lost", "kept"), [(b"first", 1), (b"second", 2)])
-def test_after_a_power_cut_a_hub_goes_on_before_a_page_that_was_not_written(
+def test_after_a_power_cut_a_hub_continues_before_an_unwritten_page(
     tmp_path: Path, feed: Feed, lost: bytes, kept: int
 ) -> None:
     journal = left_without_power(tmp_path, feed)
@@ -144,7 +140,7 @@ def test_after_a_power_cut_a_hub_goes_on_before_a_page_that_was_not_written(
     assert payloads == [*(b"synced", b"first")[:kept], b"third"]
 
 
-def test_a_flipped_bit_in_what_was_synced_is_no_torn_end_after_a_power_cut(tmp_path: Path, feed: Feed) -> None:
+def test_a_flipped_bit_in_synced_bytes_is_no_torn_end_after_a_power_cut(tmp_path: Path, feed: Feed) -> None:
     journal = left_without_power(tmp_path, feed)
     damage(tmp_path / "left", b"synced")
     with pytest.raises(BlackBoxError, match="bytes that were on the disk cannot be read"):
@@ -152,7 +148,7 @@ def test_a_flipped_bit_in_what_was_synced_is_no_torn_end_after_a_power_cut(tmp_p
     assert journal.stat().st_size > FILE_HEAD_BYTES
 
 
-def test_a_record_that_was_damaged_before_the_last_start_keeps_a_hub_from_starting(tmp_path: Path, feed: Feed) -> None:
+def test_a_record_damaged_before_the_last_start_prevents_a_start(tmp_path: Path, feed: Feed) -> None:
     for payload in (b"first", b"second"):
         with Hub(feed, tmp_path), HubClient(feed) as client:
             client.put(b"A.x", payload)

@@ -1,4 +1,4 @@
-"""Getting: durable subscriptions, from the place where they began until they are ended, each message once a commit."""
+"""Durable subscriptions: they last until they are ended, and deliver each message once per commit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def reader(feed: Feed, place: Path) -> HubClient:
     return HubClient(feed, "reader", place / "reader")
 
 
-def test_all_that_is_put_after_subscribe_is_got_once(tmp_path: Path) -> None:
+def test_all_messages_put_after_subscribe_are_delivered_once(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
         put_numbers(client, 0, 10)
@@ -54,7 +54,7 @@ def test_all_that_is_put_after_subscribe_is_got_once(tmp_path: Path) -> None:
         assert client.subscriptions == [Subscription("prefix", b"A.")]
 
 
-def test_what_was_got_since_the_last_commit_comes_again(tmp_path: Path) -> None:
+def test_messages_since_the_last_commit_are_delivered_again(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"):
         with reader(feed, tmp_path) as client:
@@ -83,14 +83,14 @@ def test_subscriptions_each_have_their_own_position(tmp_path: Path) -> None:
         assert numbers(client, b"A", 20) == list(range(20))
 
 
-def test_what_is_here_is_got_while_the_hub_is_away_and_the_rest_when_it_is_back(tmp_path: Path) -> None:
+def test_received_messages_are_delivered_while_the_hub_is_down(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with reader(feed, tmp_path) as client:
         with Hub(feed, tmp_path / "hub"):
             client.subscribe(b"")
             put_numbers(client, 0, 50)
             assert numbers(client, b"", 1) == [0]
-            # All have come by the time the hub has ended in order: it sends before it says that it ends.
+            # A hub that ends in order sends all messages before it reports its end.
         assert numbers(client, b"", 49) == list(range(1, 50))
         with pytest.raises(TimeoutError, match=r"nothing of prefix b'.*' came in"):
             client.get(b"", 0.2)
@@ -99,7 +99,7 @@ def test_what_is_here_is_got_while_the_hub_is_away_and_the_rest_when_it_is_back(
             assert numbers(client, b"", 10) == list(range(50, 60))
 
 
-def test_a_subscription_that_begins_while_the_hub_is_away_says_so(tmp_path: Path) -> None:
+def test_a_subscription_that_begins_while_the_hub_is_down_raises(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
         client.subscribe(b"")
@@ -111,7 +111,7 @@ def test_a_subscription_that_begins_while_the_hub_is_away_says_so(tmp_path: Path
             assert numbers(client, b"", 5) == list(range(5))
 
 
-def test_who_asks_again_and_again_for_a_moment_gets_all_the_same(tmp_path: Path) -> None:
+def test_repeated_short_gets_still_receive_messages(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     got = list[bytes | None]()
 
@@ -146,8 +146,8 @@ def test_a_subscription_that_is_being_started_can_be_ended(
         assert [numbers(client, prefix, 1) for prefix in left] == [[0] for _ in left]
 
 
-def test_a_get_behind_the_end_of_its_client_begins_nothing(tmp_path: Path) -> None:
-    """Else its subscription would go on, and have its name, with nobody left to end it."""
+def test_a_get_after_the_end_of_its_client_starts_no_subscription(tmp_path: Path) -> None:
+    """Otherwise its subscription would continue under its name, and no client could end it."""
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"):
         with reader(feed, tmp_path) as client:
@@ -163,7 +163,7 @@ def test_a_get_behind_the_end_of_its_client_begins_nothing(tmp_path: Path) -> No
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("timeout", [None, 0.0, 0.01])
 @pytest.mark.parametrize("end", [HubClient.end, lambda client: client.unsubscribe(b"")])
-def test_who_gets_while_the_client_is_closed_hears_of_it_and_begins_nothing(
+def test_a_get_during_close_raises_and_starts_no_subscription(
     tmp_path: Path, end: Callable[[HubClient], None], timeout: float | None, is_there: bool
 ) -> None:
     feed = hub_feed(slices=1)
@@ -203,7 +203,7 @@ def test_who_gets_while_the_client_is_closed_hears_of_it_and_begins_nothing(
         assert not [each for each in threading.enumerate() if each.name in ("blackbox-inbox", "blackbox-consumer")]
 
 
-def test_unsubscribe_is_durable_and_subscribe_begins_anew(tmp_path: Path) -> None:
+def test_unsubscribe_is_durable_and_subscribe_starts_afresh(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"):
         with reader(feed, tmp_path) as client:
@@ -223,7 +223,7 @@ def test_unsubscribe_is_durable_and_subscribe_begins_anew(tmp_path: Path) -> Non
             assert numbers(client, b"A", 2) == [10, 11]
 
 
-def test_a_client_killed_behind_subscribe_is_still_subscribed(tmp_path: Path) -> None:
+def test_a_client_killed_after_subscribe_is_still_subscribed(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     code = f"""
     client = HubClient(feed, "reader", {str(tmp_path / "reader")!r}).start()
@@ -257,7 +257,7 @@ KINDS: Final[list[Literal["prefix", "symbol"]]] = ["prefix", "symbol"]
     st.binary(max_size=12) | st.sampled_from([b"_symbol", b"symbol", b"aa"]),
     st.text(max_size=5),
 )
-def test_client_and_subscription_can_be_read_from_the_name_of_the_consumer(
+def test_the_consumer_name_contains_client_and_subscription(
     client: str, kind: Literal["prefix", "symbol"], text: bytes, other: str
 ) -> None:
     subscription = Subscription(kind, text)
@@ -306,7 +306,7 @@ def test_a_subscription_is_of_prefixes_or_of_symbols(tmp_path: Path) -> None:
                 call(symbols="AAPL")
 
 
-def test_a_task_gets_of_several_subscriptions(tmp_path: Path) -> None:
+def test_a_task_gets_messages_of_several_subscriptions(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
 
     async def get() -> None:
@@ -332,7 +332,7 @@ def test_a_task_gets_of_several_subscriptions(tmp_path: Path) -> None:
 
 
 def get_in_thread(client: HubClient, prefixes: list[str]) -> Future[Message]:
-    """Get a message in another thread; returns when that thread waits for one of several subscriptions."""
+    """Get a message in another thread; return once that thread waits for one of several subscriptions."""
     got: Future[Message] = Future()
 
     def run() -> None:
@@ -350,7 +350,7 @@ def get_in_thread(client: HubClient, prefixes: list[str]) -> Future[Message]:
 def test_the_first_message_of_any_of_several_subscriptions_ends_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "STEP_S", 1e6)  # a wait that looks again now and then would end at its limit
+    monkeypatch.setattr(waits, "STEP_S", 1e6)  # a wait that polls would end at its limit
     feed = hub_feed(slices=2)
     prefixes = [f"{letter}." for letter in "ABCDEF"]
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
@@ -370,7 +370,7 @@ def test_several_subscriptions_take_turns_and_none_starves(tmp_path: Path) -> No
             client.subscribe(prefix)
         put_numbers(client, 0, 100, b"A.x")
         put_numbers(client, 0, 100, b"B.x")
-        first = client.get(b"A.", WAIT_S), client.get(b"B.", WAIT_S)  # both are here
+        first = client.get(b"A.", WAIT_S), client.get(b"B.", WAIT_S)  # both have arrived
         rest = [client.get([b"A.", b"B."], WAIT_S) for _ in range(198)]
         for topic in (b"A.x", b"B.x"):
             assert [int(each.payload) for each in (*first, *rest) if each.topic == topic] == list(range(100))

@@ -1,4 +1,4 @@
-"""Hubs that find each other: each asks those it knows for the others, and passes on here what is wanted of them."""
+"""Hubs that find each other: each asks known hubs for the others, and forwards the wanted parts of their feeds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SITES = ("ams", "ldn", "nyc", "tyo")
 
 
 def ports(count: int) -> tuple[int, int]:
-    """Neighbouring ports that nobody has now."""
+    """Return neighbouring ports that are free now."""
     while True:
         (endpoint,) = free_endpoints("tcp", "ports", 1, 1)[0]
         first = int(endpoint.rpartition(":")[2])
@@ -54,12 +54,12 @@ def joining(directory: Path, *ask: Feed, count: int = 8, keys: tuple[str, ...] =
 
 
 def path_of(directory: Path, site: str) -> Path:
-    """What readers load of another site."""
+    """Return the feed file of another site that readers load."""
     return directory / "sites" / f"{site}.toml"
 
 
 def wait_found(directory: Path, *sites: str) -> list[Feed]:
-    """Wait until they are found; as readers there load them."""
+    """Wait until the sites are found; return their feeds as readers load them."""
     wait_until(lambda: all((directory / "sites" / "there" / f"{site}.toml").exists() for site in sites), WAIT_S)
     return [Feed.load(path_of(directory, site)) for site in sites]
 
@@ -69,12 +69,12 @@ def wait_log(caplog: pytest.LogCaptureFixture, text: str) -> None:
 
 
 def site_of(feed: Feed, *keys: str) -> Site:
-    """What a hub says of itself."""
+    """Return the site that a hub reports of itself."""
     return Site(msgspec.json.encode(msgspec.structs.replace(feed, security=None)), list(keys))
 
 
 def say_site(hub: Feed, site: Site, keys: ClientKeys | None = None, version: int = VERSION) -> FoundSites | Ended:
-    """Say to a hub that one is a site, as whoever reaches it can."""
+    """Report a site to a hub, as any peer that can connect may do."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger, socket.rcvtimeo = 0, int(1e3 * WAIT_S)
         use_keys(socket, keys)
@@ -85,7 +85,7 @@ def say_site(hub: Feed, site: Site, keys: ClientKeys | None = None, version: int
 
 
 def assert_comes(feed: Feed, seen: Feed, directory: Path) -> None:
-    """What is put to a feed's hub comes to who reads it elsewhere."""
+    """Assert that messages put to a feed's hub arrive at a reader of another site."""
     with HubClient(seen, "reader", directory) as reading, HubClient(feed) as putting:
         reading.subscribe(b"A.")
         for number in range(3):
@@ -96,14 +96,14 @@ def assert_comes(feed: Feed, seen: Feed, directory: Path) -> None:
         reading.commit()
 
 
-def test_hubs_that_ask_one_of_them_find_all_and_each_passes_on_the_others(tmp_path: Path) -> None:
+def test_hubs_that_ask_one_hub_find_all_and_forward_each_other(tmp_path: Path) -> None:
     feeds = {site: hub_feed(site, slices=1) for site in SITES}
     with ExitStack() as stack:
         hubs = {
             site: stack.enter_context(
                 Hub(
                     feed, tmp_path / site, join=joining(tmp_path / site, feeds["ldn"], every_ns=5 * EVERY_NS)
-                )  # itself, too
+                )  # ldn asks itself, too
             )
             for site, feed in feeds.items()
         }
@@ -124,7 +124,7 @@ def test_a_site_that_joins_later_is_found_by_all(tmp_path: Path) -> None:
     ):
         wait_found(tmp_path / "ldn", "ams")
         wait_found(tmp_path / "ams", "ldn")
-        # It asks another one than the others did.
+        # This hub asks a different hub than the others do.
         with Hub(feeds["nyc"], tmp_path / "nyc", join=joining(tmp_path / "nyc", feeds["ams"])):
             for site in SITES[:2]:
                 (seen,) = wait_found(tmp_path / site, "nyc")
@@ -132,7 +132,7 @@ def test_a_site_that_joins_later_is_found_by_all(tmp_path: Path) -> None:
             wait_found(tmp_path / "nyc", *SITES[:2])
 
 
-def test_a_hub_that_is_away_is_asked_again_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hub_that_is_down_is_asked_again_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
     with Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams", ldn)) as hub:
         wait_log(caplog, f"hub {ldn.hub} does not answer which sites there are; it is asked again every 0.05 s")
@@ -144,7 +144,7 @@ def test_a_hub_that_is_away_is_asked_again_and_told_once(tmp_path: Path, caplog:
             wait_log(caplog, f"hub {ldn.hub} answers again")
 
 
-def test_a_hub_that_joins_nobody_names_its_peers_and_passes_on_nobody_who_asks(tmp_path: Path) -> None:
+def test_a_hub_without_join_names_its_peers_and_forwards_no_one_else(tmp_path: Path) -> None:
     ams, ldn, nyc = (hub_feed(site, slices=1) for site in SITES[:3])
     with (
         Hub(ldn, tmp_path / "ldn", peers=[(nyc, here(nyc))]) as hub,
@@ -152,15 +152,15 @@ def test_a_hub_that_joins_nobody_names_its_peers_and_passes_on_nobody_who_asks(t
     ):
         there = [feed.slices for feed in wait_found(tmp_path / "ams", "ldn", "nyc")]
         assert there != [ldn.slices, nyc.slices]
-        assert Feed.load(tmp_path / "ams" / "sites" / "there" / "nyc.toml") == nyc  # straight from where it is put
+        assert Feed.load(tmp_path / "ams" / "sites" / "there" / "nyc.toml") == nyc  # straight from its origin
         assert hub.sites.relays == ()
 
 
-def test_two_sites_of_one_name_are_told_and_the_first_one_stays(
+def test_two_sites_of_one_name_are_logged_and_the_first_one_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ams, ldn, other = hub_feed("ams", slices=1), hub_feed("ldn", slices=1), hub_feed("ldn", slices=1)
-    patient = joining(tmp_path / "ams", every_ns=20 * EVERY_NS)  # a busy machine is not away
+    patient = joining(tmp_path / "ams", every_ns=20 * EVERY_NS)  # a busy hub must not be taken for one that is down
     with (
         Hub(ams, tmp_path / "ams", join=patient) as hub,
         Hub(ldn, tmp_path / "ldn", join=joining(tmp_path / "ldn", ams)),
@@ -174,7 +174,7 @@ def test_two_sites_of_one_name_are_told_and_the_first_one_stays(
     assert len(said) == 1
 
 
-def test_a_site_of_our_own_name_is_told_and_not_passed_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_site_of_our_own_name_is_logged_and_not_forwarded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ams, other = hub_feed("ams", slices=1), hub_feed("ams", slices=1)
     with (
         Hub(other, tmp_path / "other"),
@@ -184,7 +184,7 @@ def test_a_site_of_our_own_name_is_told_and_not_passed_on(tmp_path: Path, caplog
         assert hub.sites.relays == ()
 
 
-def test_a_peer_of_the_hub_file_stays_as_it_is_there(tmp_path: Path) -> None:
+def test_a_peer_of_the_hub_file_is_not_replaced(tmp_path: Path) -> None:
     ams, ldn, nyc = (hub_feed(site, slices=1) for site in SITES[:3])
     with (
         Hub(ldn, tmp_path / "ldn", peers=[(nyc, here(nyc))]),
@@ -194,12 +194,12 @@ def test_a_peer_of_the_hub_file_stays_as_it_is_there(tmp_path: Path) -> None:
         assert not path_of(tmp_path / "ams", "ldn").exists()
 
 
-def test_a_site_that_leads_back_here_is_let_go_and_the_hub_goes_on(
+def test_a_site_that_leads_back_here_is_dropped_and_the_hub_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ams, ldn, nyc, tyo = (hub_feed(site, slices=1) for site in SITES)
     join = joining(tmp_path / "ams", ldn)
-    # Each of the two is to be had where ams passes the other one on.
+    # Each of the two feeds has the endpoint at which ams forwards the other one.
     at = [msgspec.structs.replace(ldn.slices[0], endpoints=(f"tcp://127.0.0.1:{join.ports[0] + n}",)) for n in (1, 2)]
     peers = [
         (msgspec.structs.replace(feed, slices=(part,)), here(feed))
@@ -211,7 +211,7 @@ def test_a_site_that_leads_back_here_is_let_go_and_the_hub_goes_on(
         assert_comes(ldn, seen, tmp_path / "reader")
 
 
-def test_too_few_ports_are_told_and_other_sites_are_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_ports_are_logged_and_other_sites_are_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ams, ldn, nyc = hub_feed("ams", slices=1), hub_feed("ldn", slices=3), hub_feed("nyc", slices=2)
     with (
         Hub(ldn, tmp_path / "ldn", peers=[(nyc, here(nyc))]),
@@ -222,19 +222,19 @@ def test_too_few_ports_are_told_and_other_sites_are_found(tmp_path: Path, caplog
         wait_until(lambda: len(hub.sites.relays) == 1, WAIT_S)
 
 
-def test_a_hub_that_starts_again_goes_on_with_the_sites_and_ports_that_it_had(tmp_path: Path) -> None:
+def test_a_restarted_hub_keeps_its_sites_and_ports(tmp_path: Path) -> None:
     ams, ldn = hub_feed("ams", slices=2), hub_feed("ldn", slices=2)
     join = joining(tmp_path / "ams", ldn)
     with Hub(ldn, tmp_path / "ldn"):
         with Hub(ams, tmp_path / "ams", join=join):
             (seen,) = wait_found(tmp_path / "ams", "ldn")
-        # Nobody is asked now.
+        # This time no hub is asked.
         with Hub(ams, tmp_path / "ams", join=msgspec.structs.replace(join, ask=(), every_ns=10**12)) as hub:
             assert len(hub.sites.relays) == 1
             assert_comes(ldn, seen, tmp_path / "reader")
 
 
-def test_a_site_that_has_moved_is_passed_on_at_the_same_ports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_site_that_has_moved_is_forwarded_at_the_same_ports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
     moved = msgspec.structs.replace(ldn, slices=here(ldn).slices)
     with Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams", ldn)):
@@ -256,7 +256,7 @@ def test_a_damaged_file_of_a_site_ends_the_start(tmp_path: Path) -> None:
         Hub(ams, tmp_path / "ams", join=join).start()
 
 
-def test_either_of_two_hubs_is_asked_also_the_passive_one(tmp_path: Path) -> None:
+def test_both_hubs_of_a_pair_answer_also_the_passive_one(tmp_path: Path) -> None:
     ams, ldn = hub_feed("ams", slices=1), pair_feed("ldn", slices=1)
     links = [each[0] for each in free_endpoints("tcp", "links", 2, 1)]
     passive = PairedHub(ldn, tmp_path / "ldn", pair=Pair(role="backup", link=links[1], peer=links[0]))
@@ -282,7 +282,7 @@ def test_sites_with_keys_find_each_other_and_a_stranger_is_no_site(
         Hub(feeds["ams"], tmp_path / "ams", join=joining(tmp_path / "ams", feeds["ldn"], keys=keys)),
         Hub(feeds["nyc"], tmp_path / "nyc", join=joining(tmp_path / "nyc", feeds["ldn"], keys=keys)),
     ):
-        (seen,) = wait_found(tmp_path / "ams", "nyc")  # of which ldn has told the key
+        (seen,) = wait_found(tmp_path / "ams", "nyc")  # with the key that ldn reported
         wait_found(tmp_path / "ldn", "ams", "nyc")
         wait_found(tmp_path / "nyc", "ams")
         assert seen.security == Security(
@@ -291,17 +291,15 @@ def test_sites_with_keys_find_each_other_and_a_stranger_is_no_site(
             archive_keys=(str(tmp_path / "ams" / "sites" / "keys" / "nyc-0.key"),),
             allowed_keys=str(tmp_path / "allowed-by-ams"),
         )
-        assert_comes(seen, seen, tmp_path / "reader")  # put, too, by way of the key of nyc
-        # It may connect with the key of ams, and says that it is another site, with another key.
+        assert_comes(seen, seen, tmp_path / "reader")  # puts also use the key of nyc
+        # The liar may connect with the key of ams, but claims to be another site with another key.
         liar = ring.feed(hub_feed("tyo", slices=1), "ams", "nyc")
         with Hub(liar, tmp_path / "liar", join=joining(tmp_path / "liar", feeds["ldn"], keys=keys)):
             wait_log(caplog, "names no sites: site was refused: feed 'tyo' had the keys")
         assert not path_of(tmp_path / "ldn", "tyo").exists()
 
 
-def test_a_site_without_keys_is_not_taken_by_one_that_has_them(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_site_without_keys_is_not_accepted_by_one_with_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ring = Keyring(tmp_path, "ams", "ldn")
     ring.allow("ldn", "ams")
     ams, ldn, nyc = (hub_feed(site, slices=1) for site in SITES[:3])
@@ -321,7 +319,7 @@ def test_the_key_of_a_hub_that_is_asked_is_missing(tmp_path: Path) -> None:
         Hub(ring.feed(ams, "ams"), tmp_path / "ams", join=joining(tmp_path / "ams", ldn)).start()
 
 
-def test_a_hub_file_says_whom_to_ask(tmp_path: Path) -> None:
+def test_a_hub_file_names_the_hubs_to_ask(tmp_path: Path) -> None:
     ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
     write_feed(ams, tmp_path / "ams.toml")
     file, (first, last) = tmp_path / "hub.toml", ports(2)
@@ -366,7 +364,7 @@ def test_an_address_of_another_host_is_named(tmp_path: Path, caplog: pytest.LogC
         wait_log(caplog, "host was '192.0.2.1', expected an address of this host")
 
 
-def test_a_site_that_changes_on_and_on_leaves_no_sockets_behind(tmp_path: Path) -> None:
+def test_a_site_that_changes_repeatedly_leaks_no_sockets(tmp_path: Path) -> None:
     ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
     with Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams")) as hub:
         for number in range(20):
@@ -377,7 +375,7 @@ def test_a_site_that_changes_on_and_on_leaves_no_sockets_behind(tmp_path: Path) 
         wait_until(lambda: set(hub.sites._asked) == {ldn.hub, backup}, WAIT_S)
 
 
-def test_a_site_whose_hub_nobody_can_connect_to_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_hub_of_a_site_ends_no_hub(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
     join = joining(tmp_path / "ams")
     with Hub(ams, tmp_path / "ams", join=join):
@@ -391,7 +389,7 @@ def test_a_site_whose_hub_nobody_can_connect_to_ends_nothing(tmp_path: Path, cap
     assert "hub 'ipc://@' cannot be asked" in caplog.text
 
 
-def test_a_site_overwrites_no_file_that_is_not_of_a_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_site_overwrites_only_files_of_sites(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ams = hub_feed("ams", slices=1)
     join = msgspec.structs.replace(joining(tmp_path), directory=str(tmp_path))
     (tmp_path / "hub.toml").write_text("mine")
@@ -431,7 +429,7 @@ def test_a_hub_killed_while_a_site_changes_starts_again_at_the_same_ports(
         ]
 
 
-def test_a_site_is_not_changed_by_who_has_another_key(tmp_path: Path) -> None:
+def test_a_site_is_not_changed_by_another_key(tmp_path: Path) -> None:
     ring = Keyring(tmp_path, "ams", "ldn", "evil")
     ring.allow("ams", "ldn", "evil")
     ring.allow("ldn", "ams")
@@ -460,9 +458,7 @@ def test_a_hub_whose_name_ends_as_key_files_do_keeps_its_key(tmp_path: Path) -> 
     assert load_public(found.here.security.server_keys[0]).decode() == ring.public["ldn-0"]
 
 
-def test_a_hub_that_names_no_sites_or_far_too_many_is_not_away(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hub_that_names_no_sites_or_too_many_is_not_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
     many = FoundSites(1, [Site(b"%d" % number, []) for number in range(10_000)], VERSION)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
@@ -496,7 +492,7 @@ def test_hubs_of_another_version_name_no_sites(tmp_path: Path, caplog: pytest.Lo
     assert not list(tmp_path.rglob("ldn.toml"))
 
 
-def test_a_hub_that_answers_nonsense_on_and_on_is_told_once_a_question(
+def test_a_hub_that_keeps_answering_nonsense_is_logged_once_per_question(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)

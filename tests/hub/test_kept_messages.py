@@ -1,4 +1,4 @@
-"""Messages that a durable client received and did not commit: they come after a restart, also while the hub is away."""
+"""Messages received but not committed by a durable client: delivered after a restart, also while the hub is down."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parts(place: Path) -> list[Path]:
 
 
 def wait_received(client: HubClient, count: int) -> None:
-    """Wait until this number of messages waits for the reader of the only subscription."""
+    """Wait until `number` messages wait for the reader of the only subscription."""
     (inbox,) = client._inboxes.values()
     opening = inbox._opening
     assert opening is not None
@@ -34,7 +34,7 @@ def wait_received(client: HubClient, count: int) -> None:
 
 
 def rest(client: HubClient) -> list[int]:
-    """Return what is here while the hub is away."""
+    """Return the messages that are available while the hub is down."""
     got = list[int]()
     while True:
         try:
@@ -44,7 +44,7 @@ def rest(client: HubClient) -> list[int]:
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_received_messages_come_again_while_the_hub_is_away(tmp_path: Path, key_bytes: int) -> None:
+def test_received_messages_are_delivered_again_while_the_hub_is_down(tmp_path: Path, key_bytes: int) -> None:
     feed = hub_feed(slices=2, key_bytes=key_bytes)
     with Hub(feed, tmp_path / "hub"):
         with keeper(feed, tmp_path) as client:
@@ -72,7 +72,7 @@ def test_received_messages_come_again_while_the_hub_is_away(tmp_path: Path, key_
         assert numbers(client, b"", 5) == list(range(110, 115))
 
 
-def test_messages_of_a_killed_client_that_it_did_not_get_come_too(tmp_path: Path) -> None:
+def test_messages_of_a_killed_client_are_delivered_too(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     code = f"""
     client = HubClient(feed, "reader", {str(tmp_path / "reader")!r}, keep=True).start()
@@ -119,7 +119,7 @@ def test_keep_needs_a_directory() -> None:
 
 
 @pytest.mark.parametrize("damage", ["manifest.json", "taken"])
-def test_messages_that_cannot_be_read_here_come_from_the_hub(tmp_path: Path, damage: str) -> None:
+def test_unreadable_kept_messages_are_fetched_from_the_hub(tmp_path: Path, damage: str) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"):
         with keeper(feed, tmp_path) as client:
@@ -133,7 +133,7 @@ def test_messages_that_cannot_be_read_here_come_from_the_hub(tmp_path: Path, dam
             client.commit()
 
 
-def test_messages_beyond_the_bound_come_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_beyond_the_bound_are_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
         client.subscribe(b"")
@@ -158,7 +158,7 @@ def test_messages_beyond_the_bound_come_from_the_hub(tmp_path: Path, monkeypatch
         assert rest(client) == [10]
 
 
-def test_messages_behind_a_damaged_one_come_from_the_hub_in_order(tmp_path: Path) -> None:
+def test_messages_after_a_damaged_one_are_fetched_from_the_hub_in_order(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
         client.subscribe(b"")
@@ -170,14 +170,14 @@ def test_messages_behind_a_damaged_one_come_from_the_hub_in_order(tmp_path: Path
     data[data.rindex(b"105")] ^= 1
     journal.write_bytes(data)
     with keeper(feed, tmp_path) as client:
-        here = rest(client)  # the messages before it may have come from here
+        here = rest(client)  # the messages before the damaged one may have been read here
         assert max(here, default=0) < 105
         with Hub(feed, tmp_path / "hub"):
             assert here + numbers(client, b"", 10 - len(here)) == list(range(100, 110))
 
 
 @pytest.mark.parametrize("seed", first_of(range(4)))
-def test_each_message_comes_once_for_each_commit_in_any_order_of_events(
+def test_each_message_is_delivered_once_per_commit_in_any_order_of_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """The hub comes and goes, the client restarts, with and without a commit, and files are small."""

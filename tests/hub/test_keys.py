@@ -1,4 +1,4 @@
-"""Hubs of feeds with keys: numbers are those of the slice, and only the keys that are wanted cross between sites."""
+"""Hubs of feeds with keys: sequences count per slice, and only wanted keys cross between sites."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.torture.nursery import Nursery
 
 KEY_BYTES: Final = 3
 TOPICS: Final = (*(b"S%02d.%s" % (number, kind) for number in range(20) for kind in (b"x", b"y")), b"S", b"T.a")
-"""Two of a key; of some the key is shorter, as they are."""
+"""Two topics of each key; topics shorter than KEY_BYTES have a shorter key."""
 
 
 def keyed(name: str = "hub", slices: int = 2) -> Feed:
@@ -39,7 +39,7 @@ def keyed(name: str = "hub", slices: int = 2) -> Feed:
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from(TOPICS), st.booleans()), min_size=1, max_size=30), max_size=6))
-def test_rows_are_numbered_slice_by_slice_those_of_a_key_together(requests: list[list[tuple[bytes, bool]]]) -> None:
+def test_rows_are_numbered_per_slice_and_grouped_by_key(requests: list[list[tuple[bytes, bool]]]) -> None:
     feed = Feed.local("numbers", slices=3, key_bytes=KEY_BYTES)
     numbers, finder, following = Numbers(3), Topics(feed), [0, 0, 0]
     for rows in requests:
@@ -63,9 +63,9 @@ def test_rows_are_numbered_slice_by_slice_those_of_a_key_together(requests: list
 
 @pytest.mark.parametrize("slices", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_puts_of_all_kinds_are_published_at_their_places(tmp_path: Path, slices: int) -> None:
-    """One by one, in columns, with ids that come twice, with conditions; over a kill and an end in order.
+    """Put one by one, in columns, with repeated ids, with conditions; over a kill and an orderly end.
 
-    Each place is that at which the message is published; those of a topic ascend.
+    Each message is published at its place, and the places of a topic ascend.
     """
     feed, random = keyed(slices=slices), Random(7)
     said, epochs = list[tuple[Place, bytes, bytes]](), list[int]()
@@ -104,7 +104,7 @@ def test_puts_of_all_kinds_are_published_at_their_places(tmp_path: Path, slices:
         assert len(set(epochs)) == 1
         wait_until(lambda: hub.notes[0] == 4, 60)
         hub.kill()
-    with Hub(feed, tmp_path), HubClient(feed) as client:  # it publishes what was not yet published, and ends in order
+    with Hub(feed, tmp_path), HubClient(feed) as client:  # publishes the unpublished rest, and ends in order
         for topic in TOPICS:
             note(topic, b"end", client.put(topic, b"end"))
     with Hub(feed, tmp_path), HubClient(feed) as client:
@@ -138,7 +138,7 @@ def test_a_killed_hub_knows_the_end_of_every_key(tmp_path: Path) -> None:
     assert {each[:3] for each in said} == {(place.epoch, place.slice_id, place.sequence) for place in again}
 
 
-def test_a_durable_subscription_begins_behind_what_was_put_and_has_new_keys_from_the_first(tmp_path: Path) -> None:
+def test_a_durable_subscription_begins_after_earlier_puts_and_has_all_of_new_keys(tmp_path: Path) -> None:
     feed = keyed(slices=2)
     with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk", tmp_path / "positions") as client:
         for number in range(3):
@@ -159,7 +159,7 @@ def test_a_durable_subscription_begins_behind_what_was_put_and_has_new_keys_from
 
 
 @pytest.mark.long
-def test_what_was_got_and_not_committed_comes_again_of_each_key(tmp_path: Path) -> None:
+def test_uncommitted_messages_of_each_key_are_delivered_again(tmp_path: Path) -> None:
     feed, topics = keyed(slices=1), [b"S%02d.x" % (number % 5) for number in range(100)]
     with Nursery(feed, HUB, 1) as hub:
         hub.begin((tmp_path / "hub",))
@@ -180,7 +180,7 @@ def test_what_was_got_and_not_committed_comes_again_of_each_key(tmp_path: Path) 
 
 
 class Pair:
-    """Amsterdam, where London's feed is passed on."""
+    """Amsterdam, which forwards London's feed."""
 
     def __init__(self, tmp_path: Path, slices: int = 1) -> None:
         self.ldn, self.ams, self._place = keyed("ldn", slices), hub_feed("ams", slices=1), tmp_path
@@ -202,7 +202,7 @@ def begin(client: HubClient, prefix: bytes) -> None:
         client.get(prefix, 0.01)
 
 
-def test_only_the_keys_that_somebody_wants_cross_from_the_first_who_does_to_the_last(tmp_path: Path) -> None:
+def test_only_wanted_keys_cross_while_they_have_a_reader(tmp_path: Path) -> None:
     sites = Pair(tmp_path)
     with sites.hub_ldn(), sites.hub_ams() as ams, HubClient(sites.ldn) as putting:
         (peer,) = ams.peers
@@ -238,7 +238,7 @@ def test_only_the_keys_that_somebody_wants_cross_from_the_first_who_does_to_the_
         assert peer.statistics().messages == 30
 
 
-def test_a_reader_at_the_other_site_gets_each_key_once_in_order_whatever_is_killed(tmp_path: Path) -> None:
+def test_a_remote_reader_receives_each_key_once_in_order_over_any_kill(tmp_path: Path) -> None:
     sites, count = Pair(tmp_path, slices=2), 1_500
     wanted = [topic for topic in TOPICS if topic.startswith(b"S0")]
     code = HUB.replace("Hub(feed, directory)", "Hub(feed, directory, peers=PEERS)")
@@ -291,8 +291,8 @@ def test_a_reader_at_the_other_site_gets_each_key_once_in_order_whatever_is_kill
             each.kill()
 
 
-def test_a_loss_is_told_of_the_keys_that_are_wanted_and_of_no_others(tmp_path: Path) -> None:
-    """Nobody fetches what was missed here, so that it is told."""
+def test_a_loss_is_reported_only_for_wanted_keys(tmp_path: Path) -> None:
+    """The subscriber has no archives, so lost messages are reported instead of fetched."""
     sites, got, gaps = Pair(tmp_path), list[bytes](), list[Gap]()
     subscriber = Subscriber(msgspec.structs.replace(sites.here, archives=()), on_gap="tell")
 
@@ -320,7 +320,7 @@ def test_a_loss_is_told_of_the_keys_that_are_wanted_and_of_no_others(tmp_path: P
     (gap,) = gaps
     assert gap.key == b"S03"
     assert gap.sequence in (20, 21)  # after the last one received, or the end that a later heartbeat reported
-    assert gap.count >= 100  # and those that were put before the subscription was in force again
+    assert gap.count >= 100  # more if messages were put before the subscription was in force again
 
 
 def test_a_table_at_the_other_site_reads_its_writes_and_ends_the_same(tmp_path: Path) -> None:
@@ -352,15 +352,15 @@ def test_a_table_at_the_other_site_reads_its_writes_and_ends_the_same(tmp_path: 
 
 
 def numbered(place: Path, feed: Feed) -> dict[tuple[int, int], list[tuple[int, bytes, bytes]]]:
-    """By epoch and slice what a hub has published, in order."""
+    """Return the messages of a hub by epoch and slice, in order."""
     found = defaultdict(list)
     for epoch, slice_id, sequence, topic, payload in published(place, feed):
         found[epoch, slice_id].append((sequence, topic, payload or b""))
     return found
 
 
-def test_either_of_two_hubs_goes_on_with_the_numbers_of_each_slice(tmp_path: Path) -> None:
-    """Killed in turn; and cut off, which takes numbers back that nobody was told of."""
+def test_both_hubs_of_a_pair_continue_the_sequences_of_each_slice(tmp_path: Path) -> None:
+    """Kill the hubs in turn, and cut one off, which withdraws sequences that were never acknowledged."""
     feed = pair_feed(key_bytes=KEY_BYTES)
     said: list[tuple[Place, bytes, bytes]] = []
     with Hubs(feed) as hubs:

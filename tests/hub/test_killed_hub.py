@@ -1,4 +1,4 @@
-"""A hub that is killed, or whose system lost power: the next one has what it had taken, each put once."""
+"""A hub that is killed or loses power: the next one has all puts that it stored, each once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def feed() -> Feed:
 
 
 @pytest.mark.parametrize("acknowledged", first_of(["synced", "recorded"]))
-def test_a_killed_hub_goes_on_and_what_was_put_meanwhile_is_stored_once(
+def test_a_killed_hub_continues_and_puts_meanwhile_are_stored_once(
     tmp_path: Path, feed: Feed, acknowledged: str
 ) -> None:
     with Nursery(feed, HUB, 1) as hub, HubClient(feed, "desk", acknowledged=acknowledged) as client:  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def test_a_killed_hub_goes_on_and_what_was_put_meanwhile_is_stored_once(
 
 
 def put_in_both(client: Peer, first: int, ids: bool) -> Put:
-    """Return a request of four puts, which go to two slices in turn."""
+    """Return a request of four puts that alternate between two slices."""
     by_slice = {client.feed.slice_of(b"%d" % each): b"%d" % each for each in range(99)}
     index = numpy.tile(numpy.arange(2, dtype=numpy.int32), 2).tobytes()
     payloads = [b"%d" % (first + row) for row in range(4)]
@@ -78,9 +78,7 @@ def put_in_both(client: Peer, first: int, ids: bool) -> Put:
 
 @pytest.mark.parametrize("ids", [False, True])
 @pytest.mark.parametrize("lacking", [0, 1])
-def test_a_request_that_was_stored_in_part_is_stored_once_when_it_comes_again(
-    tmp_path: Path, ids: bool, lacking: int
-) -> None:
+def test_a_partly_stored_request_is_stored_once_when_sent_again(tmp_path: Path, ids: bool, lacking: int) -> None:
     feed = hub_feed(slices=2)
     with Hub(feed, tmp_path / "hub"), Peer(feed) as peer:
         peer.hello()
@@ -88,7 +86,7 @@ def test_a_request_that_was_stored_in_part_is_stored_once_when_it_comes_again(
         had, request = sizes(tmp_path / "hub"), put_in_both(peer, 5, ids)
         places = unpack_places(peer.ask(request).places)
         left = leave(tmp_path / "hub", tmp_path / "left", had, lacking)
-    for _ in range(2):  # the second one is killed before the client has come
+    for _ in range(2):  # the second one is killed before the client has connected
         with Hub(feed, left), Peer(feed) as peer:
             assert peer.hello().last == 4
             left = leave(left, tmp_path / f"left-{left.name}", {})
@@ -105,7 +103,7 @@ def test_a_request_that_was_stored_in_part_is_stored_once_when_it_comes_again(
     assert sorted(payloads(left, feed)) == sorted(b"%d" % number for number in range(1, 13))
 
 
-def test_a_request_that_two_killed_hubs_stored_in_part_is_stored_once(tmp_path: Path) -> None:
+def test_a_request_partly_stored_by_two_killed_hubs_is_stored_once(tmp_path: Path) -> None:
     feed = hub_feed(slices=3)
     by_slice = {feed.slice_of(b"%d" % each): b"%d" % each for each in range(99)}
     topics, index = [by_slice[each] for each in range(3)], numpy.arange(3, dtype=numpy.int32).tobytes()
@@ -123,7 +121,7 @@ def test_a_request_that_two_killed_hubs_stored_in_part_is_stored_once(tmp_path: 
 
 
 def test_a_row_with_the_id_of_a_lost_row_is_lost_too(tmp_path: Path) -> None:
-    """Another client puts to the slice before the request comes again."""
+    """Another client puts to the slice before the request is sent again."""
     feed = hub_feed(slices=2)
     by_slice = {feed.slice_of(b"%d" % each): b"%d" % each for each in range(99)}
     topics, index = [by_slice[0], by_slice[1]], numpy.array([0, 1, 1], numpy.int32).tobytes()
@@ -142,7 +140,7 @@ def test_a_row_with_the_id_of_a_lost_row_is_lost_too(tmp_path: Path) -> None:
     assert payloads(left, feed) == [b"a", b"c", b"b"]
 
 
-def test_a_client_begun_anew_puts_other_messages_where_a_killed_hub_had_stored_a_part(tmp_path: Path) -> None:
+def test_a_new_session_may_replace_a_partly_stored_request(tmp_path: Path) -> None:
     feed = hub_feed(slices=2)
     with Hub(feed, tmp_path / "hub"), Peer(feed) as peer:
         peer.hello()
@@ -157,10 +155,10 @@ def test_a_client_begun_anew_puts_other_messages_where_a_killed_hub_had_stored_a
 
 
 @pytest.mark.parametrize("cut", range(0, 350, 17))
-def test_a_hub_killed_amid_a_write_has_all_of_it_or_nothing(
+def test_a_hub_killed_during_a_write_has_all_of_it_or_nothing(
     tmp_path: Path, cut: int, put_twice: Path, feed: Feed
 ) -> None:
-    """The next one has the rest of its journal as if nothing had been written."""
+    """The next hub reads the rest of its journal as if the torn write had not begun."""
     left = tmp_path / "left"
     shutil.copytree(put_twice, left)
     (journal,) = left.glob("*/*/slice-00000/000000.journal")
@@ -189,7 +187,7 @@ def put_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return leave(place / "hub", place / "left", {})
 
 
-def test_a_hub_killed_behind_its_first_answer_goes_on_in_its_epoch(tmp_path: Path, feed: Feed) -> None:
+def test_a_hub_killed_after_its_first_answer_continues_its_epoch(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub") as hub, HubClient(feed) as client:
         place = client.put(b"A.x", b"1", b"id")
         shutil.copytree(tmp_path / "hub", tmp_path / "left")
@@ -199,7 +197,7 @@ def test_a_hub_killed_behind_its_first_answer_goes_on_in_its_epoch(tmp_path: Pat
         assert client.put(b"A.x", b"1", b"id") == place
 
 
-def test_after_a_power_cut_another_epoch_begins_behind_what_the_journals_have(
+def test_after_a_power_cut_another_epoch_begins_after_the_journals(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk") as client:
@@ -245,7 +243,7 @@ def test_a_power_cut_leaves_no_put_after_a_lost_one_if_the_last_segment_has_no_n
     assert sorted(payloads(left, feed)) == [b"1", b"2", b"3", b"4"]
 
 
-def test_a_hub_reads_few_turns_at_its_start_however_old_an_id_is(
+def test_a_hub_reads_few_turns_at_its_start_for_any_age_of_ids(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_module, "_MOST_READ", 20)
@@ -274,7 +272,7 @@ def test_a_hub_reads_few_turns_at_its_start_however_old_an_id_is(
     assert not known["is_new"].any()
 
 
-def test_a_client_whose_answered_puts_a_power_cut_has_lost_is_told(tmp_path: Path, feed: Feed) -> None:
+def test_a_client_is_notified_if_a_power_cut_lost_acknowledged_puts(tmp_path: Path, feed: Feed) -> None:
     client = HubClient(feed, "desk").start()
     with Hub(feed, tmp_path / "hub"):
         client.put(b"A.x", b"1")
@@ -286,13 +284,13 @@ def test_a_client_whose_answered_puts_a_power_cut_has_lost_is_told(tmp_path: Pat
     client.end()
 
 
-def test_what_was_answered_as_synced_is_stored_once_however_often_power_is_cut(tmp_path: Path, feed: Feed) -> None:
+def test_synced_puts_are_stored_once_over_any_number_of_power_cuts(tmp_path: Path, feed: Feed) -> None:
     chance, place = random.Random(5), tmp_path / "hub"
     make_disk(place)
     with Nursery(feed, KEEP + HUB, 1) as hub, HubClient(feed, "desk", acknowledged="synced") as client:
         hub.begin((place,))
         for number in range(120):
-            if number % 10 == 5:  # so large that the journal takes it from where it is
+            if number % 10 == 5:  # large enough for the journal to write it without a copy
                 rows = numpy.frombuffer((b"%d" % number).ljust(100_000), numpy.uint8)
                 client.put_many((b"A.x",), numpy.zeros(1, int), rows[None], timeout=60)
                 continue
@@ -317,12 +315,12 @@ def _path_of(fd: int) -> Path:
 
 
 class Disk:
-    """A model of a disk: a sync that fails leaves bytes that no later sync writes."""
+    """A model of a disk: a failed sync leaves bytes that no later sync writes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_failing = False
         self.lacks: dict[Path, set[int]] = {}
-        """Bytes that a failed sync has left, by path."""
+        """Bytes left unwritten by a failed sync, by path."""
         self._seen: dict[Path, int] = {}
         self._written: dict[Path, set[int]] = {}
         self._pwrite = os.pwrite
@@ -332,7 +330,7 @@ class Disk:
     def _sync(self, fd: int) -> None:
         path, size = _path_of(fd), os.fstat(fd).st_size
         fresh, self._seen[path] = set(range(self._seen.get(path, 0), size)), size
-        if self.is_failing:  # once: the error is reported to the first that asks
+        if self.is_failing:  # once: the error is reported to the first caller
             self.is_failing = False
             self.lacks[path] = fresh
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -344,7 +342,7 @@ class Disk:
         return self._pwrite(fd, data, offset)
 
 
-def test_a_put_whose_sync_failed_is_on_the_disk_before_the_next_hub_answers_it(
+def test_a_put_with_a_failed_sync_is_on_disk_before_the_next_hub_answers_it(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -352,7 +350,7 @@ def test_a_put_whose_sync_failed_is_on_the_disk_before_the_next_hub_answers_it(
     with Peer(feed) as peer:
         peer.hello()
         peer.ask(peer.puts(1, b"1", synced=True))
-        peer.hello()  # answered after the snapshot is on the disk
+        peer.hello()  # answered after the snapshot is on disk
         disk.is_failing = True
         request = peer.puts(2, b"2", synced=True)
         peer.socket.send(ENCODER.encode(request))
@@ -364,7 +362,7 @@ def test_a_put_whose_sync_failed_is_on_the_disk_before_the_next_hub_answers_it(
             assert not any(disk.lacks.values())
 
 
-def test_what_nothing_follows_is_on_the_disk_soon(tmp_path: Path, feed: Feed) -> None:
+def test_the_last_put_is_soon_on_disk(tmp_path: Path, feed: Feed) -> None:
     place = tmp_path / "hub"
     make_disk(place)
     with Nursery(feed, KEEP + HUB, 1) as hub, HubClient(feed) as client:
@@ -383,7 +381,7 @@ def test_a_hub_that_ended_in_order_begins_an_epoch_and_publishes_nothing_again(t
     assert payloads(tmp_path, feed) == [b"%d" % number for number in range(15)]
 
 
-def test_a_hub_that_has_lost_what_it_had_is_told_by_its_clients(tmp_path: Path, feed: Feed) -> None:
+def test_a_hub_that_lost_its_data_learns_it_from_its_clients(tmp_path: Path, feed: Feed) -> None:
     client = HubClient(feed, "desk").start()
     with Hub(feed, tmp_path / "first"):
         client.put(b"A.x", b"1")
@@ -426,7 +424,7 @@ def test_no_other_publisher_can_use_the_outbox_of_a_hub(tmp_path: Path, feed: Fe
         Publisher(other, outbox=tmp_path).start()
 
 
-def test_a_hub_whose_clock_was_a_day_ahead_knows_what_it_takes_afterwards(tmp_path: Path, feed: Feed) -> None:
+def test_a_hub_with_a_clock_once_a_day_ahead_knows_later_puts(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path), Peer(feed) as peer:
         peer.hello()
         peer.ask(peer.puts(1, b"1"))
@@ -439,10 +437,10 @@ def test_a_hub_whose_clock_was_a_day_ahead_knows_what_it_takes_afterwards(tmp_pa
     assert list((tmp_path / feed.name).glob("20*")) == [ahead]
 
 
-def test_a_put_that_was_known_is_no_message_of_the_epoch_and_what_follows_keeps_its_place(
+def test_a_known_put_takes_no_place_in_the_new_epoch(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub is killed right behind the answer to the first put that is new in its epoch."""
+    """The hub is killed right after the answer to the first new put of its epoch."""
     with Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
         client.put(b"A.x", b"0", b"id-0")
     send, left = Hub._send, tmp_path / "left"

@@ -1,4 +1,4 @@
-"""Large requests, in columns: a kill loses none; and the form in which places travel."""
+"""Large requests in columns, which a kill does not lose, and the packed form of places."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def feed(request: pytest.FixtureRequest) -> Feed:
 
 
 def put(client: HubClient, value: int) -> Places:
-    """Put a request that is large: a message of each topic."""
+    """Put a large request with one message per topic."""
     rows = numpy.full((ROWS, SIZE), value, numpy.uint8)
     return client.put_many(NAMES, numpy.arange(ROWS), rows, ids=[b"%d-%d" % (value, row) for row in range(ROWS)])
 
 
 def values(place: Path, feed: Feed) -> list[int]:
-    """What was published of `put`, a value a request."""
+    """Return the values of the published requests of `put`."""
     rows = [(topic, payload) for _, _, _, topic, payload in published(place, feed) if payload and len(payload) == SIZE]
     found = [payload[0] for _, payload in rows[::ROWS]]
     assert rows == [(name, bytes([value]) * SIZE) for value in found for name in NAMES]
@@ -54,7 +54,7 @@ def test_large_puts_of_a_killed_hub_are_known_to_the_next_one(tmp_path: Path, fe
 
 
 @pytest.mark.long
-def test_a_hub_killed_while_large_and_small_puts_come_stores_each_once(tmp_path: Path, feed: Feed) -> None:
+def test_a_hub_killed_amid_large_and_small_puts_stores_each_once(tmp_path: Path, feed: Feed) -> None:
     with Nursery(feed, HUB, 1) as hub, HubClient(feed) as client:
         hub.begin((tmp_path,))
         for value in range(1, 61):
@@ -77,7 +77,7 @@ def test_a_hub_killed_while_large_and_small_puts_come_stores_each_once(tmp_path:
     ),
     st.integers(1, 30),
 )
-def test_places_are_what_was_packed(rows: list[Any], count: int) -> None:
+def test_packed_places_are_unpacked_unchanged(rows: list[Any], count: int) -> None:
     places = numpy.array(rows, PLACE).repeat(count)
     places["sequence"][places["sequence"] < 2**32] += numpy.arange(len(places))[places["sequence"] < 2**32] // 2 * 2
     assert (unpack_places(pack_places(places)) == places).all()

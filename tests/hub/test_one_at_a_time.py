@@ -1,4 +1,4 @@
-"""Puts that are waited for one by one: who waits has the socket, and what ends that wait ends nothing else."""
+"""Puts awaited one by one: the waiting thread owns the socket, and the end of its wait ends no other put."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def handlers() -> Iterator[None]:
 
 
 def begun(feed: Feed, directory: Path) -> HubClient:
-    """Return a client which has put a message to a hub that has ended since: nothing is on its way."""
+    """Return a client that has put a message to a hub that has ended since; no put is pending."""
     client = HubClient(feed)
     with Hub(feed, directory):
         client.start()
@@ -40,7 +40,7 @@ def begun(feed: Feed, directory: Path) -> HubClient:
 
 
 def once_it_waits(client: HubClient, do: Callable[[], None]) -> threading.Thread:
-    """Do something in another thread once a put is on its way."""
+    """Call a function in another thread once a put is pending."""
 
     def run() -> None:
         wait_until(lambda: bool(client._sender._sent))
@@ -61,7 +61,7 @@ def payloads(directory: Path, feed: Feed) -> list[bytes | None]:
     return [payload for *_, payload in published(directory, feed)]
 
 
-def test_ctrl_c_ends_the_wait_for_a_hub_that_is_away_at_once_and_the_put_stays_on_its_way(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_wait_at_once_and_the_put_stays_pending(tmp_path: Path) -> None:
     feed = hub_feed()
     with begun(feed, tmp_path) as client:
         before = time.monotonic()
@@ -76,7 +76,7 @@ def test_ctrl_c_ends_the_wait_for_a_hub_that_is_away_at_once_and_the_put_stays_o
     assert payloads(tmp_path, feed) == [b"0", b"1", b"2"]
 
 
-def test_a_put_whose_time_is_over_stays_on_its_way(tmp_path: Path) -> None:
+def test_a_put_that_timed_out_stays_pending(tmp_path: Path) -> None:
     feed = hub_feed()
     with begun(feed, tmp_path) as client:
         for timeout in (0.0, 0.2):
@@ -87,7 +87,7 @@ def test_a_put_whose_time_is_over_stays_on_its_way(tmp_path: Path) -> None:
     assert payloads(tmp_path, feed) == [b"0", b"0", b"0.2"]
 
 
-def test_a_client_that_is_closed_while_a_put_waits_ends_that(tmp_path: Path) -> None:
+def test_closing_a_client_ends_its_waiting_put(tmp_path: Path) -> None:
     client = begun(hub_feed(), tmp_path)
     closing = once_it_waits(client, client.end)
     with pytest.raises(HubError, match="was closed before the hub had answered"):
@@ -95,7 +95,7 @@ def test_a_client_that_is_closed_while_a_put_waits_ends_that(tmp_path: Path) -> 
     closing.join()
 
 
-def test_a_signal_s_handler_may_close_the_client_whose_put_waits(tmp_path: Path) -> None:
+def test_a_signal_handler_may_close_a_client_with_a_waiting_put(tmp_path: Path) -> None:
     client = begun(hub_feed(), tmp_path)
     signal.signal(signal.SIGUSR1, lambda *_: client.end())
     presser = once_it_waits(client, press(signal.SIGUSR1))
@@ -105,7 +105,7 @@ def test_a_signal_s_handler_may_close_the_client_whose_put_waits(tmp_path: Path)
 
 
 @pytest.mark.own_process
-def test_a_process_that_was_forked_does_not_use_the_socket_of_the_other_one(tmp_path: Path) -> None:
+def test_a_forked_process_does_not_use_its_parent_s_socket(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A.x", b"0")
@@ -121,7 +121,7 @@ def test_a_process_that_was_forked_does_not_use_the_socket_of_the_other_one(tmp_
         assert client.put(b"A.x", b"2").sequence == 1
 
 
-def test_a_put_that_ctrl_c_has_left_without_a_driver_makes_room_for_the_next_one(
+def test_a_put_left_without_a_driver_makes_room_for_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ctrl_c(*_: object) -> None:
@@ -132,14 +132,14 @@ def test_a_put_that_ctrl_c_has_left_without_a_driver_makes_room_for_the_next_one
         client.put(b"A.x", b"0")
         wait_until(lambda: not client._sender._has_driver)
         with monkeypatch.context() as patch:
-            patch.setattr(Sender, "_stand_in", ctrl_c)  # as it comes just before
+            patch.setattr(Sender, "_stand_in", ctrl_c)  # Ctrl-C just before the real call
             with pytest.raises(KeyboardInterrupt):
                 client.put(b"A.x", b"1")
         assert client.put(b"A.x", b"2").sequence == 2
     assert payloads(tmp_path, feed) == [b"0", b"1", b"2"]
 
 
-def test_questions_that_nobody_waits_for_are_not_asked_again(tmp_path: Path) -> None:
+def test_abandoned_questions_are_not_asked_again(tmp_path: Path) -> None:
     client = begun(hub_feed(), tmp_path)
     for _ in range(5):
         with pytest.raises(NotStoredError):
@@ -148,7 +148,7 @@ def test_questions_that_nobody_waits_for_are_not_asked_again(tmp_path: Path) -> 
     client.end()
 
 
-def test_a_client_that_another_process_takes_over_hears_of_it_in_its_put(tmp_path: Path) -> None:
+def test_a_client_replaced_by_another_process_raises_in_its_put(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path):
         first = HubClient(feed, "desk").start()
@@ -163,7 +163,7 @@ def test_a_client_that_another_process_takes_over_hears_of_it_in_its_put(tmp_pat
     assert payloads(tmp_path, feed) == [b"0", b"1"]
 
 
-def test_an_error_raised_by_a_signal_amid_a_put_ends_the_client_and_all_hear_of_it(tmp_path: Path) -> None:
+def test_an_error_raised_by_a_signal_during_a_put_ends_the_client(tmp_path: Path) -> None:
     def fail(_number: int, _frame: FrameType | None) -> None:
         raise ZeroDivisionError("of the signal")
 
@@ -179,7 +179,7 @@ def test_an_error_raised_by_a_signal_amid_a_put_ends_the_client_and_all_hear_of_
     client.end()
 
 
-def test_puts_of_many_threads_at_once_are_stored_once_and_each_thread_s_in_its_order(tmp_path: Path) -> None:
+def test_concurrent_puts_are_stored_once_in_the_order_of_their_thread(tmp_path: Path) -> None:
     feed, threads, count = hub_feed(slices=1), 5, 200
 
     def put(client: HubClient, thread: int) -> None:

@@ -1,4 +1,4 @@
-"""Two hubs: who leads, who takes over, and that nothing that was answered is lost or stored twice."""
+"""Two hubs: which one leads and takes over; no acknowledged put is lost or stored twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def at(place: Place) -> tuple[int, int, int]:
 
 
 class Writer:
-    """Puts messages from a thread, with ids, and keeps where each is."""
+    """Puts messages with ids from a thread and keeps the place of each."""
 
     def __init__(self, hubs: Hubs, name: str, acknowledged: Literal["recorded", "synced"] = "recorded") -> None:
         self.answered: list[tuple[tuple[int, int, int], bytes]] = []
@@ -48,7 +48,7 @@ class Writer:
                         topic = b"ABC"[number % 3 :][:1]
                         puts.append((data, client.put_soon(topic, data, data if number % 2 else None, timeout=60)))
                         number += 1
-                    if number % 200 == 0:  # one that journals take from where it is
+                    if number % 200 == 0:  # large enough for journals to write it without a copy
                         data = f"{self._name}-{number}".encode()
                         row = numpy.frombuffer(data.ljust(LARGE_BYTES), numpy.uint8)[None]
                         (place,) = client.put_many((b"A",), numpy.zeros(1, int), row, timeout=PATIENCE_S).tolist()
@@ -69,9 +69,7 @@ class Writer:
             raise self.error
 
 
-def test_a_killed_hub_is_taken_over_from_again_and_again_and_nothing_answered_is_lost(
-    tmp_path: Path, hubs: Hubs
-) -> None:
+def test_repeated_takeovers_from_killed_hubs_lose_no_acknowledged_put(tmp_path: Path, hubs: Hubs) -> None:
     chance = random.Random(7)
     hubs.begin_both(tmp_path)
     with HubClient(hubs.feed, "reader", tmp_path / "reader") as reader:
@@ -97,13 +95,13 @@ def test_a_killed_hub_is_taken_over_from_again_and_again_and_nothing_answered_is
     assert len(hubs.published()) == len(answered)
 
 
-def test_a_paused_hub_that_wakes_up_answers_nothing_and_follows(tmp_path: Path, hubs: Hubs) -> None:
+def test_a_paused_hub_that_resumes_answers_nothing_and_follows(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
     with HubClient(hubs.feed, "desk") as client:
         first = client.put(b"A", b"1", b"id", timeout=PATIENCE_S)
         hubs.signal("primary", signal.SIGSTOP)
         second = client.put(b"A", b"2", timeout=PATIENCE_S)
-        hubs.wait_for(primary="active", backup="active")  # as it said last
+        hubs.wait_for(primary="active", backup="active")  # the primary's last report
         assert client.put(b"A", b"1", b"id", timeout=PATIENCE_S) == first
         hubs.signal("primary", signal.SIGCONT)
         hubs.wait_for(primary="armed", backup="active")
@@ -114,10 +112,10 @@ def test_a_paused_hub_that_wakes_up_answers_nothing_and_follows(tmp_path: Path, 
     assert len(hubs.published()) == 3
 
 
-def test_two_that_went_on_alone_are_found_out_and_the_lower_claim_ends(
+def test_two_hubs_that_continued_alone_are_detected_and_the_lower_claim_ends(
     tmp_path: Path, hubs: Hubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hubs, "_silence_ns", 2_000_000_000)  # a busy machine is not to look like a cut
+    monkeypatch.setattr(hubs, "_silence_ns", 2_000_000_000)  # a busy machine must not look like a cut
     hubs.begin_both(tmp_path, "go_on")
     with HubClient(hubs.feed, "desk") as client:
         client.put(b"A", b"1", timeout=PATIENCE_S)
@@ -136,7 +134,7 @@ def test_two_that_went_on_alone_are_found_out_and_the_lower_claim_ends(
 
 
 def feed_of(hubs: Hubs, role: str) -> Feed:
-    """Return the feed of a client that reaches one of the two alone."""
+    """Return the feed of a client that reaches only one of the two."""
     return msgspec.structs.replace(
         hubs.feed, hub=hubs.feed.hub if role == "primary" else hubs.feed.hub_backup, hub_backup=""
     )

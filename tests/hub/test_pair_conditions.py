@@ -1,4 +1,4 @@
-"""Conditional puts and deadlines where two hubs are a pair: verdicts and ends are the same, whoever leads."""
+"""Conditional puts and deadlines of a pair of hubs: verdicts and ends do not depend on the leader."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.hub.test_pair_rules import hub_of
 
 
 def found(client: HubClient, topic: bytes) -> Place:
-    """Where the hub says that the newest message of a topic is."""
+    """Return the place that the hub reports for the newest message of a topic."""
     with pytest.raises(ConflictError) as refused:
         client.put(topic, b"not there", if_at=Place(0, 1, 10**6), timeout=PATIENCE_S)
     return refused.value.found
 
 
-def test_a_verdict_that_was_lost_on_its_way_is_the_same_by_who_takes_over(
+def test_a_lost_verdict_is_the_same_after_a_takeover(
     tmp_path: Path, hubs: Hubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered, lost = Sender._answered, set[int]()
@@ -89,9 +89,7 @@ def test_reading_the_days_does_not_look_like_silence(tmp_path: Path, monkeypatch
         assert (primary.statistics().term, backup.statistics().term) == (term, term)
 
 
-def test_an_active_hub_whose_days_cannot_be_read_refuses_conditions_and_the_other_one_judges(
-    tmp_path: Path, hubs: Hubs
-) -> None:
+def test_with_unreadable_days_only_the_peer_judges_conditions(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
     with HubClient(hubs.feed) as client:
         put_for_damage(client)

@@ -1,4 +1,4 @@
-"""Two hubs of which hosts lose power: nothing that was answered is lost, and who comes back follows by itself."""
+"""Two hubs on hosts that lose power: no acknowledged put is lost, and a hub that returns follows on its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def closed(hubs: Hubs) -> Iterator[None]:
 
 
 def assert_both_have(hubs: Hubs, answered: list[tuple[tuple[int, int, int], bytes]]) -> None:
-    """End both; each has all that was answered, where that was said, each once."""
+    """End both hubs; assert that each has every acknowledged put once, at its place."""
     hubs.wait_for_step()
     hubs.end_both()
     places_once(hubs, answered)
@@ -44,8 +44,8 @@ SEEDS = first_of(range(3))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_host_that_loses_power_again_and_again_follows_and_has_all(tmp_path: Path, hubs: Hubs, seed: int) -> None:
-    """Each slice has lost more or less of its end."""
+def test_a_host_that_loses_power_repeatedly_follows_and_has_all(tmp_path: Path, hubs: Hubs, seed: int) -> None:
+    """The slices lose different parts of their ends."""
     chance = random.Random(seed)
     hubs.begin_both(tmp_path)
     writers = [Writer(hubs, name) for name in ("one", "two")]
@@ -65,9 +65,7 @@ def test_a_host_that_loses_power_again_and_again_follows_and_has_all(tmp_path: P
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_two_hosts_that_lose_power_at_once_have_what_was_answered_as_synced(
-    tmp_path: Path, hubs: Hubs, seed: int
-) -> None:
+def test_two_hosts_that_lose_power_at_once_have_all_synced_puts(tmp_path: Path, hubs: Hubs, seed: int) -> None:
     chance = random.Random(seed)
     hubs.begin_both(tmp_path)
     writers = [Writer(hubs, name, "synced") for name in ("one", "two")]
@@ -85,7 +83,7 @@ def test_two_hosts_that_lose_power_at_once_have_what_was_answered_as_synced(
     assert_both_have(hubs, [each for writer in writers for each in writer.answered])
 
 
-def test_a_hub_whose_disk_has_lost_all_fetches_it(tmp_path: Path, hubs: Hubs) -> None:
+def test_a_hub_with_an_empty_disk_fetches_everything(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
     answered = list[tuple[tuple[int, int, int], bytes]]()
     with HubClient(hubs.feed, "desk") as client:

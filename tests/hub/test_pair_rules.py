@@ -1,4 +1,4 @@
-"""What one of two hubs makes of what its peer says, and of its settings; the peer is by hand."""
+"""How one of two hubs reacts to its peer's messages and to its settings; the peer is simulated."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def hub_of(
 
 
 class Backup:
-    """A backup by hand: it asks, and answers nothing."""
+    """A simulated backup: it sends requests and answers none."""
 
     def __init__(self, feed: Feed, link: str) -> None:
         self._context = zmq.Context()
@@ -71,7 +71,7 @@ class Backup:
         self._feed, self._number = feed, 0
 
     def ask(self, run: int, after: Lead | None = None, wait_s: float = 30.0, **changes: object) -> Lead:
-        """Ask as the process `run`, that has taken what the last answer brought; return the answer."""
+        """Ask as process `run`, which has stored all entries of the answer `after`; return the answer."""
         self._number += 1
         standing = Standing(self._feed.name, "backup", run, 0, 0, False, False, VERSION)
         done = leader = 0
@@ -88,7 +88,7 @@ class Backup:
         raise TimeoutError("the hub did not answer")
 
     def say(self, run: int) -> None:
-        """Ask, and wait for no answer."""
+        """Ask without waiting for the answer."""
         standing = Standing(self._feed.name, "backup", run, 0, 0, False, False, VERSION)
         self._asks.send(ENCODER.encode(Follow(0, standing, 0, 0, b"")))
 
@@ -100,23 +100,23 @@ class Backup:
         self._context.term()
 
 
-def test_a_late_word_of_a_process_that_has_ended_does_not_let_the_active_one_answer_alone(
+def test_a_late_message_of_an_ended_peer_does_not_make_the_active_hub_alone(
     tmp_path: Path, feed: Feed, links: tuple[str, ...]
 ) -> None:
     with hub_of(feed, tmp_path, links, alone=True) as hub, Backup(feed, links[0]) as backup:
         in_step = backup.ask(7, backup.ask(7))
         assert in_step.is_in_step
         client = HubClient(feed, "desk").start()
-        backup.say(6)  # it has ended before 7 began
+        backup.say(6)  # process 6 ended before 7 began
         with pytest.raises(NotStoredError):
             client.put(b"A", b"1", timeout=1.0)
         assert hub.statistics().stored == 0
-        backup.say(8)  # 7 has ended: nobody may take over
+        backup.say(8)  # process 7 has ended: no peer may take over
         client.flush(60)
         client.close()
 
 
-def test_what_is_no_word_of_a_hub_on_the_link_ends_no_hub(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
+def test_malformed_messages_on_the_link_end_no_hub(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
     with hub_of(feed, tmp_path, links, alone=True), Backup(feed, links[0]) as backup:
         word = ENCODER.encode(Follow(1, Standing("pair", "backup", 7, 0, 0, False, False, VERSION), 0, 0, b""))
         for wrong in (b"", b"\xff", word[:-1], word.replace(b"pair", b"\xff\xff\xff\xff")):
@@ -142,15 +142,13 @@ def test_a_peer_of_another_version_is_refused_by_an_active_hub_and_ends_a_passiv
             hub.run()
 
 
-def test_a_backup_that_has_a_row_that_is_not_here_is_refused(
-    tmp_path: Path, feed: Feed, links: tuple[str, ...]
-) -> None:
+def test_a_backup_with_an_unknown_row_is_refused(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
     with hub_of(feed, tmp_path, links, alone=True), Backup(feed, links[0]) as backup:
         had = msgspec.structs.replace(backup.ask(7).standing, role="backup", run=7, newest=5, is_active=False)
         assert "has puts that are not here" in backup.ask(7, standing=had, digest=b"other").why
 
 
-def test_a_backup_that_lacks_more_than_the_journals_have_is_refused_and_a_copy_follows(
+def test_a_backup_too_far_behind_is_refused_and_a_copy_follows(
     tmp_path: Path, feed: Feed, links: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts_from = History.parts_from
@@ -182,7 +180,7 @@ def test_a_backup_deletes_days_once_it_has_a_snapshot_of_the_active_hub(
     old = move_today(tmp_path / "primary", feed, 9).name
     shutil.copytree(tmp_path / "primary", tmp_path / "backup")
     with hub_of(feed, tmp_path, links, "backup", retention=Retention(days=5)):
-        pass  # at its end, a look at the days is over
+        pass  # at its end, the check of the days has finished
     days = tmp_path / "backup" / feed.name
     assert old in days_of(days)
     with hub_of(feed, tmp_path, links, "backup", retention=Retention(days=5)) as backup:
@@ -214,7 +212,7 @@ def test_two_hubs_with_keys_and_rights(tmp_path: Path, feed: Feed, links: tuple[
                 client.put(b"B", b"3")
 
 
-def test_a_client_that_may_connect_is_no_peer_on_the_link(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
+def test_an_allowed_client_is_no_peer_on_the_link(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
     ring = Keyring(tmp_path, "primary", "backup", "desk")
     ring.allow("primary", "backup", "desk")
     of = {each: ring.feed(feed, each, "primary", "backup") for each in ("primary", "backup", "desk")}
@@ -274,7 +272,7 @@ def test_a_hub_file_of_one_of_two(file_of: Callable[..., Path], feed: Feed) -> N
     assert (hub.endpoint, hub.pair.silence_ns, hub.pair.when_cut) == (feed.hub_backup, 2_000_000_000, "wait")
 
 
-def test_a_topic_that_is_to_end_does_so_when_one_hub_becomes_two_and_two_become_one(
+def test_deadlines_survive_changes_between_one_hub_and_a_pair(
     tmp_path: Path, feed: Feed, links: tuple[str, ...]
 ) -> None:
     lines = (msgspec.structs.replace(feed.slices[0], endpoints=feed.slices[0].endpoints[:1]),)
@@ -291,7 +289,7 @@ def test_a_topic_that_is_to_end_does_so_when_one_hub_becomes_two_and_two_become_
     assert said == [(b"A", b"1"), (b"B", b"1"), (b"A", None), (b"B", b"2"), (b"B", None)]
 
 
-def test_a_note_of_the_peer_that_no_journal_can_keep_is_refused(feed: Feed) -> None:
+def test_a_note_of_the_peer_too_large_for_a_journal_is_refused(feed: Feed) -> None:
     assert checked(feed, part_of(0, 0, bytes(MAX_NOTE_BYTES), ())) == []
     with pytest.raises(BlockError, match=f"the note had {MAX_NOTE_BYTES + 1} bytes, expected at most {MAX_NOTE_BYTES}"):
         checked(feed, part_of(0, 0, bytes(MAX_NOTE_BYTES + 1), ()))

@@ -1,4 +1,4 @@
-"""Which of two hubs leads, decided without sockets, files or clocks."""
+"""The choice of the leading hub of a pair, without sockets, files or clocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def state(role: str = "primary", newest: int = 0, **kept: object) -> PairState:
 
 
 def talk(leads: PairState, follows: PairState, entries: tuple[Entry, ...] = ()) -> Lead:
-    """Have one ask and the other one answer; what is sent is appended."""
+    """Let one hub ask and the other answer, and append the entries sent."""
     follow = follows.question(1)
     assert leads.hears(follow.standing)
     leads.hear_follow(follow)
@@ -33,7 +33,7 @@ def talk(leads: PairState, follows: PairState, entries: tuple[Entry, ...] = ()) 
 
 
 def pair() -> tuple[PairState, PairState]:
-    """Return two that are in step, the active one first."""
+    """Return two states that are in step, the active one first."""
     leads, follows = state(), state("backup")
     leads.lead()
     for _ in range(3):
@@ -42,7 +42,7 @@ def pair() -> tuple[PairState, PairState]:
     return leads, follows
 
 
-def test_of_two_that_are_passive_the_one_with_more_leads_in_a_new_epoch() -> None:
+def test_the_passive_hub_with_more_turns_leads_in_a_new_epoch() -> None:
     less, more = state(newest=4), state("backup", newest=5)
     assert less.settle(more.standing) is None
     assert more.settle(less.standing) == ("neither was, and the other one has no more", True)
@@ -54,14 +54,14 @@ def test_a_turn_is_appended_once_the_peer_has_it() -> None:
     leads.propose(1, is_synced=True)
     assert not leads.has_followed()
     assert talk(leads, follows, (entry,)).is_synced
-    assert not leads.has_followed(), "the peer has not said so"
+    assert not leads.has_followed(), "the peer has not confirmed it"
     talk(leads, follows, (entry,))
     assert leads.has_followed()
     leads.appended(1, b"")
     assert leads.newest == follows.newest == 1
 
 
-def test_a_peer_that_has_begun_anew_may_not_take_over_and_is_not_waited_for() -> None:
+def test_a_restarted_peer_may_not_take_over_and_is_not_awaited() -> None:
     leads, follows = pair()
     leads.propose(1, is_synced=False)
     later = PairState("pair", msgspec.structs.replace(follows.kept, run=9), 0, b"")
@@ -69,13 +69,13 @@ def test_a_peer_that_has_begun_anew_may_not_take_over_and_is_not_waited_for() ->
     assert leads.hears(follow.standing)
     leads.hear_follow(follow)
     assert leads.has_followed()
-    assert not leads.kept.is_alone, "the process before may have the turn: this one must have it, too"
+    assert not leads.kept.is_alone, "the earlier process may have the turn, so this one must have it, too"
     leads.appended(1, b"")
     assert leads.kept.is_alone
-    assert not leads.hears(follows.standing), "the process before has ended"
+    assert not leads.hears(follows.standing), "the earlier process has ended"
 
 
-def test_an_armed_hub_that_takes_over_ends_the_lead_of_the_other_one() -> None:
+def test_an_armed_hub_that_takes_over_ends_its_peer_s_lead() -> None:
     leads, follows = pair()
     assert follows.settle(msgspec.structs.replace(leads.standing, is_active=False)) is not None
     follows.lead()
@@ -97,14 +97,14 @@ def test_an_active_hub_goes_on_without_a_peer_of_another_version_and_a_passive_o
         follows.hears(other)
 
 
-def test_a_hub_that_is_told_why_it_cannot_follow_ends() -> None:
+def test_a_hub_that_cannot_follow_ends() -> None:
     leads, follows = pair()
     lead = leads.answer(Follow(1, follows.standing, 0, 0, b""), [], "it lacks too much")
     with pytest.raises(HubError, match="it lacks too much"):
         follows.hear_lead(lead)
 
 
-def test_a_late_word_of_an_earlier_term_makes_no_hub_follow() -> None:
+def test_a_late_message_of_an_earlier_term_makes_no_hub_follow() -> None:
     leads, follows = pair()
     late = leads.answer(follows.question(1), [Entry(7, 0, [])], "")
     follows.lead()
@@ -114,7 +114,7 @@ def test_a_late_word_of_an_earlier_term_makes_no_hub_follow() -> None:
     assert follows.newest == 0
 
 
-def test_a_damaged_hub_leaves_the_lead_to_one_that_has_all_and_follows_it() -> None:
+def test_a_damaged_hub_follows_a_peer_that_has_all() -> None:
     damaged, whole = state(newest=3, damaged=5, damage="a file. "), state("backup", newest=5)
     assert damaged.settle(whole.standing) is None
     assert whole.settle(damaged.standing) is not None
@@ -125,7 +125,7 @@ def test_a_damaged_hub_leaves_the_lead_to_one_that_has_all_and_follows_it() -> N
     assert damaged.life is PairLife.ARMED
 
 
-def test_a_damaged_hub_ends_if_the_other_one_lacks_what_it_had_or_is_damaged_too() -> None:
+def test_a_damaged_hub_ends_if_its_peer_is_behind_or_damaged() -> None:
     damaged, less = state(newest=3, damaged=5, damage="a file. "), state("backup", newest=4)
     too = state("backup", newest=4, damaged=9, damage="another. ")
     assert less.settle(damaged.standing) is None

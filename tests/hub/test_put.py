@@ -1,4 +1,4 @@
-"""Putting: each message is stored once, where its answer says, in its client's order."""
+"""Puts: each message is stored once, at the place in its answer, in its client's order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.hub.hubs import hub_feed, published
 
 
 class Peer:
-    """A client by hand: what it sends, and what comes."""
+    """A simulated client that sends requests and receives answers."""
 
     def __init__(self, feed: Feed, name: str = "peer", session: int = 1, replaces: int = 0) -> None:
         self.context = zmq.Context()
@@ -78,12 +78,12 @@ class Peer:
 
 
 def refused_of(answer: Any) -> list[bool]:
-    """Which puts of a request were refused."""
+    """Return for each put of a request whether it was refused."""
     assert isinstance(answer, Stored)
     return [bool(each) for each in unpack_places(answer.places)["is_refused"]]
 
 
-def test_a_put_is_where_its_answer_says(tmp_path: Path) -> None:
+def test_a_put_is_at_the_place_in_its_answer(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
         places = [
@@ -98,7 +98,7 @@ def test_a_put_is_where_its_answer_says(tmp_path: Path) -> None:
     assert len(said) == 5
 
 
-def test_a_put_without_a_time_happened_now_and_0_is_not_known(tmp_path: Path) -> None:
+def test_a_put_without_a_time_is_now_and_0_is_unknown(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
 
     async def put() -> None:
@@ -140,7 +140,7 @@ def test_columns_and_single_puts_are_stored_in_their_order(
     found = []
     with Hub(feed, place), HubClient(feed) as client:
         for part, (is_columns, puts) in enumerate(parts):
-            if is_columns:  # these have no form for what has no value
+            if is_columns:  # columns cannot express a message without a value
                 puts = [(topic, data or b"") for topic, data in puts]  # noqa: PLW2901
                 parts[part] = is_columns, puts
             topics = list(dict.fromkeys(topic for topic, _ in puts))
@@ -167,7 +167,7 @@ def test_columns_and_single_puts_are_stored_in_their_order(
     assert [said[each] for each in found] == flat
 
 
-def test_ten_thousand_are_on_their_way_and_none_is_lost(tmp_path: Path) -> None:
+def test_ten_thousand_pending_puts_are_all_stored(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path), HubClient(feed) as client:
         futures = [client.put_soon(b"A.x", b"%d" % number) for number in range(10_000)]
@@ -180,7 +180,7 @@ def test_ten_thousand_are_on_their_way_and_none_is_lost(tmp_path: Path) -> None:
     assert len(said) == 20_000
 
 
-def test_an_id_is_stored_once_by_whoever_puts_it_again(tmp_path: Path) -> None:
+def test_an_id_is_stored_once_for_all_clients(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path), HubClient(feed) as one, HubClient(feed) as other:
         place = one.put(b"A.x", b"1", b"order-1")
@@ -192,7 +192,7 @@ def test_an_id_is_stored_once_by_whoever_puts_it_again(tmp_path: Path) -> None:
     assert len(published(tmp_path, feed)) == 3
 
 
-def test_ids_and_requests_are_remembered_as_long_as_it_says(tmp_path: Path) -> None:
+def test_ids_and_requests_are_remembered_up_to_their_bounds(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path, remember_ids=3, remember_puts=2), HubClient(feed) as client, Peer(feed) as peer:
         peer.hello()
@@ -208,7 +208,7 @@ def test_ids_and_requests_are_remembered_as_long_as_it_says(tmp_path: Path) -> N
         assert "answered before" in answer.why
 
 
-def test_a_hub_that_is_away_is_a_clear_error_and_the_same_id_later_is_stored_once(tmp_path: Path) -> None:
+def test_a_hub_that_is_down_is_a_clear_error_and_a_later_retry_is_stored_once(tmp_path: Path) -> None:
     feed = hub_feed()
     client = HubClient(feed).start()
     with pytest.raises(NotStoredError, match=rf"hub {feed.hub} did not answer in time that it has the put of b'A.x'"):
@@ -221,7 +221,7 @@ def test_a_hub_that_is_away_is_a_clear_error_and_the_same_id_later_is_stored_onc
     assert [each[:3] for each in published(tmp_path, feed)] == [(place.epoch, place.slice_id, place.sequence)]
 
 
-def test_what_was_put_while_the_hub_was_away_is_stored_in_order_when_it_comes(tmp_path: Path) -> None:
+def test_puts_made_while_the_hub_was_down_are_stored_in_order(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with HubClient(feed, in_flight=50) as client:
         for number in range(50):
@@ -233,7 +233,7 @@ def test_what_was_put_while_the_hub_was_away_is_stored_in_order_when_it_comes(tm
     assert [each[-1] for each in published(tmp_path, feed)] == [b"%d" % number for number in range(50)]
 
 
-def test_a_client_that_ends_says_what_was_not_stored() -> None:
+def test_a_client_that_ends_reports_unstored_puts() -> None:
     client = HubClient(hub_feed()).start()
     future = client.put_soon(b"A.x", b"1")
     with pytest.raises(NotStoredError):
@@ -244,7 +244,7 @@ def test_a_client_that_ends_says_what_was_not_stored() -> None:
         client.put(b"A.x", b"1")
 
 
-def test_a_later_process_takes_a_name_over_and_the_one_before_is_told(tmp_path: Path) -> None:
+def test_a_later_process_takes_over_a_name_and_the_earlier_one_raises(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path):
         before = HubClient(feed, "desk").start()
@@ -261,7 +261,7 @@ def test_a_later_process_takes_a_name_over_and_the_one_before_is_told(tmp_path: 
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_no_session_keeps_a_later_process_from_its_name(tmp_path: Path, restarts: bool) -> None:
+def test_no_session_prevents_a_later_process_from_using_its_name(tmp_path: Path, restarts: bool) -> None:
     feed = hub_feed()
     hub = Hub(feed, tmp_path).start()
     with Peer(feed, "desk", session=(1 << 63) - 1) as before:
@@ -277,7 +277,7 @@ def test_no_session_keeps_a_later_process_from_its_name(tmp_path: Path, restarts
     hub.close()
 
 
-def test_a_late_hello_of_an_earlier_process_takes_no_name_over(tmp_path: Path) -> None:
+def test_a_late_hello_of_an_earlier_process_takes_over_no_name(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path), Peer(feed, session=9) as first, Peer(feed, session=5, replaces=9) as second:
         assert [isinstance(peer.hello(), Welcome) for peer in (first, first, second, second)] == [True] * 4
@@ -309,7 +309,7 @@ def test_two_processes_that_replace_the_same_one_have_two_sessions(tmp_path: Pat
         ({"ids": [b"a", b"b"]}, "ids were 2, expected none or 1"),
     ],
 )
-def test_a_wrong_request_is_refused_with_what_is_wrong_and_those_behind_it_go_on(
+def test_a_wrong_request_is_refused_with_a_reason_and_later_ones_succeed(
     tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
     feed = hub_feed()
@@ -335,7 +335,7 @@ def test_offsets_that_wrap_around_are_refused_and_end_no_hub(tmp_path: Path) -> 
         assert isinstance(peer.ask(peer.puts(4, b"yes")), Stored)
 
 
-def test_what_cannot_be_read_or_is_of_nobody_is_answered_and_harms_nobody(tmp_path: Path) -> None:
+def test_malformed_or_foreign_requests_are_answered_with_an_error(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path) as hub, Peer(feed) as peer, HubClient(feed) as client:
         assert "not understood" in peer.ask(b"\xff\xff").why
@@ -387,7 +387,7 @@ def test_a_payload_that_is_no_record_of_the_schema_is_refused(tmp_path: Path) ->
     assert len(published(tmp_path, feed)) == 2
 
 
-def test_a_payload_that_is_no_record_fails_no_put_that_would_share_its_request(tmp_path: Path) -> None:
+def test_a_payload_that_is_no_record_fails_only_its_own_put(tmp_path: Path) -> None:
     feed = hub_feed(schema="itch50")
     record = b"P" + bytes(load_schema("itch50").dtype("P").itemsize - 1)
     with HubClient(feed) as client:
@@ -399,7 +399,7 @@ def test_a_payload_that_is_no_record_fails_no_put_that_would_share_its_request(t
             assert [first.result(30).sequence, last.result(30).sequence] == [0, 1]
 
 
-def test_what_a_client_sees_itself_is_refused_before_it_is_sent() -> None:
+def test_errors_that_the_client_can_detect_are_raised_before_sending() -> None:
     feed = hub_feed()
     client = HubClient(feed)
     with pytest.raises(ConfigError, match=f"payload had {MOST_BYTES + 1} bytes, expected at most {MOST_BYTES}"):
@@ -422,7 +422,7 @@ def test_what_a_client_sees_itself_is_refused_before_it_is_sent() -> None:
         HubClient(Feed.local("none"))
 
 
-def test_more_topics_than_a_slice_may_have_are_refused_and_the_hub_goes_on(tmp_path: Path) -> None:
+def test_too_many_topics_for_a_slice_are_refused_and_the_hub_continues(tmp_path: Path) -> None:
     feed = msgspec.structs.replace(hub_feed(slices=1), max_topics=2)
     with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A", b"")
@@ -430,13 +430,13 @@ def test_more_topics_than_a_slice_may_have_are_refused_and_the_hub_goes_on(tmp_p
         with pytest.raises(RefusedError, match="topic b'C' was refused: slice 0 had 2 topics, its max_topics, and"):
             client.put(b"C", b"")
         client.put(b"A", None)
-    with Hub(feed, tmp_path), HubClient(feed) as client:  # it counts those that its journals hold
+    with Hub(feed, tmp_path), HubClient(feed) as client:  # the hub counts the topics of its journals
         with pytest.raises(RefusedError, match="topic b'C' was refused: slice 0 had 2 topics, its max_topics, and"):
             client.put(b"C", b"")
         client.put(b"A", b"")
 
 
-def test_a_hub_that_starts_with_less_room_than_its_topics_need_names_the_first_too_many(tmp_path: Path) -> None:
+def test_a_hub_without_room_for_its_topics_names_the_first_too_many(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A", b"", ttl=3_600)
@@ -445,7 +445,7 @@ def test_a_hub_that_starts_with_less_room_than_its_topics_need_names_the_first_t
         Hub(msgspec.structs.replace(feed, max_topics=1), tmp_path).start()
 
 
-def test_longer_topics_than_a_slice_has_room_for_are_refused_and_the_hub_goes_on(tmp_path: Path) -> None:
+def test_too_long_topics_for_a_slice_are_refused_and_the_hub_continues(tmp_path: Path) -> None:
     feed = msgspec.structs.replace(hub_feed(slices=1), max_topics=64)
     with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A" * 1_024, b"")
@@ -455,7 +455,7 @@ def test_longer_topics_than_a_slice_has_room_for_are_refused_and_the_hub_goes_on
         client.put(b"C" * 24, b"")
 
 
-def test_a_client_that_reads_no_answers_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_no_answers_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "QUEUE_ANSWERS", 2)
     feed = hub_feed(slices=2)
     by_slice = {feed.slice_of(b"%d" % each): b"%d" % each for each in range(99)}
@@ -472,7 +472,7 @@ def test_a_client_that_reads_no_answers_holds_nobody_up(tmp_path: Path, monkeypa
         assert hub.statistics().unread > 0
         while peer.socket.poll(500):
             peer.socket.recv()
-        assert isinstance(peer.ask(peer.puts(1, *payloads)), Stored)  # what it did not take it may ask for
+        assert isinstance(peer.ask(peer.puts(1, *payloads)), Stored)  # the client may ask again for unread answers
 
 
 def test_two_hubs_of_one_directory_are_refused(tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ def test_two_hubs_of_one_directory_are_refused(tmp_path: Path) -> None:
         Hub(other, tmp_path).start()
 
 
-def test_a_hub_whose_endpoint_is_taken_says_so(tmp_path: Path) -> None:
+def test_a_hub_with_an_endpoint_in_use_raises(tmp_path: Path) -> None:
     feed = hub_feed()
     with socket.socket() as taken:
         host, port = feed.hub.removeprefix("tcp://").split(":")
@@ -489,7 +489,7 @@ def test_a_hub_whose_endpoint_is_taken_says_so(tmp_path: Path) -> None:
         taken.listen()
         with pytest.raises(OSError, match=f"hub endpoint {feed.hub} is in use"):
             Hub(feed, tmp_path).start()
-    with Hub(feed, tmp_path), HubClient(feed) as client:  # all that the first one held is free again
+    with Hub(feed, tmp_path), HubClient(feed) as client:  # everything that the first hub held is free again
         client.put(b"A.x", b"")
 
 
@@ -499,7 +499,7 @@ def test_a_directory_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
         Hub(hub_feed(), tmp_path).start()
 
 
-def test_puts_in_asyncio_are_stored_in_order_and_got(tmp_path: Path) -> None:
+def test_puts_in_asyncio_are_stored_in_order_and_delivered(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
 
     async def run() -> list[bytes]:
@@ -530,9 +530,7 @@ def test_puts_in_asyncio_are_stored_in_order_and_got(tmp_path: Path) -> None:
         ({"ts_event": "x"}, "ts_event was 'x', expected an integer"),
     ],
 )
-def test_arguments_of_a_wrong_type_are_refused_before_they_are_on_their_way(
-    tmp_path: Path, wrong: dict[str, Any], why: str
-) -> None:
+def test_arguments_of_a_wrong_type_are_refused_before_sending(tmp_path: Path, wrong: dict[str, Any], why: str) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path), HubClient(feed) as client:
         putting: tuple[Callable[..., object], ...] = (client.put, client.put_soon)
@@ -543,11 +541,11 @@ def test_arguments_of_a_wrong_type_are_refused_before_they_are_on_their_way(
         with pytest.raises(TypeError):
             client.put_many((b"A.x",), [0], numpy.zeros((1, 1), numpy.uint8), **columns)
         client.put(b"A.x", b"2", b"order-17")
-        client.put(b"A.x", b"3", ts_event=numpy.int64(3))  # type: ignore[arg-type]  # an integer all the same
+        client.put(b"A.x", b"3", ts_event=numpy.int64(3))  # type: ignore[arg-type]  # also an integer
     assert [message[-1] for message in published(tmp_path, feed)] == [b"2", b"3"]
 
 
-def test_a_prefix_of_no_slice_is_refused_when_it_is_subscribed_to(tmp_path: Path) -> None:
+def test_a_prefix_of_no_slice_is_refused_at_subscribe(tmp_path: Path) -> None:
     (part,) = hub_feed(slices=1).slices
     feed = msgspec.structs.replace(
         hub_feed(slices=1), slices=(msgspec.structs.replace(part, prefixes=("A",), share=None),)

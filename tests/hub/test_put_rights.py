@@ -1,4 +1,4 @@
-"""Which topics a key may put: `put_rights.toml` beside the keys that the hub lets in."""
+"""Rights of keys to put topics: `put_rights.toml` next to the keys that the hub allows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def may_put(client: HubClient) -> bool:
     return True
 
 
-def test_a_key_puts_what_it_has_a_right_to_and_nothing_else(keys: Keyring, feed: Feed, hub: Hub) -> None:
+def test_a_key_may_put_only_topics_of_its_rights(keys: Keyring, feed: Feed, hub: Hub) -> None:
     with client(keys, feed, "desk") as desk, client(keys, feed, "guest") as guest:
         assert [desk.put(topic, b"1").sequence for topic in (b"orders.desk.1", b"notes.x")] == [0, 1]
         with pytest.raises(RefusedError, match="b'orders.other' .* no right to it, expected .* its put_rights.toml"):
@@ -59,14 +59,14 @@ def test_a_key_puts_what_it_has_a_right_to_and_nothing_else(keys: Keyring, feed:
         with pytest.raises(RefusedError, match="1 of 2 puts .* b'orders.x' .* no right to it") as refused:
             desk.put_many([b"notes.x", b"orders.x"], [0, 1], b"ab", offsets=[0, 1, 2])
         assert refused.value.places is not None
-        assert refused.value.places["sequence"].tolist() == [2, -1], "what was not refused is stored"
+        assert refused.value.places["sequence"].tolist() == [2, -1], "the accepted put is stored"
         with pytest.raises(RefusedError, match="b'notes.x' was refused: the key has no right to it"):
             guest.put(b"notes.x", b"1")
-        assert desk.put(b"notes.x", b"2").sequence == 3, "what was refused has no number"
+        assert desk.put(b"notes.x", b"2").sequence == 3, "the refused put has no sequence"
     assert hub.statistics().refused == 3
 
 
-def test_a_key_without_a_line_may_put_all_where_none_stands_for_the_others(
+def test_a_key_without_a_line_may_put_all_if_there_is_no_default_line(
     keys: Keyring, feed: Feed, tmp_path: Path
 ) -> None:
     grant(keys, 'desk = ["orders."]\n')
@@ -74,12 +74,12 @@ def test_a_key_without_a_line_may_put_all_where_none_stands_for_the_others(
         guest.put(b"anything", b"1")
 
 
-def test_rights_that_change_hold_without_a_restart(keys: Keyring, feed: Feed, hub: Hub) -> None:
+def test_changed_rights_apply_without_a_restart(keys: Keyring, feed: Feed, hub: Hub) -> None:
     with client(keys, feed, "guest") as guest:
         assert not may_put(guest)
         grant(keys, 'guest = ["orders."]\n')
         wait_until(lambda: may_put(guest), 60)
-        grant(keys, "guest = 7\n")  # malformed: nobody has a right
+        grant(keys, "guest = 7\n")  # malformed: no key has a right
         wait_until(lambda: not may_put(guest), 60)
 
 
@@ -91,7 +91,7 @@ def test_a_key_that_is_not_allowed_puts_nothing(keys: Keyring, feed: Feed, hub: 
     assert hub.statistics().stored == 0
 
 
-def test_a_line_for_a_key_that_is_not_there_is_told_once(
+def test_a_line_for_a_missing_key_is_logged_once(
     keys: Keyring, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     grant(keys, 'gone = ["orders."]\n')
@@ -103,7 +103,7 @@ def test_a_line_for_a_key_that_is_not_there_is_told_once(
     assert caplog.text.count("no key has a right") == 1
 
 
-def test_malformed_rights_end_the_start(keys: Keyring, feed: Feed, tmp_path: Path) -> None:
+def test_malformed_rights_prevent_a_start(keys: Keyring, feed: Feed, tmp_path: Path) -> None:
     grant(keys, 'desk = "orders."\n')
     with pytest.raises(ConfigError, match=r"put_rights.toml': 'desk' was 'orders.', expected a list of prefixes"):
         Hub(keys.feed(feed, "hub"), tmp_path / "kept").start()

@@ -1,4 +1,4 @@
-"""What a hub refuses takes nothing else with it: each put of a request is judged on its own."""
+"""A refused put affects no other: the hub judges each put of a request on its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GOOD: Final = b"P" + bytes(load_schema("itch50").dtype("P").itemsize - 1)
 
 
 def narrow(feed: Feed, most: int = 2) -> Feed:
-    """A feed with room for few topics."""
+    """Return a feed with room for few topics."""
     return msgspec.structs.replace(feed, max_topics=most)
 
 
@@ -40,8 +40,8 @@ def payloads(count: int) -> Any:
     return numpy.zeros((count, 1), numpy.uint8)
 
 
-def test_a_topic_too_many_fails_no_put_of_others_that_share_its_request(tmp_path: Path) -> None:
-    """All come in one request, as the hub is away."""
+def test_a_topic_too_many_fails_only_its_own_put(tmp_path: Path) -> None:
+    """All puts share one request, because the hub is down."""
     feed = narrow(hub_feed(slices=1))
     with HubClient(feed) as client:
         futures = [client.put_soon(topic, b"%d" % at) for at, topic in enumerate((b"A", b"B", b"C", b"A", b"D", b"B"))]
@@ -59,7 +59,7 @@ def test_a_topic_too_many_fails_no_put_of_others_that_share_its_request(tmp_path
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"0"), (b"B", b"1"), (b"A", b"3"), (b"B", b"5")]
 
 
-def test_a_payload_that_is_no_record_fails_no_other_row_of_its_columns(tmp_path: Path) -> None:
+def test_a_payload_that_is_no_record_fails_only_its_own_row(tmp_path: Path) -> None:
     feed = hub_feed(slices=1, schema="itch50")
     rows, size = [GOOD, b"bad", GOOD], len(GOOD)
     with Hub(feed, tmp_path), HubClient(feed) as client:
@@ -74,8 +74,8 @@ def test_a_payload_that_is_no_record_fails_no_other_row_of_its_columns(tmp_path:
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", GOOD), (b"A", GOOD)]
 
 
-def test_a_topic_that_the_hubs_feed_cannot_have_fails_no_other_and_ends_no_hub(tmp_path: Path) -> None:
-    """Nor does one that no row has. A client would see these itself: this one does not look."""
+def test_an_impossible_topic_fails_no_other_put_and_ends_no_hub(tmp_path: Path) -> None:
+    """Nor does a topic without rows. A real client would detect both; this one does not check."""
     feed = hub_feed(slices=1)
     topics = [b"", b"A", b"\0", b"x" * 2_000, b"unused" * 300]
     with Hub(feed, tmp_path), Peer(feed) as peer:
@@ -90,8 +90,8 @@ def test_a_topic_that_the_hubs_feed_cannot_have_fails_no_other_and_ends_no_hub(t
     assert [row[4] for row in published(tmp_path, feed)] == [b"0", b"4", b"5"]
 
 
-def test_what_is_stored_is_never_said_to_be_refused(tmp_path: Path) -> None:
-    """Put again with its id it is there, whatever its topic or payload may be by now."""
+def test_a_stored_put_is_never_reported_as_refused(tmp_path: Path) -> None:
+    """A repeated id is answered with the stored put, even if its topic or payload is now invalid."""
     feed = hub_feed(slices=1, schema="itch50")
     with Hub(feed, tmp_path), Peer(feed) as peer:
         peer.hello()
@@ -123,10 +123,10 @@ def test_a_condition_that_cannot_be_judged_fails_no_other_row(tmp_path: Path) ->
             client.put_many((b"A", b"B"), [0, 1, 0], payloads(3), if_at=[None, NOWHERE, None])
         assert refused.value.places is not None
         assert (refused.value.places["is_refused"] != 0).tolist() == [False, True, False]
-        assert client.published_count() == 103, "the one that was refused has used its number up"
+        assert client.published_count() == 103, "the refused put has used up its number"
 
 
-def test_conflicts_and_refusals_of_one_call_tell_of_the_first(tmp_path: Path) -> None:
+def test_the_error_of_a_call_names_the_first_conflict_or_refusal(tmp_path: Path) -> None:
     feed = narrow(hub_feed(slices=1))
     with Hub(feed, tmp_path), HubClient(feed) as client:
         taken = client.put(b"A", b"")
@@ -142,7 +142,7 @@ def test_conflicts_and_refusals_of_one_call_tell_of_the_first(tmp_path: Path) ->
         assert not isinstance(refused.value, ConflictError)
 
 
-def test_columns_of_many_requests_tell_the_reason_of_the_first_that_is_refused(tmp_path: Path) -> None:
+def test_the_error_of_many_requests_names_the_first_refusal(tmp_path: Path) -> None:
     feed = hub_feed(slices=1, schema="itch50")
     rows = [GOOD] * 5_000
     rows[4_500], rows[4_900] = b"P", b"longer"
@@ -155,7 +155,7 @@ def test_columns_of_many_requests_tell_the_reason_of_the_first_that_is_refused(t
     assert len(published(tmp_path, feed)) == 4_998
 
 
-def test_what_is_refused_takes_no_room_of_others(tmp_path: Path) -> None:
+def test_refused_puts_take_no_room(tmp_path: Path) -> None:
     feed = narrow(hub_feed(slices=1), 1)
     with Hub(feed, tmp_path), HubClient(feed) as client:
         with pytest.raises(ConflictError):
@@ -166,7 +166,7 @@ def test_what_is_refused_takes_no_room_of_others(tmp_path: Path) -> None:
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"B", b"2")]
 
 
-def test_an_id_that_was_refused_is_judged_anew(tmp_path: Path) -> None:
+def test_a_refused_id_is_judged_again(tmp_path: Path) -> None:
     feed = narrow(hub_feed(slices=1), 1)
     with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A", b"1", b"first")
@@ -178,8 +178,8 @@ def test_an_id_that_was_refused_is_judged_anew(tmp_path: Path) -> None:
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"1"), (b"B", b"2")]
 
 
-def test_a_request_that_is_sent_again_gets_the_verdicts_that_it_had(tmp_path: Path) -> None:
-    """Also by the next hub, whose feed has room for what was refused."""
+def test_a_repeated_request_receives_its_earlier_verdicts(tmp_path: Path) -> None:
+    """The next hub repeats the verdicts, although its feed has room for the refused puts."""
     feed = narrow(hub_feed(slices=1), 1)
     with Hub(feed, tmp_path), Peer(feed) as peer:
         peer.hello()
@@ -193,7 +193,7 @@ def test_a_request_that_is_sent_again_gets_the_verdicts_that_it_had(tmp_path: Pa
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"1")]
 
 
-def test_a_driver_hears_what_is_refused_and_others_go_on(
+def test_a_driver_receives_refusals_and_other_puts_succeed(
     tmp_path: Path,
     context: zmq.Context[zmq.Socket[bytes]],  # noqa: F811
 ) -> None:
@@ -213,8 +213,8 @@ def test_a_driver_hears_what_is_refused_and_others_go_on(
 
 
 @pytest.mark.long
-def test_a_verdict_that_was_not_heard_is_the_same_by_who_takes_over(tmp_path: Path) -> None:
-    """The one that has judged is killed; the other one has room for what was refused."""
+def test_an_unreceived_verdict_is_the_same_after_a_takeover(tmp_path: Path) -> None:
+    """The hub that judged is killed; the other one has room for the refused put."""
     feed = narrow(pair_feed(slices=1))
     index = numpy.arange(3, dtype=numpy.int32).tobytes()
     with Hubs(feed) as hubs:
@@ -238,17 +238,17 @@ def test_a_verdict_that_was_not_heard_is_the_same_by_who_takes_over(tmp_path: Pa
         assert said == [(b"A", b""), (b"A", b"1"), (b"B", b"2"), (b"A", b"4")]
 
 
-# Against a slow reference.
+# Comparison with a slow reference.
 
 
 def judged(answer: Any) -> tuple[list[tuple[int, ...]], list[str]]:
-    """The places of an answer, and its reasons."""
+    """Return the places of an answer and its reasons."""
     assert isinstance(answer, Stored), answer
     return unpack_places(answer.places).tolist(), answer.why.split("\n")
 
 
 def patiently(peer: Peer, request: Any) -> Any:
-    """Ask until the hub that is asked leads."""
+    """Repeat a request until the hub leads."""
     until = time.monotonic() + PATIENCE_S
     while isinstance(answer := peer.ask(request), Passive):
         assert time.monotonic() < until, "the hub does not take over"
@@ -261,7 +261,7 @@ class Row(NamedTuple):
     payload: bytes | None
     id: bytes
     if_at: str
-    """"" for none, "nowhere", "newest", or "wrong"."""
+    """Condition: "" for none, "nowhere", "newest", or "wrong"."""
 
 
 ROWS: Final = st.builds(
@@ -276,7 +276,7 @@ REQUESTS: Final = st.lists(st.lists(ROWS, min_size=1, max_size=8) | st.lists(PLA
 
 
 class Reference:
-    """Judges each put by itself, in words."""
+    """Judges each put on its own, with reasons in words."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed, self.epoch = feed, 0
@@ -286,13 +286,13 @@ class Reference:
         self.published: list[tuple[int, int, bytes, bytes | None]] = []
 
     def condition(self, row: Row) -> tuple[int, int]:
-        """What a row expects of its topic, as it is sent."""
+        """Return a row's condition on its topic, in the form sent to the hub."""
         if row.if_at == "newest":
             return self._newest.get(row.topic, NOWHERE[1:])
         return {"": ANYWHERE, "nowhere": NOWHERE[1:], "wrong": (7, 7)}[row.if_at]
 
     def judge(self, row: Row, if_at: tuple[int, int]) -> Any:
-        """Return what the hub is to answer: a place, what was found in its place, or a part of the reason."""
+        """Return the expected answer: a place, the conflicting place, or a part of the reason."""
         if row.id in self._ids:
             return "there", *self._ids[row.id]
         if row.topic in (b"", b"\0"):
@@ -338,12 +338,12 @@ def as_told(place: tuple[int, ...], why: list[str]) -> Any:
 
 
 def check(peer: Peer, reference: Reference, requests: list[list[Row]]) -> list[tuple[Put, Stored]]:
-    """Put all, each twice, and compare what is answered; return it."""
+    """Put all requests, each twice, compare the answers, and return them."""
     peer.hello()
     asked, first = list[tuple[Put, Stored]](), 1
     for rows in requests:
         conditions, expected = list[tuple[int, int]](), list[Any]()
-        for row in rows:  # "newest" is as of the row before
+        for row in rows:  # "newest" is the state after the row before
             conditions.append(reference.condition(row))
             expected.append(reference.judge(row, conditions[-1]))
         put = request_of(peer, first, rows, conditions)
@@ -359,7 +359,7 @@ def check(peer: Peer, reference: Reference, requests: list[list[Row]]) -> list[t
 
 @settings(max_examples=examples(40))
 @given(requests=REQUESTS)
-def test_each_put_is_judged_as_a_slow_reference_does(
+def test_each_put_is_judged_like_a_slow_reference(
     tmp_path_factory: pytest.TempPathFactory, requests: list[list[Row]]
 ) -> None:
     feed, place = narrow(hub_feed(schema="itch50")), tmp_path_factory.mktemp("hub")
@@ -374,7 +374,7 @@ def test_each_put_is_judged_as_a_slow_reference_does(
 
 @settings(max_examples=examples(16))
 @given(requests=REQUESTS)
-def test_each_put_is_judged_so_at_two_hubs_and_the_same_by_who_takes_over(
+def test_each_put_is_judged_the_same_by_both_hubs_of_a_pair(
     tmp_path_factory: pytest.TempPathFactory, requests: list[list[Row]]
 ) -> None:
     feed = narrow(msgspec.structs.replace(pair_feed(), schema="itch50"))

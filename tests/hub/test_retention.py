@@ -1,4 +1,4 @@
-"""A hub's days within bounds, but for what durable clients have not got."""
+"""Retention of a hub's days, which keeps messages that durable clients have not received."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.hub.test_put import Peer
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1])
-def test_old_days_go_but_for_what_a_durable_client_needs(tmp_path: Path, key_bytes: int) -> None:
+def test_old_days_are_deleted_unless_a_durable_client_needs_them(tmp_path: Path, key_bytes: int) -> None:
     feed = hub_feed(slices=1, key_bytes=key_bytes)
     alone = msgspec.structs.replace(feed, hub="")
     days = [aged(tmp_path, alone, ago) for ago in (9, 8, 7)]
@@ -55,7 +55,7 @@ def last_put(feed: Feed, place: Path) -> int:
         return int(peer.hello().last)
 
 
-def test_a_hub_that_was_away_for_long_reads_its_days_before_it_deletes_them(
+def test_a_hub_that_was_down_for_long_reads_its_days_before_deleting_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = hub_feed(slices=1)
@@ -83,7 +83,7 @@ def test_a_hub_that_was_away_for_long_reads_its_days_before_it_deletes_them(
 
 
 def is_known_after_midnight(place: Path, seconds: int) -> bool:
-    """Put before midnight, some seconds ahead, and wait until that day is deleted. Return False if it was too late."""
+    """Put some seconds before midnight and wait until that day is deleted. Return False if the put was too late."""
     midnight = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
     feed = msgspec.structs.replace(hub_feed(slices=1), day_start=f"{midnight:%H:%M:%S}")
     with Hub(feed, place, retention=Retention(days=1)), Peer(feed) as peer:
@@ -133,14 +133,14 @@ def keeping_hub(feed: Feed, place: Path) -> Hub:
 
 
 def held(feed: Feed, place: Path) -> list[str]:
-    """Return the durable subscriptions that the hub keeps days for."""
+    """Return the durable subscriptions for which the hub keeps days."""
     directory = place / "hub" / feed.name / CONSUMERS
     found = owned_consumers(directory) if directory.is_dir() else {}
     return sorted(file.name for file in found.values() if file.read() is not None)
 
 
 def begin(feed: Feed, place: Path, client: HubClient) -> None:
-    """Subscribe twice, and get a message of each, so that the hub hears of the positions."""
+    """Subscribe twice and get a message of each, so that the hub learns the positions."""
     client.subscribe("A.")
     client.subscribe(symbols=["A"])
     client.put("A.x", b"1")
@@ -159,7 +159,7 @@ def test_an_ended_subscription_holds_no_days(tmp_path: Path) -> None:
     assert not list((tmp_path / "desk").glob("*.positions"))
 
 
-def test_a_hub_that_was_away_hears_of_ended_subscriptions_when_it_is_back(tmp_path: Path) -> None:
+def test_a_restarted_hub_learns_of_subscriptions_that_ended_meanwhile(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with HubClient(feed, "desk", tmp_path / "desk") as client:
         with keeping_hub(feed, tmp_path):
@@ -169,7 +169,7 @@ def test_a_hub_that_was_away_hears_of_ended_subscriptions_when_it_is_back(tmp_pa
     with keeping_hub(feed, tmp_path):
         with HubClient(feed, "other", tmp_path / "desk"):
             pass
-        assert held(feed, tmp_path) == ["desk_A.", "desk_A_symbol"], "it is not for another client to say"
+        assert held(feed, tmp_path) == ["desk_A.", "desk_A_symbol"], "another client must not end them"
         with HubClient(feed, "desk", tmp_path / "desk") as client:
             assert [str(each) for each in client.subscriptions] == ["symbol b'A'"]
             wait_until(lambda: held(feed, tmp_path) == ["desk_A_symbol"], 60)
@@ -183,7 +183,7 @@ def test_a_subscription_that_begins_again_holds_days_again(tmp_path: Path) -> No
         begin(feed, tmp_path, client)
 
 
-def test_an_archive_that_keeps_nothing_for_consumers_lets_them_end(tmp_path: Path) -> None:
+def test_consumers_can_end_at_an_archive_that_keeps_no_days_for_them(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk", tmp_path / "desk") as client:
         client.subscribe("A.")

@@ -1,4 +1,4 @@
-"""Hubs of several sites: each passes on here what is wanted of the others, straight from where it was put."""
+"""Hubs of several sites: each forwards the wanted parts of the other feeds, straight from their origin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SITES = ("ams", "ldn", "nyc", "tyo")
 
 
 def here(feed: Feed) -> Feed:
-    """The same feed with endpoints of its own."""
+    """Return the same feed with other endpoints."""
     slices = tuple(
         msgspec.structs.replace(each, endpoints=endpoints)
         for each, endpoints in zip(feed.slices, free_endpoints("tcp", feed.name, len(feed.slices), 1), strict=True)
@@ -33,7 +33,7 @@ def here(feed: Feed) -> Feed:
 
 
 class Mesh:
-    """Of each site its hub's feed, and how the other sites' feeds are to be had there."""
+    """Each site's feed, and the local feeds through which the site offers the other sites."""
 
     def __init__(self, sites: tuple[str, ...] = SITES) -> None:
         self.feeds = {site: hub_feed(site, slices=1) for site in sites}
@@ -48,7 +48,7 @@ class Mesh:
 
 
 def passes_on(peer: Relay) -> bool:
-    """Whether what is put at a site comes here from now on."""
+    """Return True if messages put at a site are forwarded here from now on."""
     return all(line.filters_above and line.is_confirmed for line in peer.statistics().lines)
 
 
@@ -60,8 +60,8 @@ def got(client: HubClient, count: int, prefix: bytes = b"") -> list[tuple[Place,
     return found
 
 
-def test_in_a_mesh_of_four_each_reader_gets_all_once_in_the_order_of_its_origin(tmp_path: Path) -> None:
-    """Two sites read, two do not: to these nothing goes."""
+def test_in_a_mesh_of_four_each_reader_receives_all_once_in_order(tmp_path: Path) -> None:
+    """Two sites have readers; the other two receive no messages."""
     mesh, count, readers = Mesh(), 300, SITES[:2]
     put: dict[str, list[tuple[Place, bytes | None]]] = {site: [] for site in SITES}
     with ExitStack() as stack:
@@ -96,7 +96,7 @@ def test_in_a_mesh_of_four_each_reader_gets_all_once_in_the_order_of_its_origin(
             assert all((each.messages == 0) == (site not in readers) for each in passed)
 
 
-def test_what_nobody_wants_any_more_is_not_sent_to_a_site(tmp_path: Path) -> None:
+def test_topics_no_longer_wanted_are_not_sent_to_a_site(tmp_path: Path) -> None:
     mesh = Mesh(SITES[:2])
     with mesh.hub("ams", tmp_path) as hub, mesh.hub("ldn", tmp_path), HubClient(mesh.feeds["ldn"]) as putting:
         (peer,) = hub.peers
@@ -119,7 +119,7 @@ def test_what_nobody_wants_any_more_is_not_sent_to_a_site(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_a_killed_hub_of_another_site_is_waited_for(tmp_path: Path) -> None:
+def test_readers_wait_for_a_killed_hub_of_another_site(tmp_path: Path) -> None:
     mesh = Mesh(SITES[:2])
     code = f"""
         with Hub(feed, {str(tmp_path / "ldn")!r}) as hub:
@@ -141,7 +141,7 @@ def test_a_killed_hub_of_another_site_is_waited_for(tmp_path: Path) -> None:
                 script.kill()
 
 
-def test_peers_that_lead_back_here_end_the_hub(tmp_path: Path) -> None:
+def test_a_loop_of_peers_ends_the_hub(tmp_path: Path) -> None:
     feed, other = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
     there, back = here(other), here(other)
     hub = Hub(feed, tmp_path, peers=[(there, back), (back, there)])
@@ -151,7 +151,7 @@ def test_peers_that_lead_back_here_end_the_hub(tmp_path: Path) -> None:
         hub.close()
 
 
-def test_a_peer_that_is_no_feed_of_that_kind_is_refused(tmp_path: Path) -> None:
+def test_a_peer_with_an_unsuitable_feed_is_refused(tmp_path: Path) -> None:
     feed, other = hub_feed("ams", slices=1), hub_feed("ldn", slices=2)
     with pytest.raises(ConfigError, match="slices"):
         Hub(feed, tmp_path, peers=[(other, hub_feed("ldn", slices=1))])

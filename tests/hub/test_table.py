@@ -1,4 +1,4 @@
-"""A hub remembers its clients, and renews what it remembers of them."""
+"""The table in which a hub remembers its clients, and its renewal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def judged(name: str, session: int, count: int) -> tuple[Judged, Places]:
 
 
 def put_first(table: Table, *names: str) -> None:
-    """Have clients begin a session, one after the other, and put once."""
+    """Let clients begin a session and put once, one after the other."""
     for name in names:
         for count in (0, 1):
             table.take(table.number + 1, *judged(name, table.number + 1, count))
@@ -34,7 +34,7 @@ def test_an_answer_that_replaces_another_one_counts_once(monkeypatch: pytest.Mon
     assert [bool(table.answered(Client("", name), 1)) for name in "abc"] == [True, True, True]
 
 
-def test_what_is_renewed_is_restored_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewed_clients_are_restored_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "_MOST_READ", 4)
     table, turns = Table(10, 10, 10), list[tuple[int, Renewed]]()
     for name in "abcdef":
@@ -51,7 +51,7 @@ def test_what_is_renewed_is_restored_in_its_order(monkeypatch: pytest.MonkeyPatc
     assert [bool(again.answered(Client("", name), 1)) for name in "abcdx"] == [False, False, True, True, True]
 
 
-def test_what_is_forgotten_needs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_clients_need_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "_SPARE", 10)
     table = Table(remember_puts=2, remember_ids=3, most_clients=1)
     request, places = judged("a", 1, 1)

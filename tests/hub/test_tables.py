@@ -1,4 +1,4 @@
-"""Tables that are written through a hub: conditions that it judges, topics that end by themselves."""
+"""Tables written through a hub: conditions that it judges, and topics that end at a deadline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def feed() -> Feed:
 
 @contextmanager
 def kept(feed: Feed, prefix: bytes = b"") -> Iterator[Table]:
-    """A table that is synced, and written through a client of its own."""
+    """Yield a synced table, written through its own client."""
     with HubClient(feed) as client:
         subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
         table = subscriber.table(prefix, client=client)
@@ -43,7 +43,7 @@ def kept(feed: Feed, prefix: bytes = b"") -> Iterator[Table]:
         subscriber.terminate()
 
 
-def test_what_is_put_and_deleted_is_in_every_table(tmp_path: Path, feed: Feed) -> None:
+def test_puts_and_deletions_reach_every_table(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path), kept(feed) as table, kept(feed, b"A") as part:
         assert table.revision(b"A.x") == NOWHERE
         places = [table.put(topic, topic.lower()) for topic in (b"A.x", b"B.x", b"A.y")]
@@ -58,14 +58,14 @@ def test_what_is_put_and_deleted_is_in_every_table(tmp_path: Path, feed: Feed) -
             assert late.digest() == table.digest()
 
 
-def test_a_put_whose_condition_does_not_hold_is_refused_with_what_is_there(tmp_path: Path, feed: Feed) -> None:
+def test_a_put_with_a_false_condition_is_refused_with_the_current_place(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
         first = client.put(b"A", b"1", if_at=NOWHERE)
         with pytest.raises(ConflictError, match=r"topic b'A' was at Place\(.*\), expected it without a") as refused:
             client.put(b"A", b"2", if_at=NOWHERE)
         assert (refused.value.topic, refused.value.expected, refused.value.found) == (b"A", NOWHERE, first)
         second = client.put(b"A", b"2", if_at=first)
-        assert second.sequence == first.sequence + 1, "a put that was refused has no place"
+        assert second.sequence == first.sequence + 1, "a refused put has no place"
         with pytest.raises(ConflictError) as refused:
             client.put(b"A", b"3", if_at=first)
         assert refused.value.found == second
@@ -78,7 +78,7 @@ def test_a_put_whose_condition_does_not_hold_is_refused_with_what_is_there(tmp_p
     assert [each[-1] for each in published(tmp_path, feed)] == [b"1", b"2", None, b"5"]
 
 
-def test_a_row_of_put_many_says_where_a_topic_is(tmp_path: Path, feed: Feed) -> None:
+def test_a_row_of_put_many_returns_the_place_of_its_topic(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path), HubClient(feed) as client:
         rows = client.put_many((b"A", b"B"), [0, 1], numpy.zeros((2, 1), numpy.uint8))
         second = client.put(b"A", b"2", if_at=rows[0])
@@ -114,7 +114,7 @@ def test_puts_that_share_a_request_are_judged_one_after_the_other(tmp_path: Path
         assert hub.statistics().conflicts == 51
 
 
-def test_a_put_with_an_id_is_judged_once_however_often_it_is_put(tmp_path: Path, feed: Feed) -> None:
+def test_a_repeated_put_with_an_id_is_judged_once(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path), HubClient(feed) as client, HubClient(feed) as other:
         place = client.put(b"A", b"1", b"id", if_at=NOWHERE)
         assert other.put(b"A", b"1", b"id", if_at=NOWHERE) == place
@@ -127,7 +127,7 @@ def test_a_put_with_an_id_is_judged_once_however_often_it_is_put(tmp_path: Path,
 
 
 @pytest.mark.parametrize("ends", ["killed", "in order"])
-def test_the_next_hub_knows_the_revisions_of_all_that_was_there(tmp_path: Path, feed: Feed, ends: str) -> None:
+def test_the_next_hub_knows_all_revisions(tmp_path: Path, feed: Feed, ends: str) -> None:
     with Hub(feed, tmp_path / "hub") as hub, HubClient(feed) as client:
         places = {b"%d" % number: client.put(b"%d" % number, b"x") for number in range(20)}
         places[b"7"] = client.put(b"7", b"again")
@@ -146,7 +146,7 @@ def test_the_next_hub_knows_the_revisions_of_all_that_was_there(tmp_path: Path, 
             places[b"3"] = client.put(b"3", b"y", if_at=places[b"3"])
 
 
-def test_after_a_power_cut_the_revision_is_of_the_newest_message_that_is_left(
+def test_after_a_power_cut_the_revision_is_that_of_the_newest_remaining_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = hub_feed(slices=1)
@@ -165,7 +165,7 @@ def test_after_a_power_cut_the_revision_is_of_the_newest_message_that_is_left(
         assert client.put(b"A.x", b"10", if_at=first) == Place(0, hub.epoch, 0)
 
 
-def test_days_that_cannot_be_read_refuse_conditions_and_end_no_hub(tmp_path: Path, feed: Feed) -> None:
+def test_with_unreadable_days_conditions_are_refused_and_the_hub_continues(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path), HubClient(feed) as client:
         put_for_damage(client)
         damage_days(tmp_path)
@@ -175,7 +175,7 @@ def test_days_that_cannot_be_read_refuse_conditions_and_end_no_hub(tmp_path: Pat
         client.put(b"A", b"x")
 
 
-def test_a_put_that_is_sent_again_gets_the_verdict_that_it_had(
+def test_a_put_sent_again_receives_its_earlier_verdict(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered, lost = Sender._answered, list[int]()
@@ -198,7 +198,7 @@ def test_a_put_that_is_sent_again_gets_the_verdict_that_it_had(
         assert hub.statistics().conflicts == 1
 
 
-def test_counters_that_two_increment_at_once_are_exact(tmp_path: Path, feed: Feed) -> None:
+def test_counters_incremented_concurrently_are_exact(tmp_path: Path, feed: Feed) -> None:
     each, topics = 40, [b"counter.%d" % number for number in range(2)]
 
     def count(table: Table) -> None:
@@ -223,7 +223,7 @@ def test_counters_that_two_increment_at_once_are_exact(tmp_path: Path, feed: Fee
             wait_until(lambda table=table: table.snapshot()[0] == dict.fromkeys(topics, b"%d" % each), 60)  # type: ignore[misc]
 
 
-def test_a_topic_with_a_ttl_ends_by_itself_unless_it_is_put_anew(
+def test_a_topic_with_a_ttl_ends_unless_it_is_put_again(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     all_are_put, due = threading.Event(), Deadlines.due
@@ -289,7 +289,7 @@ def test_columns_are_judged_message_by_message(tmp_path: Path, feed: Feed) -> No
         places = error.places
         assert places is not None
         assert places["is_refused"].tolist() == [0, 1, 0]
-        later = client.put_many(topics, index, payloads, if_at=places)  # where each is, also the one that was refused
+        later = client.put_many(topics, index, payloads, if_at=places)  # current places, also of the refused row
         assert (later["epoch"] == hub.epoch).all()
         with pytest.raises(ConflictError, match="2 of 3 puts were refused") as refused:
             client.put_many(topics, index, payloads, if_at=[None, NOWHERE, Place(0, 1, 1)])
@@ -308,7 +308,7 @@ def test_columns_are_judged_message_by_message(tmp_path: Path, feed: Feed) -> No
 def test_a_topic_that_columns_name_twice_is_judged_by_its_last_message(tmp_path: Path, feed: Feed) -> None:
     rows = numpy.frombuffer(b"abc", numpy.uint8).reshape(3, 1)
     with Hub(feed, tmp_path) as hub, HubClient(feed) as client, kept(feed) as table:
-        client.put(b"B", b"", if_at=NOWHERE)  # from now on the hub knows where each topic is
+        client.put(b"B", b"", if_at=NOWHERE)  # from now on the hub knows the place of each topic
         places = client.put_many((b"A", b"A"), [1, 1, 0], rows, ttl=[3_600, 3_600, 0.5])
         newest = Place(*places[2][["slice", "epoch", "sequence"]].tolist())
         assert table.wait(newest, 20)
@@ -328,12 +328,12 @@ def test_columns_of_many_requests_are_all_judged(tmp_path: Path, feed: Feed) -> 
         places = refused.value.places
         assert places is not None
         assert numpy.flatnonzero(places["is_refused"]).tolist() == list(range(0, 10_000, 3))
-        with pytest.raises(ConflictError) as refused:  # what was stored is answered by its id, the others judged anew
+        with pytest.raises(ConflictError) as refused:  # stored rows are answered by their ids, the others judged again
             client.put_many(topics, numpy.arange(10_000), rows, if_at=NOWHERE, ids=ids)
         again = refused.value.places
         assert again is not None
         assert (again[["epoch", "sequence", "is_refused"]] == places[["epoch", "sequence", "is_refused"]]).all()
-        assert hub.statistics().known >= 10_000 - 3_334  # more when the client asked again by itself
+        assert hub.statistics().known >= 10_000 - 3_334  # more if the client sent a request again
     assert len(published(tmp_path, feed)) == 10_000
 
 
@@ -359,7 +359,7 @@ def test_columns_have_a_time_to_live_for_all_or_for_each(tmp_path: Path, feed: F
         ({"ttl": -1.0}, ValueError, "ttl was of -1.0 s, expected above 0"),
     ],
 )
-def test_columns_that_no_conditions_or_deadlines_can_be_are_refused(
+def test_invalid_columns_of_conditions_or_deadlines_are_refused(
     feed: Feed, settings: dict[str, Any], error: type[Exception], why: str
 ) -> None:
     with pytest.raises(error, match=why):
@@ -379,14 +379,14 @@ def test_columns_that_no_conditions_or_deadlines_can_be_are_refused(
         ({"ttl": 1.0, "payload": None}, ValueError, "ttl was without a value, expected"),
     ],
 )
-def test_what_no_condition_or_deadline_can_be_is_refused(
+def test_invalid_conditions_and_deadlines_are_refused(
     feed: Feed, settings: dict[str, object], error: type[Exception], why: str
 ) -> None:
     with pytest.raises(error, match=why):
         HubClient(feed).put(b"A", **{"payload": b"x"} | settings)  # type: ignore[arg-type]
 
 
-def test_a_table_without_a_client_or_of_another_prefix_or_feed_is_not_written(feed: Feed) -> None:
+def test_a_table_without_a_matching_client_is_not_written(feed: Feed) -> None:
     with pytest.raises(ConfigError, match="table b'A' had no client, expected one"):
         Subscriber(feed).table(b"A").put(b"A", b"1")
     with pytest.raises(ConfigError, match="topic was b'B', expected one of table b'A'"):
