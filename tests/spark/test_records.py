@@ -205,7 +205,7 @@ def test_types_of_a_day_without_names_are_listed_by_character(spark: SparkSessio
     day.put(0, Put((Row(b"x", b"\xa0"),)))
     with refused(
         "schema 'dbn': message type was 'mbo', expected one of: \\u0000 \\u00a0 Z "
-        f"({day.path} tells no names of types: give the character)"
+        f"({day.path} has no names of types: give the character)"
     ):
         load(spark, day.path, "java", messageType="mbo")
     assert load(spark, day.path, "java", messageType="\u00a0").count() == 1

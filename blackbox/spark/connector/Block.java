@@ -10,7 +10,7 @@ import org.apache.spark.unsafe.Platform;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * The current block of a reader: where its columns are, and which of its rows are wanted.
+ * The current block of a reader: the addresses of its columns, and the wanted rows.
  *
  * The column vectors read every value through it, so one object serves all blocks of a partition. No value of a body
  * is used before `check` has passed it.
@@ -21,11 +21,11 @@ final class Block {
     long tsOut;
     long tsRecv;
     long epoch;
-    /** Whether the body has a column of sequence numbers. */
+    /** True if the body has a column of sequence numbers. */
     boolean numbered;
-    /** The number of wanted rows. */
+    /** Number of wanted rows. */
     int size;
-    /** The length of the first message that `choose` left out because of its length. */
+    /** Length of the first message that `choose` left out because of its length, in bytes. */
     long wrongBytes;
 
     private long count;
@@ -50,9 +50,9 @@ final class Block {
     /** The wanted rows; used only if `chosen`, else they are all rows from `first` on. */
     private int[] rows = new int[0];
     private boolean chosen;
-    /** Addresses of the wanted payloads; filled only when one message type is wanted. */
+    /** Addresses of the wanted payloads; filled only if a single message type is wanted. */
     private long[] places = new long[0];
-    /** For each topic of the block: its columns, and whether its messages are wanted. */
+    /** For each topic of the block: its columns, and true if its messages are wanted. */
     private UTF8String[] topics = new UTF8String[0];
     private UTF8String[] symbols = new UTF8String[0];
     private UTF8String[] types = new UTF8String[0];
@@ -153,7 +153,7 @@ final class Block {
     /**
      * Decompress the body if needed, and check all of it.
      *
-     * Returns what is wrong with it, or null if it may be read.
+     * Returns the fault, or null if the body may be read.
      */
     String check(Bytes bytes, long offset, boolean checksums) {
         long record = bytes.at(offset);
@@ -304,7 +304,7 @@ final class Block {
         return null;
     }
 
-    /** Whether the int32[many + 1] at an address begins with 0, ends with `last` and never decreases. */
+    /** Return true if the int32[many + 1] at an address begins with 0, ends with `last` and never decreases. */
     private static boolean ascending(long at, long many, long last) {
         int before = Platform.getInt(null, at);
         boolean good = before == 0 && Platform.getInt(null, at + 4 * many) == last;
@@ -316,7 +316,7 @@ final class Block {
         return good;
     }
 
-    /** Look up the topics of a checked block. Returns whether all of them are wanted. */
+    /** Look up the topics of a checked block. Returns true if all of them are wanted. */
     boolean findTopics() {
         int many = (int) topicCount;
         if (topics.length < many) {

@@ -4,7 +4,7 @@ import java.util.Arrays;
 
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** What is known about the messages of a block before its body is read: ranges of its numbers, and possible topics. */
+/** Facts about the messages of a block before its body is read: ranges of its numbers, and possible topics. */
 final class BlockBounds {
     static final int DATE = 0;
     static final int SLICE = 1;
@@ -21,7 +21,7 @@ final class BlockBounds {
     Day day;
     /** The index entry's bit set of keys; all bits when unknown. */
     long keys = -1L;
-    /** The one topic of all messages; null when they may have any. */
+    /** The only topic of the messages; null if they may have any. */
     UTF8String topic;
     UTF8String symbol;
     /** Null when the topic has no type. */

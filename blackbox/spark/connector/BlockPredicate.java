@@ -21,7 +21,7 @@ abstract class BlockPredicate implements Serializable {
     /** Return false when no message within these bounds can match. */
     abstract boolean mayMatch(BlockBounds bounds);
 
-    /** Whether topics alone decide it. */
+    /** Return true if the predicate depends only on topics. */
     boolean isOfTopics() {
         return false;
     }

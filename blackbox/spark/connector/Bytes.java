@@ -15,8 +15,8 @@ import org.apache.spark.unsafe.Platform;
 /**
  * A window into a file, in native memory.
  *
- * The file is read, not mapped. Reading is as fast, because the window stays in the cache and mapped pages cost faults;
- * memory stays flat; and a file that is truncated meanwhile is an error, where a mapping would end the process.
+ * The file is read, not mapped. Reading is as fast, because the window stays in the cache and mapped pages cost faults.
+ * Memory stays flat, and a file that is truncated meanwhile is an error instead of the end of the process.
  */
 final class Bytes {
     private static final int STEP = 1 << 20;
@@ -79,8 +79,8 @@ final class Bytes {
     }
 
     /**
-     * Read `size` bytes from an offset on into the window, and as many more as it has room for. Addresses from `at`
-     * are invalid afterwards.
+     * Read at least `size` bytes from an offset into the window, and more if they fit. Earlier addresses from `at` are
+     * invalid afterwards.
      *
      * Throws EOFException when the file has become shorter.
      */

@@ -26,7 +26,7 @@ final class Column implements Serializable {
     static final int EPOCH = 12;
     static final int SEQUENCE = 13;
     static final int PAYLOAD = 14;
-    /** Prefix for fields whose name is that of a column of every message. */
+    /** Prefix for fields that share their name with a column of every message. */
     private static final String CLASHING = "record_";
 
     final String name;
@@ -34,7 +34,7 @@ final class Column implements Serializable {
     final boolean nullable;
     /** One of the constants above; -1 for a field. */
     final int number;
-    /** Null unless it is a field. */
+    /** The field; null for other columns. */
     final Field field;
 
     private Column(String name, DataType type, boolean nullable, int number, Field field) {
@@ -45,13 +45,13 @@ final class Column implements Serializable {
         this.field = field;
     }
 
-    /** Whether its values come from the record's head, without the body. */
+    /** Return true if its values come from the record's head, without the body. */
     boolean isOfHead() {
         return number == FEED || number == DATE || number == SLICE || number == TS_OUT || number == TS_RECV
             || number == OUT_TIME || number == RECV_TIME || number == EPOCH || number == SEQUENCE;
     }
 
-    /** Whether its values come from the topic. */
+    /** Return true if its values come from the topic. */
     boolean isOfTopic() {
         return number == TOPIC || number == SYMBOL || number == TYPE;
     }

@@ -22,7 +22,7 @@ final class Damage extends IOException {
         return Files.shown(path) + ": " + what + " (" + size + " bytes at " + offset + lost + ")";
     }
 
-    /** A segment that could not be opened, though it existed when the query was planned. */
+    /** Return the error for a segment that existed when the query was planned and cannot be opened now. */
     static IOException unreadable(String path, IOException error) {
         boolean gone = error instanceof NoSuchFileException || error instanceof FileNotFoundException;
         String why = gone ? "No such file or directory" : error.getMessage();

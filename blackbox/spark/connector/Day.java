@@ -59,7 +59,7 @@ final class Day implements Serializable {
         try {
             manifest = new ObjectMapper().readTree(text);
         } catch (IOException error) {
-            throw Errors.analysis(Files.shown(path) + " is damaged: it is no JSON");
+            throw Errors.analysis(Files.shown(path) + " is damaged: it is not JSON");
         }
         JsonNode format = Json.of(manifest, "format");
         if (format != null && format.asInt() != Layout.VERSION) {
@@ -97,7 +97,7 @@ final class Day implements Serializable {
         return "0000000000000000".substring(digits.length()) + digits;
     }
 
-    /** Return JSON without the white space between its tokens. */
+    /** Return JSON without white space between tokens. */
     private static String compact(String text) {
         StringBuilder kept = new StringBuilder(text.length());
         boolean quoted = false;
@@ -122,7 +122,7 @@ final class Day implements Serializable {
         return (byte) (1 + (hashOfRoot(topic) >> 16) % channels);
     }
 
-    /** Whether all topics that begin with a prefix have one root; `whole`: it is all of a symbol or topic. */
+    /** Return true if all topics that begin with a prefix have one root; `whole`: it is all of a symbol or topic. */
     boolean fixesRoot(byte[] prefix, boolean whole) {
         return whole || symbolRule.rootOf(prefix) < prefix.length;
     }
@@ -133,7 +133,7 @@ final class Day implements Serializable {
         return crc.getValue();
     }
 
-    /** Whether topics that begin with a prefix can fall into a slice; `whole`: it is all of a symbol or topic. */
+    /** Return true if topics that begin with a prefix can be in a slice; `whole`: it is all of a symbol or topic. */
     boolean mayHold(int slice, byte[] prefix, boolean whole) {
         if (routing == null) {
             return true;

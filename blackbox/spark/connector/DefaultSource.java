@@ -19,8 +19,8 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * The format "blackbox". Spark looks for a class DefaultSource in a package of that name before it looks for a data
- * source in Python. Streams, and queries with engine=python, are passed on to the Python engine of the same name.
+ * The format "blackbox". Spark looks for a class DefaultSource in a package of that name before it looks for a Python
+ * data source. Streams, and queries with engine=python, are passed on to the Python engine of the same name.
  */
 public final class DefaultSource implements TableProvider {
     public DefaultSource() {

@@ -5,7 +5,7 @@ import org.apache.spark.sql.AnalysisException;
 import org.apache.spark.unsafe.Platform;
 import scala.Option;
 
-/** Errors in what the user asked for, raised as the AnalysisException that the Python engine raises too. */
+/** Errors of the user's request, raised as AnalysisException like in the Python engine. */
 final class Errors {
     private Errors() {
     }

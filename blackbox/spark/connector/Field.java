@@ -5,7 +5,7 @@ import java.io.Serializable;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
 
-/** A field of a message type: its place in the payload, its format, and the type of its column. */
+/** A field of a message type: its offset in the payload, its format, and the type of its column. */
 final class Field implements Serializable {
     static final int INTEGER = 0;
     static final int PRICE = 1;
@@ -31,10 +31,10 @@ final class Field implements Serializable {
     final DataType type;
     /** For a price as a float: 10 to the power of its decimals. */
     final double scale;
-    /** Whether one integer means that there is no value, and its bits. */
+    /** True if one integer means that there is no value; next, the bits of that integer. */
     private final boolean hasAbsent;
     private final long absent;
-    /** Whether the column cannot hold all integers of the field, and the largest that it can hold. */
+    /** True if the column cannot hold all integers of the field; next, the largest that it can hold. */
     private final boolean isLimited;
     private final long limit;
 
@@ -87,12 +87,12 @@ final class Field implements Serializable {
         this.limit = meaning == PRICE ? PRICE_LIMIT : meaning == SECONDS ? SECONDS_LIMIT : Long.MAX_VALUE;
     }
 
-    /** Whether the column may hold nulls: for the absent value, or for integers of 64 bits that it cannot hold. */
+    /** Return true if the column may hold nulls, for the absent value or for 64-bit integers that it cannot hold. */
     boolean isNullable() {
         return hasAbsent || isLimited;
     }
 
-    /** Whether an integer is null in the column. */
+    /** Return true if an integer is null in the column. */
     boolean isNull(long value) {
         return hasAbsent && value == absent
             || isLimited && (!signed && value < 0 || value > limit || value < -limit);

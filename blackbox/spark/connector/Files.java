@@ -16,7 +16,7 @@ final class Files {
     private Files() {
     }
 
-    /** Whether a path is on a local or mounted file system, which is read without Hadoop. */
+    /** Return true if a path is on a local or mounted file system, which is read without Hadoop. */
     static boolean isLocal(String path) {
         String scheme = new Path(path).toUri().getScheme();
         return scheme == null || scheme.equals("file");
@@ -27,7 +27,7 @@ final class Files {
         return new Path(path).toUri().getPath();
     }
 
-    /** Return the path as messages show it. */
+    /** Return the path in the form shown in messages. */
     static String shown(String path) {
         return isLocal(path) ? plain(path) : path;
     }

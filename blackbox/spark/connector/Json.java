@@ -26,7 +26,7 @@ final class Json {
         return value == null ? other : value.asText();
     }
 
-    /** Return the 64 bits of a key's integer, of which unsigned ones need all. */
+    /** Return the 64 bits of a key's integer; unsigned ones need all of them. */
     static long bits(JsonNode node, String key) {
         return of(node, key).bigIntegerValue().longValue();
     }

@@ -4,16 +4,16 @@ import java.io.Serializable;
 
 import com.fasterxml.jackson.databind.JsonNode;
 
-/** One message type of a feed's schema: how its payloads are recognised, and their fields. */
+/** One message type of a feed's schema: the character that identifies its payloads, and their fields. */
 final class MessageType implements Serializable {
     final String name;
     final int kind;
     /** Offset of the type character in a payload. */
     final int typeOffset;
-    /** The length of every payload of that type. */
+    /** Length of every payload of that type, in bytes. */
     final int bytes;
     final Field[] fields;
-    /** The layout in the manifest. Days that are read together must have the same. */
+    /** The layout in the manifest. Days that are read together must have the same layout. */
     final String layout;
 
     private MessageType(String name, int kind, int typeOffset, int bytes, Field[] fields, String layout) {
@@ -25,7 +25,7 @@ final class MessageType implements Serializable {
         this.layout = layout;
     }
 
-    /** Find a message type by name, else by character, in a manifest's schema. `prices` is an option's. */
+    /** Find a message type by name, else by character, in a manifest's schema. `prices` is the option of that name. */
     static MessageType of(JsonNode schema, String asked, String prices, String day) {
         JsonNode types = (JsonNode) schema.path("types");
         JsonNode found = null;
@@ -51,7 +51,7 @@ final class MessageType implements Serializable {
             throw Errors.analysis("schema '" + Json.text(schema, "name") + "': message type was '" + asked + "', expected one of: "
                 + (known.length() > 0 ? known.toString() : "none: its payloads are plain bytes")
                 + (hidden && asked.length() > 1
-                    ? " (" + day + " tells no names of types: give the character)" : ""));
+                    ? " (" + day + " has no names of types: give the character)" : ""));
         }
         JsonNode list = Json.of(found, "fields");
         Field[] fields = new Field[list.size()];
@@ -71,7 +71,7 @@ final class MessageType implements Serializable {
         int bytes = Json.number(found, "bytes", 0);
         for (int i = 0; i < fields.length; i++) {
             if (fields[i].offset < 0 || fields[i].offset + fields[i].size > bytes) {
-                throw Errors.analysis(day + ": field '" + fields[i].name + "' of type '" + asked + "' ends behind its "
+                throw Errors.analysis(day + ": field '" + fields[i].name + "' of type '" + asked + "' ends after its "
                     + bytes + " bytes");
             }
         }

@@ -9,7 +9,7 @@ final class Metrics {
     long read;
     /** Stored bytes of the blocks read. */
     long bytes;
-    /** Rows given to Spark. */
+    /** Rows returned to Spark. */
     long rows;
     long skipped;
     long damagedPlaces;
@@ -65,7 +65,7 @@ final class Metrics {
         }
     }
 
-    /** Blocks skipped because index or head ruled them out. */
+    /** Blocks skipped because the index or their heads ruled them out. */
     public static final class BlocksSkipped extends CustomSumMetric {
         public BlocksSkipped() {
         }
@@ -79,7 +79,7 @@ final class Metrics {
         }
     }
 
-    /** Places in a journal that could not be read. */
+    /** Unreadable parts of journals. */
     public static final class DamagedPlaces extends CustomSumMetric {
         public DamagedPlaces() {
         }
@@ -93,7 +93,7 @@ final class Metrics {
         }
     }
 
-    /** Messages lost there, as far as known. */
+    /** Messages lost in these parts, as far as known. */
     public static final class DamagedMessages extends CustomSumMetric {
         public DamagedMessages() {
         }

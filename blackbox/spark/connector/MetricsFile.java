@@ -27,7 +27,7 @@ final class MetricsFile {
         return this;
     }
 
-    /** Write `what`-unique.json at once or not at all; create the directory if it is missing. */
+    /** Write `what`-unique.json atomically; create the directory if it is missing. */
     void write(String directory, String what) throws IOException {
         Path place = new java.io.File(Files.plain(directory)).toPath();
         java.nio.file.Files.createDirectories(place, new FileAttribute[0]);

@@ -18,10 +18,10 @@ final class Options implements Serializable {
     final String messageType;
     /** The form of prices: "decimal", "float" or "integer". */
     final String prices;
-    /** Whether damage is skipped and counted. */
+    /** True if damage is skipped and counted. */
     final boolean skip;
     final boolean checksums;
-    /** Bytes of segments that one task reads at most. */
+    /** Most bytes of segments that one task reads. */
     final long partitionBytes;
     final boolean python;
     /** The directory for files of counts; null for none. */
@@ -32,7 +32,7 @@ final class Options implements Serializable {
         "path", "paths", "engine", "messageType", "prices", "onDamage", "checksums", "partitionBytes", "metrics",
         "startingOffsets", "maxBytesPerTrigger"
     };
-    /** Edits within which a misspelt option still gets a hint. */
+    /** Most edits between a misspelt option and the one that the error suggests. */
     private static final int NEAR = 3;
 
     Options(CaseInsensitiveStringMap given) {
@@ -92,12 +92,12 @@ final class Options implements Serializable {
         return size;
     }
 
-    /** Return whether an option has the value `other`, not `usual`. Throws when it has neither. */
+    /** Return true if an option has the value `other`, false for `usual`. Throws for other values. */
     private static boolean one(CaseInsensitiveStringMap given, String name, String usual, String other) {
         return oneOf(given, name, new String[] {usual, other}).equals(other);
     }
 
-    /** Return the value of an option; the first one is the default. Throws when it has none of them. */
+    /** Return the value of an option; the first allowed value is the default. Throws for other values. */
     private static String oneOf(CaseInsensitiveStringMap given, String name, String[] values) {
         String value = (given.containsKey(name) ? given.get(name) : values[0]).toLowerCase(Locale.ROOT);
         for (int i = 0; i < values.length; i++) {

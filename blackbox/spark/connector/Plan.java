@@ -9,9 +9,9 @@ import org.apache.hadoop.conf.Configuration;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Choose the records to read. Manifests and indexes rule out days, slices and runs of records. */
+/** Chooses the records to read. Manifests and indexes rule out days, slices and runs of records. */
 final class Plan {
-    /** The least bytes of a task, so that little data does not become many tasks. */
+    /** Least bytes of a task, so that little data does not become many tasks. */
     private static final long LEAST_SHARE = 4L << 20;
     /** Bytes in memory while heads of records are scanned, where the index is missing or short. */
     private static final int WINDOW = 64 << 10;
@@ -44,7 +44,7 @@ final class Plan {
         }
     }
 
-    /** Whether all chosen files are on a local or mounted file system. */
+    /** Return true if all chosen files are on a local or mounted file system. */
     boolean isLocal() {
         for (int i = 0; i < ranges.size(); i++) {
             if (!Files.isLocal(((Range) ranges.get(i)).path)) {
@@ -185,7 +185,7 @@ final class Plan {
             return;
         }
         if (Records.i64(at) != Layout.MAGIC_SEGMENT) {
-            throw Errors.analysis(Files.shown(path) + ": magic was another one, expected that of a segment");
+            throw Errors.analysis(Files.shown(path) + ": magic was not that of a segment");
         }
         mustBe(path, "version", Records.u16(at + Layout.FILE_HEAD_VERSION), Layout.VERSION);
         mustBe(path, "slice", Records.u16(at + Layout.FILE_HEAD_SLICE), slice);
@@ -211,7 +211,7 @@ final class Plan {
             && Records.u32(at + Layout.FILE_HEAD_CHECKSUM) == Xxh3.checksum(at, Layout.FILE_HEAD_CHECKSUM);
     }
 
-    /** Offer the runs of the index up to its first invalid entry. Returns where the last of them ends. */
+    /** Offer the runs of the index up to its first invalid entry. Returns the offset after the last run. */
     private long indexed(Day day, int slice, String path, Bytes index, long indexBytes, long size) throws IOException {
         long at = Layout.FILE_HEAD_BYTES;
         long cut = 0;
@@ -235,7 +235,7 @@ final class Plan {
                 scan(day, slice, path, at, start, false);
             }
             if (stop > size) {
-                // Read the rest of the run; the reader counts how much is left.
+                // Read the rest of the run; the reader counts what is left.
                 cut = stop;
                 stop = size;
             }
@@ -270,8 +270,8 @@ final class Plan {
     }
 
     /**
-     * Scan for records that the index does not list. Bytes that are no record are damage, except at the end of a
-     * growing segment, where they may be a record that is being written.
+     * Scan for records that the index does not list. Other bytes are damage, except at the end of a growing segment,
+     * where they may be a record that is being written.
      */
     private void scan(Day day, int slice, String path, long from, long stop, boolean growing) throws IOException {
         Bytes heads = new Bytes(path, stop, ByteBuffer.allocateDirect(WINDOW), settings);
@@ -293,7 +293,7 @@ final class Plan {
         }
     }
 
-    /** Offer the records from an offset on, in runs. Returns where the first byte is that is no whole record. */
+    /** Offer the records from an offset on, in runs. Returns the offset of the first incomplete or invalid record. */
     private long walk(Day day, int slice, String path, Bytes heads, long from, long stop) throws IOException {
         long at = from;
         while (Records.isAt(heads, at, stop)) {

@@ -11,7 +11,7 @@ final class Range implements Serializable {
     final String path;
     final long start;
     long stop;
-    /** According to the index, or to the heads where it is missing. */
+    /** Messages according to the index, or to the heads where it is missing. */
     long messages;
 
     Range(Day day, int slice, String path, long start) {
@@ -22,7 +22,7 @@ final class Range implements Serializable {
         this.stop = start;
     }
 
-    /** What one task reads. */
+    /** The ranges that one task reads. */
     static final class Partition implements InputPartition {
         final Range[] ranges;
 

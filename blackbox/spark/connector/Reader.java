@@ -13,15 +13,15 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Reads the blocks of one task: one batch a block, small blocks collected into one batch.
+ * Reads the blocks of one task: one batch per block; small blocks are collected into one batch.
  *
- * A block is checked as a whole, checksum included, before any of its values is given out. Only with checksums=false
- * are values of the head given out without reading the body.
+ * A block is checked as a whole, checksum included, before any of its values is returned. Only with checksums=false
+ * are values of the head returned without reading the body.
  */
 final class Reader implements PartitionReader {
     /** Blocks of fewer wanted rows are collected in the row buffer. */
     private static final int SMALL = 512;
-    /** Bytes of a file in memory at a time: some blocks, few enough for the cache. */
+    /** Bytes of a file in memory at a time: some blocks, small enough for the cache. */
     private static final int WINDOW = 1 << 20;
     private static final Logger LOG = LoggerFactory.getLogger("blackbox");
 
@@ -52,9 +52,9 @@ final class Reader implements PartitionReader {
     private long at;
     /** Messages of the range in records with valid heads. */
     private long seen;
-    /** Whether the file of counts is written. */
+    /** True if the file of counts is written. */
     private boolean reported;
-    /** Rows of the current block, to be given out after those in the buffer. */
+    /** Rows of the current block, returned after those in the buffer. */
     private int waiting;
 
     Reader(Range.Partition part, Options options, Column[] wanted, BlockPredicate[] predicates,
@@ -173,7 +173,7 @@ final class Reader implements PartitionReader {
         }
     }
 
-    /** Read the record at the current offset. Returns whether it has wanted rows; `block` is then at it. */
+    /** Read the record at the current offset. Returns true if it has wanted rows; `block` is then at it. */
     private boolean readOne() throws IOException {
         long here = at;
         try {
@@ -213,7 +213,7 @@ final class Reader implements PartitionReader {
         return block.size > 0;
     }
 
-    /** Return whether a record's head allows wanted rows; `block` is then at it. */
+    /** Return true if a record's head allows wanted rows; `block` is then at it. */
     private boolean isWanted(long record) {
         bounds.ofRecord(record);
         for (int i = 0; i < predicates.length; i++) {

@@ -6,7 +6,7 @@ import java.util.List;
 
 import org.apache.hadoop.conf.Configuration;
 
-/** Where a recording's files are: the only place that knows their names, as `blackbox.archive.day` in Python. */
+/** Paths of a recording's files. Only this class knows their names, like `blackbox.archive.day` in Python. */
 final class RecordingPaths {
     private static final String MANIFEST = "manifest.json";
     private static final String SEGMENT = "[0-9]{6,9}[.]journal";
@@ -28,12 +28,12 @@ final class RecordingPaths {
         return slice + "/" + padded(number, 6) + JOURNAL;
     }
 
-    /** The index of a segment. */
+    /** Return the path of a segment's index. */
     static String index(String segment) {
         return segment.substring(0, segment.length() - JOURNAL.length()) + INDEX;
     }
 
-    /** The numbers of the segments in a slice's directory, ascending. */
+    /** Return the numbers of the segments in a slice's directory, ascending. */
     static int[] segments(String slice, Configuration settings) throws IOException {
         String[] names = Files.names(slice, settings);
         int[] numbers = new int[names.length];

@@ -22,7 +22,7 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.Platform;
 import org.apache.spark.util.SerializableConfiguration;
 
-/** One scan of recordings, as they stand when it is planned. */
+/** One scan of recordings in the state at the time of planning. */
 final class RecordingScan implements Scan, Batch, SupportsReportStatistics {
     private final Options options;
     private final Column[] columns;
@@ -67,7 +67,7 @@ final class RecordingScan implements Scan, Batch, SupportsReportStatistics {
         return this;
     }
 
-    /** The Python engine reads streams. */
+    /** Delegate to the Python engine, which reads streams. */
     public MicroBatchStream toMicroBatchStream(String checkpoint) {
         return streams.newScanBuilder(given).build().toMicroBatchStream(checkpoint);
     }
@@ -112,7 +112,7 @@ final class RecordingScan implements Scan, Batch, SupportsReportStatistics {
 
     public Statistics estimateStatistics() {
         final long rows = plan().messages;
-        // Spark assumes 100 bytes for a payload, and broadcasts tables that it takes for small.
+        // Spark assumes 100 bytes for a payload, and broadcasts tables that it estimates as small.
         final long bytes = Math.max(hasPayload() ? plan().bytes : 1L, rows * readSchema().defaultSize());
         return new Statistics() {
             public OptionalLong sizeInBytes() {

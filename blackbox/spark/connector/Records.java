@@ -25,7 +25,7 @@ final class Records {
         return Platform.getLong(null, at);
     }
 
-    /** Return the bytes from a record or mark to what follows it, padding included. */
+    /** Return the size of a record or mark in bytes, padding included. */
     static long size(long record) {
         int head = isMark(record) ? Layout.MARK_HEAD_BYTES : Layout.RECORD_HEAD_BYTES;
         return aligned(head + u32(record + Layout.RECORD_STORED_BYTES));
@@ -35,12 +35,12 @@ final class Records {
         return (size + Layout.RECORD_ALIGNMENT - 1) & -Layout.RECORD_ALIGNMENT;
     }
 
-    /** Whether a mark, and not a record, begins at an address. */
+    /** Return true if a mark instead of a record begins at an address. */
     static boolean isMark(long at) {
         return Platform.getInt(null, at) == Layout.MAGIC_MARK;
     }
 
-    /** Return the messages of a record, without the rows that were recorded before; a mark has none. */
+    /** Return the number of messages of a record without rows recorded before; 0 for a mark. */
     static long messages(long record) {
         if (isMark(record)) {
             return 0;
@@ -48,7 +48,7 @@ final class Records {
         return u32(record + Layout.AT_COUNT) - u32(record + Layout.RECORD_FIRST_ROW);
     }
 
-    /** Whether a record with a valid head begins at an address and fits into `room` bytes. */
+    /** Return true if a record with a valid head begins at an address and fits into `room` bytes. */
     private static boolean isRecord(long record, long room) {
         if (room < Layout.RECORD_HEAD_BYTES || Platform.getInt(null, record) != Layout.MAGIC_RECORD) {
             return false;
@@ -73,19 +73,19 @@ final class Records {
         return u32(record + Layout.RECORD_FIRST_ROW) < count && size(record) <= room;
     }
 
-    /** Whether a mark with a valid head begins at an address and fits into `room` bytes. */
+    /** Return true if a mark with a valid head begins at an address and fits into `room` bytes. */
     private static boolean isWholeMark(long mark, long room) {
         long recorded = u32(mark + Layout.RECORD_CHECKSUM);
         return recorded == headChecksum(mark, Layout.MARK_HEAD_BYTES)
             && u32(mark + Layout.RECORD_STORED_BYTES) <= Layout.MAX_BODY_BYTES && size(mark) <= room;
     }
 
-    /** The right checksum of the head of a record or mark. */
+    /** Return the correct checksum of the head of a record or mark. */
     private static long headChecksum(long at, int bytes) {
         return Xxh3.checksum(at + Layout.OFFSET_CHECKED, bytes - Layout.OFFSET_CHECKED);
     }
 
-    /** Whether the block header of a record is valid and one of a data block. */
+    /** Return true if the block header of a record is valid and belongs to a data block. */
     private static boolean isHeader(long record) {
         if (Platform.getInt(null, record + Layout.RECORD_BLOCK) != Layout.MAGIC_BLOCK
                 || u8(record + Layout.AT_VERSION) != Layout.VERSION) {
@@ -129,7 +129,7 @@ final class Records {
         return -1L;
     }
 
-    /** Whether a whole record or mark with a valid head lies between an offset and `stop`: its head is in the window. */
+    /** Return true if a record or mark with a valid head begins at an offset and ends by `stop`. Loads its head. */
     static boolean isAt(Bytes bytes, long at, long stop) throws IOException {
         if (stop - at < Layout.MARK_HEAD_BYTES) {
             return false;

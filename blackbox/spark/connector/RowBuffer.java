@@ -16,7 +16,7 @@ import org.apache.spark.sql.types.StringType;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** Collect the rows of small blocks into one batch, because each batch costs Spark as much as some hundred rows. */
+/** Collects the rows of small blocks into one batch, because each batch costs Spark as much as some hundred rows. */
 final class RowBuffer {
     static final int ROOM = 4096;
 
@@ -55,7 +55,7 @@ final class RowBuffer {
         return batch;
     }
 
-    /** Empty the columns, once Spark is done with the batch that was taken. */
+    /** Empty the columns once Spark has finished with the last batch. */
     void reset() {
         for (int i = 0; i < targets.length; i++) {
             targets[i].reset();

@@ -4,12 +4,12 @@ import java.io.Serializable;
 
 import com.fasterxml.jackson.databind.JsonNode;
 
-/** How a feed splits topics into symbol and type, and what routing hashes; as blackbox/feed/symbol.py. */
+/** Splits a feed's topics into symbol and type, and finds the root that routing hashes; as blackbox/feed/symbol.py. */
 final class SymbolRule implements Serializable {
     private final byte separator;
-    /** Whether the symbol is the whole topic, so that there is no type. */
+    /** True if the symbol is the whole topic; there is no type then. */
     private final boolean whole;
-    /** Whether the first separator splits the topic, not the last one. */
+    /** True if the first separator splits the topic instead of the last one. */
     private final boolean first;
 
     private SymbolRule(byte separator, boolean whole, boolean first) {
@@ -30,7 +30,7 @@ final class SymbolRule implements Serializable {
         return new SymbolRule((byte) separator.charAt(0), symbol.equals("whole"), symbol.equals("before_first"));
     }
 
-    /** Return the place of the separator between symbol and type; -1 when the topic has no type. */
+    /** Return the offset of the separator between symbol and type; -1 if the topic has no type. */
     int separatorOf(byte[] topic) {
         if (whole) {
             return -1;

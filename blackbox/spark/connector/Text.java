@@ -13,7 +13,7 @@ final class Text extends BlockPredicate {
     private final boolean whole;
     private final byte[] text;
     private transient UTF8String wanted;
-    /** The last answer of `mayBeThere`, which is the same for all entries of a slice. */
+    /** The last result of `mayBeThere`, which is the same for all entries of a slice. */
     private transient Day lastDay;
     private transient long lastSlice;
     private transient boolean lastHeld;
@@ -53,7 +53,7 @@ final class Text extends BlockPredicate {
         return found != null && (whole ? found.equals(wanted) : found.startsWith(wanted));
     }
 
-    /** Whether the feed's routing and the keys of the index entry allow such a topic. */
+    /** Return true if the feed's routing and the keys of the index entry allow such a topic. */
     private boolean mayBeThere(BlockBounds bounds, Day day) {
         long slice = bounds.low[BlockBounds.SLICE];
         if (slice != bounds.high[BlockBounds.SLICE]) {

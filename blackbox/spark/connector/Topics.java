@@ -23,7 +23,7 @@ final class Topics {
     UTF8String[] symbols;
     /** Null when the topic has none. */
     UTF8String[] types;
-    /** Whether the filters allow the topic. */
+    /** True if the filters allow the topic. */
     boolean[] wanted;
     private SymbolRule rule;
 

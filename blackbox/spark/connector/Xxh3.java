@@ -30,19 +30,19 @@ final class Xxh3 {
     private Xxh3() {
     }
 
-    /** The low 32 bits, as they stand in a head: 0 to 2^32 - 1. */
+    /** Return the low 32 bits, as stored in a head: 0 to 2^32 - 1. */
     static long checksum(long address, long size) {
         return hash(address, size) & LOW_32;
     }
 
-    /** The hash of bytes on the heap. */
+    /** Return the hash of bytes on the heap. */
     static long hash(byte[] bytes) {
         ByteBuffer copy = ByteBuffer.allocateDirect(Math.max(1, bytes.length));
         copy.put(bytes);
         return hash(Platform.getDirectBufferAddress(copy), bytes.length);
     }
 
-    /** The hash of `size` bytes at an address. */
+    /** Return the hash of `size` bytes at an address. */
     static long hash(long at, long size) {
         if (size > 240) {
             return ofLong(at, size);
@@ -62,7 +62,7 @@ final class Xxh3 {
         return Platform.getByte(null, at) & 0xFFL;
     }
 
-    /** Eight bytes of the secret from any place on. */
+    /** Return eight bytes of the secret from any offset. */
     private static long secret(int place) {
         int shift = (place & 7) * 8;
         long low = SECRET[place >> 3];
