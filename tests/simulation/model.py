@@ -33,14 +33,14 @@ class Report(NamedTuple):
 
 @dataclass
 class Want:
-    """A time in which a consumer wants a key."""
+    """A period in which a consumer wants a key."""
 
     start: Position
     """No message before it may be reported as lost."""
     begin: Position | None = None
     """Each message from here on must be delivered or reported as lost. None: no filter was confirmed."""
     end: Position | None = None
-    """Each message before it must be; None: it is still wanted."""
+    """Each message before it must be delivered or reported. None: the key is still wanted."""
 
     def copy(self) -> Want:
         return Want(self.start, self.begin, self.end)

@@ -81,7 +81,7 @@ class Log:
         self.end = sequence + sent.numbers
 
     def between(self, first: int, stop: int) -> Iterator[tuple[int, Sent]]:
-        """Yield what starts in a range, with its sequence."""
+        """Yield the items that start in a range, with their sequences."""
         for place in range(bisect_left(self._sequences, first), bisect_left(self._sequences, stop)):
             yield self._sequences[place], self._sent[place]
 
@@ -180,7 +180,7 @@ class Pipe:
         self._filters: tuple[bytes, ...] = ()
         self.is_up, self.drop, self.delay, self._life = False, 0.0, 1.0, 0
         self.forges, self._was_forged = False, False
-        """True: an item that the publisher did not send comes before the next one."""
+        """True if an item that the publisher did not send precedes the next one."""
         self._last = self._last_asked = 0.0
         source.pipes.append(self)
 
@@ -259,7 +259,7 @@ def _forged(random: Random, what: Block | Heartbeat | Confirm) -> Block | Heartb
 
 
 class Relay:
-    """A relay of one line: what it asks for above and answers below, without its sockets."""
+    """A relay of one line: its requests above and its answers below, without sockets."""
 
     def __init__(self, loop: Loop, random: Random, source: Source) -> None:
         self.pipes: list[Pipe] = []

@@ -1,4 +1,4 @@
-"""Simulated clients of a pair: each puts, puts again and reads, and notes what it was answered."""
+"""Simulated clients of a pair: each puts, puts again, reads, and notes the answers."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ class Row:
 
 @dataclass
 class Sent:
-    """A request, and what is known of it."""
+    """A request, with the knowledge at its first sending and its answers."""
 
     client: int
     put: Put
     rows: list[Row]
     began: float
     known: tuple[float, Known, Known]
-    """Acknowledged places when it was sent first."""
+    """Time of the first sending, and the acknowledged places then."""
     answers: list[tuple[float, list[PlaceRow]]] = field(default_factory=list)
 
 
 class Connection:
-    """Carries requests and answers in order. Once it has lost one, it is broken."""
+    """Carries requests and answers in order. It is broken once it has lost one."""
 
     def __init__(self, world: PairWorld, to: int, client: SimClient) -> None:
         self._world, self._to, self._client = world, to, client
@@ -175,7 +175,7 @@ class SimClient:
             self._send(sent.put)
 
     def take(self, answer: Answer, connection: Connection) -> None:
-        """Take an answer that comes on a connection."""
+        """Take an answer received on a connection."""
         world = self._world
         if connection is not self._connection:
             return

@@ -1,4 +1,4 @@
-"""The disk of a simulated hub of two: days with notes and blocks, and what a kill or a power cut leaves of them."""
+"""The disk of a simulated hub of two: days with notes and blocks, and their remains after a kill or a power cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blackbox.hub.pair import Entry, Kept
 from blackbox.hub.revisions import Revision
 
 _MOST_ENTRIES = 3
-"""Entries that a peer is given at once."""
+"""Most entries sent to a peer at once."""
 
 
 class SimBlock(NamedTuple):
@@ -92,7 +92,7 @@ class Disk:
         self.note_sizes()
 
     def note_sizes(self) -> None:
-        """Have all that is left be on the disk."""
+        """Mark all remaining records as synced."""
         for slice_id in range(len(self.slices)):
             self.sync(slice_id)
 
@@ -159,7 +159,7 @@ class SimNotes(Notes):
 
 
 class SimHistory(History):
-    """The shipped reading of notes, from a simulated disk."""
+    """The shipped reader of notes, on a simulated disk."""
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(Path("nowhere"), disk.feed)
@@ -199,7 +199,7 @@ class SimHistory(History):
 
 
 class SimEntries:
-    """Entries as `Entries` reads them."""
+    """Reads entries like `Entries`."""
 
     def __init__(self, disk: Disk, first: int) -> None:
         found: dict[int, dict[int, list[tuple[bytes, list[SimBlock]]]]] = {}

@@ -31,14 +31,14 @@ class Known(NamedTuple):
 
 
 class PairModel:
-    """Checks each answer when it comes, and all of them at the end."""
+    """Checks each answer on arrival, and all of them at the end."""
 
     def __init__(self, slices: int, now: Callable[[], float]) -> None:
         self._now = now
         self.disks: list[Disk] = []
         self._published: dict[_Place, tuple[bytes, bytes | None]] = {}
         self._places: dict[bytes, set[_Place]] = defaultdict(set)
-        """By payload, where it was published."""
+        """Places of publication, by payload."""
         self._sent: list[Sent] = []
         self._ttl_ns: dict[bytes, int] = {}
         """By payload."""
@@ -64,7 +64,7 @@ class PairModel:
         return random.choice([newest, newest, NO_VALUE])
 
     def known(self) -> tuple[float, Known, Known]:
-        """Return what is acknowledged now."""
+        """Return the places acknowledged now."""
         return self._now(), self._known.copy(), self._synced.copy()
 
     def cut_power(self) -> None:
@@ -189,7 +189,7 @@ class PairModel:
     # At the end.
 
     def end(self, kept: list[Kept]) -> None:
-        """Check what two hubs have that are in step."""
+        """Check the contents of two hubs that are in step."""
         disks = self.disks
         one, other = (dict(disk.messages()) for disk in disks)
         deleted = disks[0].deleted | disks[1].deleted

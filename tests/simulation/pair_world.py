@@ -43,10 +43,10 @@ class PairWorld:
         self.deletes = random.random() < 0.3
         self.cuts_power = random.random() < 0.5
         self.may_differ = False
-        """A hub that was alone has lost power: what was not synced may be at the other one only."""
+        """True if a hub that was alone has lost power: puts that were not synced may be at the other one only."""
         self._are_faults_over = False
         self._cut = [False, False]
-        """By sender, whether its messages on the link are lost."""
+        """For each sender, True if its messages on the link are lost."""
         self._client_cut = [False, False]
         self._delay = 0.1
         self._lives = [0, 0]
@@ -60,11 +60,11 @@ class PairWorld:
     # Network.
 
     def link_lost(self, at: int) -> None:
-        """Lose what is under way to and from a process that has ended."""
+        """Lose the messages in flight to and from a process that has ended."""
         self._lives[at] += 1
 
     def carry(self, at: int, what: Follow | Lead) -> None:
-        """Carry a message from a hub to the other one: in order, unless the connection is a new one."""
+        """Carry a message from a hub to the other one, in order unless it takes a new connection."""
         random, to = self.random, 1 - at
         if self._cut[at] and random.random() < 0.7:
             return
@@ -79,7 +79,7 @@ class PairWorld:
         follow = what if isinstance(what, Follow) else None
 
         def arrive() -> None:
-            if self._cut[at]:  # it comes once the link heals
+            if self._cut[at]:  # it arrives once the link heals
                 self.loop.at(1.0, arrive)
             elif life == self._lives[to]:
                 self.hubs[to].hear(lead, follow)
@@ -87,7 +87,7 @@ class PairWorld:
         self.loop.at_time(when, arrive)
 
     def loses(self, at: int) -> bool:
-        """Return True if a connection of a client with a hub loses what it carries now."""
+        """Return True if a connection of a client with a hub loses its current message."""
         return self._client_cut[at] or (not self._are_faults_over and self.random.random() < 0.01)
 
     # Faults.
@@ -134,7 +134,7 @@ class PairWorld:
     # The run.
 
     def run(self) -> None:
-        """Run the schedule, then until all is well again. Raises ModelError."""
+        """Run the schedule, then run without faults until the pair is in step again. Raises ModelError."""
         random, loop = self.random, self.loop
         loop.run(3.0)
         while loop.now < _SCHEDULE_S:
@@ -193,7 +193,7 @@ def _known_to(of: judge.Judge) -> dict[str, Any]:
 
 
 def pair_finding_of(seed: int) -> str | None:
-    """Run a schedule; return what must not happen, and the seed."""
+    """Run a schedule; return the violation and its seed, or None."""
     level = _log.level
     _log.setLevel(logging.CRITICAL + 1)
     with ExitStack() as stack:

@@ -33,7 +33,7 @@ class Consumer:
         self._kept: tuple[Position, list[tuple[int, int, bytes | None]], list[Report], dict[bytes, Want]] | None = None
         self.begun: Position | None = None
         self._arrived: set[tuple[int, int]] = set()
-        """Received messages that are not delivered. A forgery empties it: what it refutes may be dropped."""
+        """Received messages that are not delivered. A forgery empties it: contradicted messages may be dropped."""
         self.known_ends: dict[int, int] = {}
         """End of each earlier epoch that the consumer heard of while it was live."""
         random = world.random
