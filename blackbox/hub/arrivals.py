@@ -16,12 +16,12 @@ class Arrivals:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.count = 0
-        """Arrivals so far. Read it before you look at the subscriptions."""
+        """Arrivals so far. Read it before checking the subscriptions."""
         self._sleepers = set[asyncio.Future[None]]()
         """Futures of the tasks that wait."""
 
     def add(self) -> None:
-        """Add one, and wake readers."""
+        """Add an arrival, and wake the readers."""
         with self._changed:
             self.count += 1
             self._changed.notify_all()
@@ -31,14 +31,14 @@ class Arrivals:
             self._sleepers.clear()
 
     def wait(self, seen: int, timeout: float) -> None:
-        """Wait until there are more than `seen`, or for `timeout` seconds."""
+        """Wait until there are more than `seen` arrivals, at most `timeout` seconds."""
         until = time.monotonic() + timeout
         with self._changed:
             while self.count == seen and (left := until - time.monotonic()) > 0:
                 self._changed.wait(step_of(left))
 
     async def changed(self, seen: int) -> None:
-        """Wait until there are more than `seen`."""
+        """Wait until there are more than `seen` arrivals."""
         sleeper = asyncio.get_running_loop().create_future()
         with self._changed:
             if self.count != seen:

@@ -1,4 +1,4 @@
-"""A client of a hub in asyncio: the verbs of `HubClient`, awaited."""
+"""Asyncio client of a hub: the methods of `HubClient`, awaited."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from blackbox.hub.client import HubClient, HubClientSettings
 
 _LOOK_S: Final = 1.0
 _GETS_AT_ONCE: Final = 64
-"""Messages after which other tasks have their turn."""
+"""Messages after which other tasks get a turn."""
 
 
 class AsyncHubClient:
-    """As `HubClient`, in `async with`, without times to wait: give those by `asyncio.timeout`. It drives `client`.
+    """Asyncio version of `HubClient`, for `async with`. It runs `client`. For timeouts, use `asyncio.timeout`.
 
-    Any task may put; each subscription has one task that gets, and that commits.
+    Any task may put. Each subscription has one task that gets and commits.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class AsyncHubClient:
         directory: str | os.PathLike[str] | None = None,
         **settings: Unpack[HubClientSettings],
     ) -> None:
-        """As `HubClient`."""
+        """Take the arguments of `HubClient`."""
         self.client = HubClient(feed, name, directory, **settings)
 
     async def __aenter__(self) -> Self:
@@ -99,5 +99,5 @@ class AsyncHubClient:
             await client._arrivals.changed(seen)
 
     async def commit(self) -> None:
-        """As `HubClient.commit`; it holds the loop up for as long as a file takes to be synced."""
+        """As `HubClient.commit`. It blocks the event loop while a file is synced."""
         self.client.commit()

@@ -1,4 +1,4 @@
-"""A client of a hub: put messages once, and get those of durable subscriptions."""
+"""Client of a hub: puts each message once, and gets messages of durable subscriptions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from blackbox.native.waits import is_done_in
 
 
 class HubClientSettings(TypedDict, total=False):
-    """Keywords of `HubClient`, which `AsyncHubClient` takes, too."""
+    """Keyword arguments of `HubClient` and `AsyncHubClient`."""
 
     acknowledged: Literal["recorded", "synced"]
     in_flight: int
@@ -56,10 +56,10 @@ class HubClientSettings(TypedDict, total=False):
 
 
 class HubClient:
-    """Put to a hub, and get from it. Any thread may put; each subscription has one reader.
+    """Client that puts to a hub and gets from it. Any thread may put; each subscription has one reader.
 
-    A put is stored once, however often it is sent, and whoever is killed. One that has an `id` is stored once, too,
-    if it is put again, by this client or another. Without one, put again is another message: wait with `flush`.
+    A put is stored once, even if it is sent again or a process is killed. A put with an `id` is stored once even if
+    this client or another one puts it again. Without an `id`, a second put is another message: wait with `flush`.
     """
 
     def __init__(
@@ -73,27 +73,27 @@ class HubClient:
         queue: int = 10_000,
         keep: bool = False,
     ) -> None:
-        """Settings; nothing is opened before `start`, or `with`. Raises ConfigError or ValueError.
+        """Store the settings; nothing is opened before `start` or `with`. Raises ConfigError or ValueError.
 
         Args:
-            feed: of the hub, or the hub file.
-            name: of the client: `published_count` then continues where the last process stopped. One process has it at
-                a time; a later one takes it over. Default: a new one.
-            directory: where subscriptions are kept, of clients with a name.
-            acknowledged: what a put waits for: the hub has it in the page cache ("recorded"), so that it survives
-                whatever is killed; or on its disk ("synced"), so that it survives a power cut, too.
-            in_flight: puts that may be on their way at once.
-            queue: messages of a subscription that may wait here to be got; the hub keeps all.
-            keep: write what is received next to the positions, up to 64 MiB for each subscription, until it is
-                committed. A client that restarts while the hub is away gets it from there.
+            feed: feed of the hub, or path of its hub file.
+            name: name of the client: `published_count` continues where the last process stopped. One process has the
+                name at a time; a later one takes it over. Default: a new name.
+            directory: directory of the subscriptions, for clients with a name.
+            acknowledged: what a put waits for. "recorded": the put is in the hub's page cache and survives killed
+                processes. "synced": it is on the hub's disk and also survives a power cut.
+            in_flight: maximum number of puts without an answer.
+            queue: maximum number of messages of a subscription that wait here for `get`; the hub keeps all.
+            keep: write received messages next to the positions, up to 64 MiB for each subscription, until they are
+                committed. A client that restarts while the hub is away gets them from there.
         """
         self.feed = feed_of_hub(feed)
         self.name = f"unnamed-{secrets.token_hex(8)}" if name is None else name
         check_client_name(self.name)
         if directory is not None and name is None:
-            raise ConfigError("directory was given without a name, expected both to subscribe")
+            raise ConfigError("directory was given without a name: subscriptions need both")
         if keep and directory is None:
-            raise ConfigError("keep was given without a directory, expected the directory of the positions")
+            raise ConfigError("keep was given without a directory: give the directory of the positions")
         if acknowledged not in ("recorded", "synced"):
             raise ValueError(f"acknowledged was {acknowledged!r}, expected recorded or synced")
         check_integers(("in_flight", in_flight, 1, 1 << 20), ("queue", queue, 1, 1 << 30))
@@ -104,13 +104,13 @@ class HubClient:
         self._inboxes: dict[Subscription, Inbox] = {}
         self._arrivals = Arrivals()
         self._looks = 0
-        """Number of times that several subscriptions were looked at: each time another one is the first."""
+        """Number of checks of several subscriptions. Each check begins at another one."""
         self._reports = None if directory is None else SubscriptionReports(self.feed, directory, self.name)
         self._sender = Sender(self.feed, self.name, synced=acknowledged == "synced", most=in_flight)
         self._is_started = False
 
     def start(self) -> Self:
-        """Connect, also while the hub is away. Raises EndpointError, ConfigError, LimitError, PositionError."""
+        """Connect, even if the hub is away. Raises EndpointError, ConfigError, LimitError, PositionError."""
         if not self._is_started:
             for each in subscriptions_of(self._directory, self.name) if self._directory is not None else ():
                 self._inboxes[each] = self._new_inbox(each)
@@ -121,7 +121,7 @@ class HubClient:
         return self
 
     def close(self, timeout: float = 10.0) -> None:
-        """Wait until the hub has what was put, and end. Raises NotStoredError for what it has not said to have."""
+        """Wait until the hub has answered all puts, and end. Raises NotStoredError if some have no answer in time."""
         try:
             if self._is_started:
                 self.flush(timeout)
@@ -129,7 +129,7 @@ class HubClient:
             self.end()
 
     def end(self) -> None:
-        """End now: what the hub has not answered fails, and may be stored all the same."""
+        """End now. Puts without an answer fail, but may still be stored."""
         for inbox in self._inboxes.values():
             inbox.end()
         self._sender.close()
@@ -161,22 +161,22 @@ class HubClient:
         if_at: Place | None = None,
         ttl: float | None = None,
     ) -> Place:
-        """Put a message, and return where it is once the hub has it; payload None: the topic has no value any more.
+        """Put a message, and return its place once the hub has it. Payload None removes the topic's value.
 
         Args:
-            topic: of the message.
-            payload: of the message.
-            id: the message is stored once, however often something is put with this.
-            ts_event: when it happened, ns since 1970. None: now. 0: the time is not known.
+            topic: topic of the message.
+            payload: payload of the message.
+            id: id of the message; the hub stores one message per id.
+            ts_event: time of the event, ns since 1970. None: now. 0: unknown.
             timeout: in seconds.
-            if_at: store it only if the newest message of the topic is there, see `Table.revision`; NOWHERE: only if
-                the topic has no value. The hub judges that in the order of its puts; else it raises ConflictError.
-            ttl: after so many seconds the hub deletes the topic, unless it is put anew meanwhile. None: it stays.
+            if_at: store it only if the topic's newest message is at this place, see `Table.revision`; NOWHERE: only if
+                the topic has no value. Raises ConflictError otherwise. The hub judges puts in their order.
+            ttl: seconds after which the hub deletes the topic, unless it is put again before. None: it stays.
 
-        Raises NotStoredError after `timeout` seconds: it stays on its way while this client lives, and may come to be
-        stored. Put again with the same `id` it is stored once. Raises ConfigError for a topic of no slice, or a value
-        that is too large, or no record of the feed's schema; RefusedError when the hub refuses it, as ConflictError;
-        HubError when the client has ended.
+        Raises NotStoredError after `timeout` seconds. The open client keeps sending the put, so it may still be
+        stored; if it is put again with the same `id`, it is stored once. Raises ConfigError if no slice has the topic,
+        or the payload is too large or no record of the feed's schema; RefusedError, such as ConflictError, if the hub
+        refuses it; HubError if the client has ended.
         """
         until = time.monotonic() + timeout
         future = self._put(topic, payload, b"" if id is None else id, ts_event, until, if_at, ttl, waits=True)
@@ -195,10 +195,10 @@ class HubClient:
         if_at: Place | None = None,
         ttl: float | None = None,
     ) -> Future[Place]:
-        """Have a message on its way, and return at once, if there is room: `flush` waits for all of them.
+        """Queue a message, and return at once if there is room. `flush` waits for all queued messages.
 
-        The future gives its place, or raises HubError, as RefusedError. Raises as `put`; NotStoredError when there is
-        no room in time.
+        The future returns its place, or raises HubError, such as RefusedError. Raises as `put`; NotStoredError if
+        there is no room in time.
         """
         return self._put(
             topic, payload, b"" if id is None else id, ts_event, time.monotonic() + timeout, if_at, ttl, waits=False
@@ -264,22 +264,22 @@ class HubClient:
         """Put n messages in columns, as `Publisher.publish_many`; return their places: `slice`, `epoch`, `sequence`.
 
         Args:
-            topics: each once; `topic_index` tells of each message which is its own.
-            topic_index: int[n].
-            payloads: as of `Publisher.publish_many`, as `ts_event` and `offsets`.
-            ts_event: int64[n], ns since 1970, 0 where the time is not known; None: now for all.
+            topics: topics of the messages, each once.
+            topic_index: int[n], index into `topics` of each message.
+            payloads: as in `Publisher.publish_many`, like `ts_event` and `offsets`.
+            ts_event: int64[n], ns since 1970; 0: unknown. None: now for all.
             offsets: int64[n + 1].
-            ids: of each message, as of `put`; b"" for none.
+            ids: id of each message, as in `put`; b"": none.
             timeout: in seconds.
-            if_at: as of `put`: one for all, such as NOWHERE, or a column, a Place or None for each message, or places
-                that `put_many` has returned.
-            ttl: as of `put`: one for all, or a column of seconds; None or NaN for a message whose topic stays.
+            if_at: as in `put`: one for all, such as NOWHERE; or a column, with a Place or None for each message; or
+                places that `put_many` has returned.
+            ttl: as in `put`: one for all, or a column of seconds; None or NaN: the topic stays.
 
-        Each message is judged on its own, in their order, so of a topic that comes twice the second one follows the
-        first; messages of one key come together. RefusedError, as ConflictError, tells of the first that
-        was refused: all others are stored, and its `places` says which are.
+        Messages are judged one by one, in order, so the second message of a topic follows the first. Messages of a key
+        are judged together. RefusedError, such as ConflictError, reports the first refused message; the messages that
+        are not refused are stored, as its `places` shows.
 
-        Raises as `put`. Of many some may then be stored; `ids` of each let them be put again. Raises ValueError for a
+        Raises as `put`; some messages may then be stored, and with `ids` all can be put again. Raises ValueError for a
         column that does not fit.
         """
         index = as_topic_index(topic_index, topics)
@@ -336,7 +336,7 @@ class HubClient:
         future: Future[Stored] = Future()
         rows = numpy.arange(len(index), dtype=numpy.int32)
         numbers[index] = rows
-        used = index[numbers[index] == rows]  # each topic that these rows have, once: where its last one is
+        used = index[numbers[index] == rows]  # topics of these rows, each once
         numbers[used] = rows[: len(used)]
         offsets = stops[part.start : part.stop + 1]
 
@@ -363,16 +363,16 @@ class HubClient:
         return future
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Wait until the hub has answered all that was put; what it refused, the futures tell.
+        """Wait until the hub has answered all puts. Futures of refused puts raise.
 
-        Raises NotStoredError after `timeout` seconds; HubError when the client has ended.
+        Raises NotStoredError after `timeout` seconds; HubError if the client has ended.
         """
         self._sender.flush(time.monotonic() + timeout)
 
     def published_count(self, timeout: float = 10.0) -> int:
-        """Return how many puts of this client's name the hub has had, of all processes that had it, in their order.
+        """Return the number of puts that the hub has judged, in order, from all processes with this client's name.
 
-        So one that was killed sees how far it came, and goes on with the next one. Call it before you put.
+        A process that restarts after a kill continues with the next put. Call it before the first put.
         Raises NotStoredError, HubError.
         """
         return self._ask(timeout).last
@@ -388,9 +388,9 @@ class HubClient:
     ) -> None:
         """Keep all messages from now on for `get`, until `unsubscribe`; subscribing again changes nothing.
 
-        Each prefix, or each symbol, is a subscription of its own. `symbols=["AAPL"]` are topics of exactly this symbol.
+        Each prefix or symbol is a separate subscription. `symbols=["AAPL"]` selects topics of exactly this symbol.
 
-        Raises NotStoredError when the hub does not answer within `timeout` seconds, ConfigError, PositionError.
+        Raises NotStoredError if the hub does not answer within `timeout` seconds, ConfigError, PositionError.
         """
         for each in Subscription.chosen(prefix, symbols):
             if each not in self._inboxes:
@@ -402,9 +402,9 @@ class HubClient:
                     self._reports.report([each])
 
     def unsubscribe(self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None) -> None:
-        """End subscriptions, and forget where they were: the hub keeps no days for them any more.
+        """End subscriptions, and forget their positions; the hub no longer keeps days for them.
 
-        A hub that is away is told later, by this client or the next one of this name. Raises HubError for an unknown
+        If the hub is away, this client or the next one of this name reports it later. Raises HubError for an unknown
         subscription, PositionError.
         """
         for inbox in self._chosen(prefix, symbols):
@@ -425,12 +425,12 @@ class HubClient:
         *,
         symbols: Iterable[str | bytes] | None = None,
     ) -> Message:
-        """Return the next message of a subscription, or of any of several, also while the hub is away.
+        """Return the next message of a subscription, or of any of several, even while the hub is away.
 
-        Several take turns. Messages returned since the last `commit` come again after a crash.
+        Several subscriptions take turns. Messages returned since the last `commit` are returned again after a crash.
 
-        Raises TimeoutError when none came in `timeout` seconds (None: no bound), HubError when it is not subscribed to,
-        or the client has ended, SubscriberError for what ended it: the next call begins anew at the last commit.
+        Raises TimeoutError if none arrives in `timeout` seconds (None: no limit), HubError if it is not subscribed to
+        or the client has ended, SubscriberError if the subscriber fails: the next call resumes at the last commit.
         """
         inboxes = self._chosen(prefix, symbols)
         if len(inboxes) == 1:
@@ -446,11 +446,11 @@ class HubClient:
                 away = (
                     "" if is_known else f": the hub of feed {self.feed.name!r} has not confirmed all subscriptions yet"
                 )
-                raise TimeoutError(f"nothing of {names} came in {timeout} s{away}")
+                raise TimeoutError(f"no message of {names} arrived in {timeout} s{away}")
             self._arrivals.wait(seen, left)
 
     def _look(self, inboxes: Sequence[Inbox]) -> Message | None:
-        """Return the next message of any of several subscriptions, in turn; None: none is here."""
+        """Return the next message of any of several subscriptions, in turn; None if no message is there."""
         self._looks += 1
         for at in range(len(inboxes)):
             with suppress(TimeoutError):
@@ -458,9 +458,9 @@ class HubClient:
         return None
 
     def commit(self, timeout: float = 10.0) -> None:
-        """Say that all that was got is done with, of all subscriptions: it does not come again, whatever crashes.
+        """Commit the messages that `get` has returned, of all subscriptions: a crash does not repeat them.
 
-        Call it in the thread that gets. Raises PositionError, SubscriberError, TimeoutError, HubError when the client
+        Call it in the thread that gets. Raises PositionError, SubscriberError, TimeoutError, HubError if the client
         is closed.
         """
         for inbox in self._inboxes.values():
@@ -476,7 +476,7 @@ class HubClient:
 
     def _new_inbox(self, subscription: Subscription) -> Inbox:
         if self._directory is None:
-            raise ConfigError(f"directory was None, expected one that keeps subscriptions of client {self.name!r}")
+            raise ConfigError(f"directory was None, expected a directory of the subscriptions of client {self.name!r}")
         return Inbox(self.feed, self._directory, self.name, subscription, self._queue, self._arrivals, self._keep)
 
     def _ask(self, timeout: float | None, prefix: bytes | None = None) -> Welcome:
@@ -497,7 +497,7 @@ def _check_ids(ids: Sequence[bytes]) -> None:
 
 def _as_integer(ts_event: object) -> int:
     try:
-        return operator.index(ts_event)  # type: ignore[arg-type]  # which is what it looks at
+        return operator.index(ts_event)  # type: ignore[arg-type]  # it checks the type
     except TypeError:
         raise TypeError(f"ts_event was {ts_event!r:.80}, expected an integer: ns since 1970") from None
 
@@ -510,7 +510,7 @@ def _as_times(ts_event: Any) -> NDArray[numpy.int64]:
 
 
 def _parts(stops: NDArray[numpy.int64]) -> list[slice]:
-    """Cut rows into parts that a request can have."""
+    """Cut rows into parts that fit a request."""
     found, begin, count = [], 0, len(stops) - 1
     while begin < count:
         fits = int(numpy.searchsorted(stops, stops[begin] + MOST_BYTES, "right")) - 1

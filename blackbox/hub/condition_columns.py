@@ -1,4 +1,4 @@
-"""Conditions and times to live as columns of a request, checked; and what a client is told of puts that are refused."""
+"""Checked columns of a request for conditions and times to live, and the errors of refused puts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXPECTED: Final = "expected a Place, as Table.revision returns it, or NOWHERE"
 
 
 def as_revision(if_at: Any) -> Place:
-    """Return a Place, also of a row that `put_many` has returned. Raises TypeError or ValueError if it is none."""
+    """Return a condition, which may be a row returned by `put_many`, as a Place. Raises TypeError or ValueError."""
     if isinstance(if_at, numpy.void) and if_at.dtype == PLACE:
         if_at = Place(int(if_at["slice"]), int(if_at["epoch"]), int(if_at["sequence"]))
     if type(if_at) is not Place:
@@ -28,7 +28,7 @@ def as_revision(if_at: Any) -> Place:
 
 
 def as_if_at(if_at: Place | Sequence[Place | None] | Places | None, count: int) -> NDArray[Any] | None:
-    """Return CONDITION[count] of one for all, or of a column; None: there are none. Raises TypeError or ValueError."""
+    """Return CONDITION[count] from one value for all or a column; None if not given. Raises TypeError or ValueError."""
     if if_at is None:
         return None
     if isinstance(if_at, Place | numpy.void):
@@ -46,7 +46,7 @@ def as_if_at(if_at: Place | Sequence[Place | None] | Places | None, count: int) 
 
 
 def as_ttl_ns(ttl: Any, count: int) -> NDArray[numpy.int64] | None:
-    """Return int64[count] of seconds, one for all or a column; None: there are none. Raises ValueError."""
+    """Return int64[count], ns, from seconds, one value for all or a column; None if not given. Raises ValueError."""
     if ttl is None:
         return None
     seconds = numpy.asarray(ttl, float)  # None becomes NaN
@@ -63,14 +63,14 @@ def as_ttl_ns(ttl: Any, count: int) -> NDArray[numpy.int64] | None:
 
 
 def as_place(slice_id: int, epoch: int, sequence: int) -> Place:
-    """Return where a topic's newest message is, or was to be."""
+    """Return the actual or expected place of a topic's newest message."""
     return Place(slice_id, epoch, sequence) if epoch else NOWHERE
 
 
 def error_of(
     topic: bytes, if_at: Place | None, place: PlaceRow, why: Sequence[str], places: Places | None = None
 ) -> RefusedError:
-    """Return the error of a put that is refused. `place`: what was answered of it. `why`: reasons of its request."""
+    """Return the error of a refused put. `place`: its place in the answer. `why`: reasons of its request."""
     slice_id, _, code, epoch, sequence = place
     if code == CONFLICT:
         return ConflictError(topic, if_at, as_place(slice_id, epoch, sequence), places)

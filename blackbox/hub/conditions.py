@@ -1,4 +1,4 @@
-"""Conditions and deadlines: what a hub judges puts by, and when it deletes topics."""
+"""Conditions by which a hub judges puts, and deadlines after which it deletes topics."""
 
 from __future__ import annotations
 
@@ -19,35 +19,34 @@ from blackbox.hub.topics import Reasons
 log = logging.getLogger("blackbox")
 
 _AGAIN_NS: Final = 60 * 10**9
-"""When to read days again that could not be read."""
+"""Delay before unreadable days are read again."""
 _TICK_S: Final = 1.0
-"""The clock may be set, and a day may end: it is looked at so often."""
+"""Interval of checks, as the clock may be set and a day may end."""
 _MYSELF: Final = "hub"
 
 
 class Conditions:
-    """Judges puts, and finds topics that end. Used in the hub's thread.
+    """Judges puts, and finds expired topics. Used in the hub's thread.
 
-    Where the newest message of each topic is, is known once a put has asked for that. A topic ends `ttl` after the time
-    at which its note says that its put was taken.
+    The places of newest messages are known once a put has needed them. A topic expires `ttl` after its put was taken;
+    the put's note has that time.
     """
 
     def __init__(self, feed: str, now_ns: Callable[[], int]) -> None:
-        """Know nothing yet."""
         self._feed, self._now_ns = feed, now_ns
         self._revisions, self.deadlines = Revisions(), Deadlines()
         self._why_unread, self._read_again_at = "", 0
 
     def ask_for_days(self, puts: Sequence[Put]) -> bool:
-        """Whether `read` has to come before these puts are taken."""
+        """Return True if `read` must be called before these puts are judged."""
         is_due = not self._revisions.is_known and self._now_ns() >= self._read_again_at
         return is_due and any(each.if_at for each in puts)
 
     def read(self, find: Callable[[], dict[bytes, Revision]]) -> None:
-        """Note the newest message of every topic, as `find` returns it; if it fails, it is tried again."""
+        """Note the newest message of every topic, as returned by `find`. After a failure, it is called again later."""
         try:
             self._revisions.know(find())
-        except BlackBoxError as error:  # others put without a condition: for them it goes on
+        except BlackBoxError as error:  # puts without a condition still work
             self._why_unread, self._read_again_at = str(error), self._now_ns() + _AGAIN_NS
             log.error("hub of feed %r refuses puts with if_at: %s", self._feed, error)
 
@@ -63,11 +62,11 @@ class Conditions:
         why: Reasons,
         number: Callable[[bytes], Revision],
     ) -> Places:
-        """Judge puts in this order, each on its own, and give those that are taken their places.
+        """Judge puts one by one in this order, and return their places.
 
-        `slices`: by topic. `codes`: of each put, 0, or why it is refused whatever its condition is. `known`: where
-        puts with these ids are, whatever holds for them now; new ones are added. `stored`: the same by row. `number`
-        gives a topic's next message its number, or raises ConfigError as there is no room for the topic.
+        `slices`: slice by topic. `codes`: for each put, 0 or the reason to refuse it regardless of its condition.
+        `known`: places of stored puts by id, which are not judged again; new ones are added. `stored`: the same by row.
+        `number` assigns the revision of a topic's next message, or raises ConfigError if the topic has no room.
         """
         is_known, revisions, rows = self._revisions.is_known, self._revisions, list[PlaceRow]()
         conditions = [ANYWHERE] * put.count if columns.if_at is None else columns.if_at.tolist()
@@ -103,7 +102,7 @@ class Conditions:
     def note(
         self, topics: list[bytes], columns: Columns, places: Places, is_new: NDArray[numpy.bool_], taken_ns: int
     ) -> bytes:
-        """Note the newest message of each topic, and when it expires, as far as these are kept.
+        """Note the newest message and the deadline of each topic, as far as they are kept.
 
         Return END[n] for all rows, not only the last one of a topic: a hub that is killed may lose that one.
         """
@@ -128,12 +127,12 @@ class Conditions:
     # Deadlines.
 
     def wait_s(self) -> float:
-        """Return for how long no topic ends, at most a second."""
+        """Return the seconds until a topic expires, at most 1."""
         at = self.deadlines.next()
         return _TICK_S if at is None else max(0.0, min(_TICK_S, (at - self._now_ns()) / 1e9))
 
     def deletion(self) -> Put | None:
-        """Return a request that deletes the topics whose time is over, as if a client had; None: there is none."""
+        """Return a request that deletes expired topics, like a client's; None if no topic has expired."""
         topics = self.deadlines.due(self._now_ns(), MOST_PUTS)
         if not topics:
             return None

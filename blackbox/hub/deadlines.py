@@ -1,4 +1,4 @@
-"""When topics end by themselves."""
+"""Deadlines at which topics expire."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import heapq
 from typing import Final
 
 _SPARE: Final = 1_024
-"""Deadlines in the queue that are void, beside as many as there are good ones."""
+"""Void deadlines allowed in the queue, in addition to one for each valid deadline."""
 
 
 class Deadlines:
-    """By topic, when its value ends, ns since 1970. One for each topic that has one; some 400 bytes in memory."""
+    """Deadlines by topic, ns since 1970. At most one for each topic, of some 400 bytes in memory."""
 
     def __init__(self) -> None:
-        """None is there."""
         self._at: dict[bytes, int] = {}
         self._queue: list[tuple[int, bytes]] = []
 
@@ -24,11 +23,11 @@ class Deadlines:
         return topic in self._at
 
     def items(self) -> list[tuple[bytes, int]]:
-        """Return the topics that end, and when."""
+        """Return the topics that have deadlines, and these."""
         return list(self._at.items())
 
     def set(self, topic: bytes, at: int) -> None:
-        """Have a topic end at a time, and not before; 0: it does not end."""
+        """Set or replace the deadline of a topic; 0 removes it."""
         if at == 0:
             self._at.pop(topic, None)
             return
@@ -38,13 +37,13 @@ class Deadlines:
             self._queue = sorted((at, topic) for topic, at in self._at.items())
 
     def next(self) -> int | None:
-        """Return when the next topic ends; None: none does."""
+        """Return the next deadline; None if no topic has one."""
         while self._queue and self._at.get(self._queue[0][1]) != self._queue[0][0]:
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else None
 
     def due(self, now: int, most: int) -> list[bytes]:
-        """Return up to `most` topics that have ended, the earliest first; `set` them to 0."""
+        """Return up to `most` expired topics, the earliest first. The caller must `set` them to 0."""
         found: dict[bytes, None] = {}  # a deadline that was set twice is in the queue twice
         while len(found) < most and (at := self.next()) is not None and at <= now:
             found[heapq.heappop(self._queue)[1]] = None

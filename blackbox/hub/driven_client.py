@@ -1,4 +1,4 @@
-"""A client of a hub that another process drives: its verbs as JSON over one ZeroMQ socket, from any language."""
+"""Client of a hub for another process, in any language: its methods as JSON over one ZeroMQ socket."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from blackbox.transport.server_thread import bind
 log = logging.getLogger("blackbox")
 
 _MOST_AT_ONCE: Final = 1_000
-"""Requests that are being done; who asks for more is told so. With as many answers that wait nothing is read."""
+"""Maximum requests in progress; more are answered with an error. At twice this number, reading stops."""
 _ROOM_S: Final = 0.01
 _NEEDS: Final = Needs(descriptors=64)
 
 
 class DrivenClient:
-    """Answers requests at an endpoint with what a client's verbs return. Run by one task; see `json_form`.
+    """Answers requests at an endpoint with the results of a client's methods. Run by one task; see `json_form`.
 
-    Requests are done beside each other, those of one subscription one after the other.
+    Requests run concurrently, those of one subscription in order.
     """
 
     def __init__(self, client: AsyncHubClient, endpoint: str) -> None:
-        """Raises ConfigError unless the endpoint is one that this host alone reaches: who asks there is the client."""
+        """Raises ConfigError unless only this host can reach the endpoint: any peer there acts as the client."""
         check_endpoint(endpoint)
         if transport_of(endpoint) != "ipc" and not is_loopback(endpoint):
             raise ConfigError(f"endpoint was {endpoint!r}, expected ipc, or tcp on a loopback address")
@@ -60,13 +60,13 @@ class DrivenClient:
         self._turns: defaultdict[Subscription, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def serve(self, bound: Callable[[], None] = lambda: None) -> None:
-        """Answer until the task is cancelled; call `bound` once the endpoint is there. Raises EndpointError."""
+        """Answer until the task is cancelled; call `bound` once the endpoint is bound. Raises EndpointError."""
         with ExitStack() as stack:
             plain = stack.enter_context(new_context("driven client", _NEEDS))
             socket = zmq.asyncio.Context(shadow=plain).socket(zmq.ROUTER)
             stack.callback(socket.close)
             socket.linger = 0
-            socket.router_mandatory = True  # without it an answer for which there is no room is dropped
+            socket.router_mandatory = True  # otherwise answers without room are dropped
             socket.setsockopt(zmq.MAXMSGSIZE, MOST_ASKED_BYTES)
             bind(socket, self._endpoint, "endpoint")
             bound()
@@ -86,27 +86,27 @@ class DrivenClient:
             asked = ASKED.decode(text)
             if not is_room:
                 raise ConfigError(
-                    f"requests were more than {_MOST_AT_ONCE} at once, expected some to be answered first"
+                    f"requests were more than {_MOST_AT_ONCE} at once: wait for answers before sending more"
                 )
             answer = await self._do(asked)
         except (BlackBoxError, TimeoutError, DecodeError, ValueError) as error:
             answer = error_as_json(error)
         frames = [*envelope, msgspec.json.encode({"number": number_of(text), **answer})]
-        async with self._sending:  # one looks for room
+        async with self._sending:  # one task at a time waits for room
             while True:
                 try:
                     await socket.send_multipart(frames, zmq.DONTWAIT)
                 except zmq.Again:
-                    await asyncio.sleep(_ROOM_S)  # until who asked reads
+                    await asyncio.sleep(_ROOM_S)  # until the peer reads
                 except zmq.ZMQError as error:
-                    if error.errno != zmq.EHOSTUNREACH:  # who asked has gone
+                    if error.errno != zmq.EHOSTUNREACH:  # the peer has gone
                         raise
                     return
                 else:
                     return
 
     async def _do(self, asked: Asked) -> dict[str, Any]:
-        """Do what is asked, and return what to answer. Raises as the client does; TimeoutError."""
+        """Run a request, and return the answer. Raises as the client does; TimeoutError."""
         try:
             async with asyncio.timeout(asked.timeout_s):
                 return await self._verb(asked)
@@ -115,7 +115,7 @@ class DrivenClient:
                 raise
             if isinstance(asked, Put | Subscribe):
                 raise NotStoredError(f"the hub did not answer within {asked.timeout_s:g} s") from None
-            raise TimeoutError(f"nothing came within {asked.timeout_s:g} s") from None
+            raise TimeoutError(f"no message arrived within {asked.timeout_s:g} s") from None
 
     async def _verb(self, asked: Asked) -> dict[str, Any]:
         client = self._client
@@ -128,7 +128,7 @@ class DrivenClient:
             prefix, symbols = asked.prefix, asked.symbols
             chosen = Subscription.chosen(prefix, symbols)
             if not isinstance(asked, Subscribe):
-                client.client._chosen(prefix, symbols)  # raises, so that no lock of an unknown one is kept
+                client.client._chosen(prefix, symbols)  # raises before a lock is made for an unknown one
             async with AsyncExitStack() as stack:
                 for each in sorted(chosen):
                     await stack.enter_async_context(self._turns[each])

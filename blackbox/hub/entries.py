@@ -33,12 +33,12 @@ def part_of(slice_id: int, sequence: int, note: bytes, blocks: Iterable[tuple[by
 
 
 def digest_of(entry: Entry) -> bytes:
-    """Return what tells a turn from another one with its number."""
+    """Return the digest that distinguishes a turn from another one with the same number."""
     return entry.parts[0].checksum.to_bytes(8, "little")
 
 
 def checked(feed: Feed, part: Part) -> list[Block]:
-    """Return the blocks of a part. Raises BlockError when it is not what was sent."""
+    """Return the blocks of a part. Raises BlockError if they are not what was sent."""
     if checksum_of(part.note) != part.checksum:
         raise BlockError("the note did not match its checksum")
     if len(part.note) > MAX_NOTE_BYTES:
@@ -122,7 +122,7 @@ class Entries:
 
 
 def _blocks_after(parts: Sequence[JournalPart], place: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield header and body of each block behind a note, up to the next note."""
+    """Yield header and body of each block after a note, up to the next note."""
     for segment, at, stored in records_after(parts, place):
         head, body = at + OFFSET_BLOCK_HEADER, at + RECORD_HEAD_BYTES
         yield segment.memory[head : head + HEADER_BYTES].tobytes(), segment.memory[body : body + stored].tobytes()

@@ -1,4 +1,4 @@
-"""Read what a hub knows from the end of its journals: as far back as its newest snapshot, and as what it remembers."""
+"""Restore a hub's state from the end of its journals, back to its newest snapshot and the requests it remembers."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ class Copy(NamedTuple):
 
 
 class History:
-    """The days of the hub of `feed`, as they are now. Raises JournalError when what it reads is damaged."""
+    """The days of the hub of `feed`, as they are now. Methods raise JournalError if they read damaged data."""
 
     def __init__(self, directory: Path, feed: Feed) -> None:
-        """Open nothing yet."""
+        """List the days; none is opened yet."""
         self._paths, self.feed = recorded_days(directory), feed
         self._days: dict[Path, Recording] = {}
         self._parts: list[list[Part]] = [[] for _ in feed.slices]
-        """By slice, from the newest one back, as far as they were read."""
+        """Parts by slice that were read so far, newest first."""
         self._left = [self._back(slice_id) for slice_id in range(len(feed.slices))]
 
     def tell(self, table: Table, deadlines: Deadlines, topics: Topics) -> None:
-        """Have what a hub knows be what the journals say. Raises ConfigError when there are more topics than may be."""
+        """Restore the state of a hub from the journals. Raises ConfigError if there are too many topics."""
         snapshot, floor = self._snapshot()
         copies = self._copies(floor)
         ends = _Ends()
@@ -96,7 +96,7 @@ class History:
         ends.give(deadlines)
 
     def parts_from(self, slice_id: int, number: int) -> list[Part]:
-        """Return the parts of a slice that have turns from a number on, from the oldest one on."""
+        """Return the parts of a slice that have turns from a number on, oldest first."""
         found: list[Part] = []
         for part in self._read_back(slice_id):
             found.insert(0, part)
@@ -105,10 +105,10 @@ class History:
         return found
 
     def newest(self) -> tuple[int, bytes]:
-        """Return the last turn that the journals have, as all before it, and its note in the first slice that has it.
+        """Return the last turn that is complete, like all turns before it, and its note in the first slice that has it.
 
-        A hub that was killed has not stored all of its last turn, perhaps. A power cut may have taken more, but nothing
-        before a snapshot.
+        A killed hub may have stored only part of its last turn. A power cut may have removed more, but nothing before a
+        snapshot.
         """
         lasts = {
             slice_id: (int(notes.numbers.max()), int(notes.firsts.max())) for slice_id, notes in self._last_notes()
@@ -126,7 +126,7 @@ class History:
         return number, text
 
     def last(self) -> int:
-        """Return the last turn that has a note; 0: none."""
+        """Return the last turn that has a note; 0 if no turn has one."""
         return max((int(notes.numbers.max()) for _, notes in self._last_notes()), default=0)
 
     def part_of(self, number: int) -> tuple[dict[int, bytes], int]:
@@ -136,7 +136,7 @@ class History:
         return notes, len(notes) + len({place for each in copies for place in self._stored_after(each)})
 
     def _last_notes(self) -> Iterator[tuple[int, Notes]]:
-        """Yield, of each slice that has turns, the notes of the newest part that has some."""
+        """Yield each slice that has turns, with the notes of its newest part that has any."""
         for slice_id in range(len(self.feed.slices)):
             for part in self._read_back(slice_id):
                 if len(part.notes.numbers):
@@ -144,7 +144,7 @@ class History:
                     break
 
     def cut_back(self, number: int) -> None:
-        """Cut off what the journals have of later turns."""
+        """Cut later turns off the journals."""
         for slice_id in range(len(self.feed.slices)):
             cuts: list[tuple[Segment, int]] = []
             for part in self.parts_from(slice_id, number + 1):
@@ -159,11 +159,11 @@ class History:
         cut_segment(segment, size)
 
     def _back(self, slice_id: int) -> Iterator[Part]:
-        """Yield the parts of a slice that have something, from the newest one back."""
+        """Yield the parts of a slice, newest first."""
         for path in reversed(self._paths):
             if path not in self._days:
                 if (day := Recording._open_kept(path)) is None:
-                    return  # all days before it are deleted, too
+                    return  # all earlier days are deleted, too
                 for damage in [each for each in day.damage if each.path.suffix == ".journal"]:
                     raise refusal(damage)
                 self._days[path] = day
@@ -171,7 +171,7 @@ class History:
                 yield Part(slice_id, segment, Notes(segment))
 
     def _read_back(self, slice_id: int) -> Iterator[Part]:
-        """Yield the parts of a slice, from the newest one back. Each is read once."""
+        """Yield the parts of a slice, newest first. Each is read once."""
         yield from list(self._parts[slice_id])
         for part in self._left[slice_id]:
             self._parts[slice_id].append(part)
@@ -206,13 +206,13 @@ class History:
                 ]
                 if len(notes.numbers) and notes.numbers[0] < floor:
                     break
-        found.sort(key=lambda each: each.number)  # stable: of a slice they are not in order yet
+        found.sort(key=lambda each: each.number)  # stable; those of one slice are not in order yet
         return found
 
     def _take(self, table: Table, copies: list[Copy], ends: _Ends | None) -> None:
-        """Have a table take the notes of turns; `ends` gets the deadlines."""
+        """Apply the notes of turns to a table; `ends` gets the deadlines."""
         cut: dict[tuple[Client | None, int], int] = {}
-        """By client and session, the request that a killed hub has not stored whole, until it comes again."""
+        """Request by client and session that a killed hub has stored in part, until it is repeated."""
         turns = [list(notes) for _, notes in groupby(copies, lambda each: each.number)]
         for at, notes in enumerate(turns):
             table.number = number = notes[0].number
@@ -230,13 +230,13 @@ class History:
                     table.take_partly(number, request, places, is_there)
 
     def _requests(self, notes: list[Copy], *, may_lack: bool) -> list[tuple[Judged, Places, NDArray[numpy.bool_]]]:
-        """Return the requests of a turn in order: their places, and False for those whose message was not stored.
+        """Return the requests of a turn in order, with their places, and False for each place without a stored message.
 
         `may_lack`: the journals may lack messages of the turn.
         """
         if notes[0].kind != JUDGED:
             return []
-        requests = notes[0].part.notes.judged(notes[0].place)  # the others are the same
+        requests = notes[0].part.notes.judged(notes[0].place)  # other copies are the same
         found = [(each, unpack_places(each.places)) for each in requests]
         lost: set[_Place] = set()
         if may_lack:
@@ -246,7 +246,7 @@ class History:
         return [(*each, _are_others(each[1], lost)) for each in found]
 
     def _stored_after(self, copy: Copy) -> Iterator[_Place]:
-        """Yield the places of the messages behind a note."""
+        """Yield the places of the messages after a note."""
         for segment, at, _ in records_after(self._parts_after(copy), copy.place):
             head = segment.memory[at + OFFSET_BLOCK_HEADER :][:HEADER_BYTES].tobytes()
             block = Block(b"", head, numpy.empty(0, numpy.uint8))
@@ -259,7 +259,7 @@ class History:
         return parts[next(at for at, each in enumerate(parts) if each is copy.part) :: -1]
 
     def _topics(self, slice_id: int, after: int, wanted: dict[_Place, list[_End]]) -> list[bytes]:
-        """Return the topics that the messages of later turns have; note those of some messages."""
+        """Return the topics of messages in turns later than `after`; set the topics of `wanted` messages."""
         spans: list[Span] = []
         for part in self._read_back(slice_id):
             notes = part.notes
@@ -317,7 +317,7 @@ def _joined(number: int, parts: dict[int, Snapshot]) -> _Snapshot:
 
 
 class _End:
-    """When the topic of a message ends; the topic is not known yet."""
+    """Deadline of the topic of a message; the topic is not known yet."""
 
     def __init__(self, at: int) -> None:
         self.at, self.topic = at, b""
@@ -328,7 +328,7 @@ class _Ends:
 
     def __init__(self) -> None:
         self.wanted: dict[int, dict[_Place, list[_End]]] = {}
-        """By slice and place."""
+        """Deadlines by slice and place."""
         self._all: list[_End] = []
 
     def add(self, request: Judged, places: Places, is_there: NDArray[numpy.bool_]) -> None:
@@ -345,7 +345,7 @@ class _Ends:
 
 
 def _are_others(places: Places, lost: set[_Place]) -> NDArray[numpy.bool_]:
-    """Return False for each place that is a lost one."""
+    """Return False for each lost place."""
     if not lost:
         return numpy.ones(len(places), numpy.bool_)
     return numpy.array([each not in lost for each in _positions(places)], numpy.bool_)
@@ -356,7 +356,7 @@ def _positions(places: Places) -> list[_Place]:
 
 
 def records_after(parts: Sequence[Part], place: int) -> Iterator[tuple[Segment, int, int]]:
-    """Yield segment, place and body size of each record behind a note of the first part, up to the next note.
+    """Yield segment, place and body size of each record after a note of the first part, up to the next note.
 
     Raises JournalError for a damaged record.
     """
@@ -378,7 +378,7 @@ def records_after(parts: Sequence[Part], place: int) -> Iterator[tuple[Segment, 
 
 
 def newest_epoch(directory: Path) -> int:
-    """Return the last epoch in the days of a hub; 0: none."""
+    """Return the last epoch in the days of a hub; 0 if they have no messages."""
     segments = [segment for day in recorded_days(directory) for segment in Recording.open(day)._segments]
     return max((int(each.entries["epoch"].max()) for each in segments if len(each.entries)), default=0)
 

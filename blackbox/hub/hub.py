@@ -1,4 +1,4 @@
-"""A hub: takes what clients put, stores it once, numbers it, answers, and publishes it."""
+"""A hub: stores each put of its clients once, numbers it, answers, and publishes it."""
 
 from __future__ import annotations
 
@@ -63,45 +63,45 @@ log = logging.getLogger("blackbox")
 QUEUE_REQUESTS: Final = 16
 """Requests of one client that wait here; more wait on the client's side."""
 QUEUE_ANSWERS: Final = 1_000
-"""Answers that may wait for one client; it asks again for those that it is not given."""
+"""Answers that may wait for one client. More are dropped, and the client asks again."""
 _MOST_AT_ONCE: Final = 256
 _MOST_BYTES_AT_ONCE: Final = 16 << 20
-"""Requests, and their bytes, that are answered together."""
+"""Maximum number of requests that are answered together, and of their bytes."""
 PATIENCE_S: Final = 60.0
 _WATCH_S: Final = 0.5
-"""Time between two looks at whether what passes other hubs' feeds on has failed."""
+"""Time between two checks of the relays of other hubs' feeds."""
 _FRAMES: Final = 2
 _POLLIN: Final = int(zmq.POLLIN)
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
-"""Once it takes the first frame of a message, it takes all."""
+"""Flags of the first frame; a socket that accepts it accepts the whole message."""
 _NEEDS: Final = Needs(descriptors=64)
 
 
 class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hub has done so far."""
+    """Counters of a hub, and its state in a pair."""
 
     stored: int = 0
-    """Puts that were taken."""
+    """Puts that were stored."""
     known: int = 0
-    """Puts that were there already, by their id or as they came again."""
+    """Puts that were stored before: repeated ones, or ones with a known id."""
     refused: int = 0
-    """Puts that no hub can have, and requests that were answered with an error."""
+    """Puts refused for other reasons than a conflict, and requests answered with an error."""
     conflicts: int = 0
-    """Puts that were not taken, as the newest message of their topic was not where they said (`if_at`)."""
+    """Puts refused because the newest message of their topic was not at `if_at`."""
     ended: int = 0
-    """Topics that were deleted once their `ttl` was over."""
+    """Topics that were deleted after their `ttl`."""
     unread: int = 0
-    """Answers that a client did not take, or that was gone; it asks again."""
+    """Answers dropped because the client was gone or did not read; it asks again."""
     life: str = "active"
-    """Of two hubs: active, armed (it may take over) or passive."""
+    """State in a pair: active, armed (it may take over) or passive."""
     term: int = 0
-    """Grows whenever one of two hubs becomes active."""
+    """Number that grows whenever a hub of the pair becomes active."""
     peer_lacks: int = -1
-    """Turns that the other one of two hubs lacks, as it said last; -1: it has said nothing."""
+    """Turns that the other hub of the pair lacks, by its last message; -1: none received."""
 
 
 class HubKeywords(TypedDict, total=False):
-    """Keywords of `Hub`, which a hub that has a peer takes, too."""
+    """Keyword arguments of `Hub` and `PairedHub`."""
 
     fsync: Literal["interval", "block"]
     fsync_interval: float | timedelta
@@ -114,9 +114,9 @@ class HubKeywords(TypedDict, total=False):
 
 
 class Hub:
-    """The hub of one feed, in a thread of its own, from `start` to `close`. It is used once.
+    """Hub of one feed, in its own thread, from `start` to `close`. It is used once.
 
-    It is the feed's publisher, and the first of its archives. Killed, the next one goes on with what this one has.
+    It is the feed's publisher and the first of its archives. After a kill, the next hub continues from the same files.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class Hub:
         peers: Sequence[tuple[Feed, Feed]] = (),
         join: Join | None = None,
     ) -> None:
-        """Settings, as in a hub file: see `HubSettings`; nothing is opened. Raises ConfigError or ValueError.
+        """Store the settings, see `HubSettings`; nothing is opened. Raises ConfigError or ValueError.
 
-        `peers`: of each hub of another site its feed, and that feed with endpoints of this host.
+        `peers`: for each hub of another site, its feed, and that feed with endpoints of this host.
         """
         check_integers(
             ("remember_puts", remember_puts, 1, 10**9),
@@ -146,10 +146,10 @@ class Hub:
             raise ValueError(f"fsync was {fsync!r}, expected interval or block")
         self.feed, self.directory = feed_of_hub(feed), Path(directory)
         self.peers = tuple(Relay(there, here, name=self.feed.name) for there, here in peers)
-        """What brings here what is wanted of other hubs: one hop, straight from each."""
+        """Relays of other hubs' feeds, one hop from each hub."""
         self.sites = Sites(self.feed, [there for there, _ in peers], join)
         self.endpoint = self.feed.hub
-        """Where it takes puts."""
+        """Endpoint for puts."""
         self._make_outbox = partial(
             Outbox,
             directory,
@@ -157,15 +157,15 @@ class Hub:
             fsync_interval=fsync_interval,
             retention=retention,
             keeps_days=True,
-            again_bytes=0,  # what a killed hub has not sent is asked of its archive
+            again_bytes=0,  # subscribers fetch unsent messages from its archive
         )
         self._outbox = self._make_outbox(serve=True)
         self._is_patient = fsync == "interval"
-        """True if it appends without a sync."""
+        """True if it appends without syncing."""
         self._remembered = remember_puts, remember_ids, most_clients
         self._around = _Around(self.feed, self.sites)
         self._judge = Judge(self.feed, self._remembered, self._around)
-        """What it knows; nothing until the journals are read."""
+        """State of the hub, which is empty until the journals are read."""
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
@@ -173,9 +173,9 @@ class Hub:
     # For its owner.
 
     def start(self) -> Self:
-        """Return once it takes puts. Raises JournalError, EndpointError, ConfigError or LimitError when it cannot.
+        """Start, and return once it accepts puts. Raises JournalError, EndpointError, ConfigError or LimitError.
 
-        Hubs of other sites need not be there.
+        Hubs of other sites may be away.
         """
         self._thread.start()
         try:
@@ -188,7 +188,7 @@ class Hub:
         return self
 
     def run(self) -> None:
-        """Wait until it ends. Raises what ended it; RelayError when peers form a loop, naming them."""
+        """Wait until it ends. Raises the error that ended it; RelayError if peers form a loop, naming them."""
         while not self._over.wait(_WATCH_S):
             for peer in self.peers:
                 peer.check()
@@ -201,9 +201,9 @@ class Hub:
         return self._thread.end(PATIENCE_S)
 
     def close(self) -> None:
-        """Answer what was taken, publish it, and end; again is fine.
+        """Publish and answer accepted puts, and end. It may be called again.
 
-        Raises HubError with what ended it before, RelayError as `run`.
+        Raises HubError if an error ended it before, RelayError as `run`.
         """
         if not self._end():
             raise HubError(f"hub of feed {self.feed.name!r} has not ended within {PATIENCE_S:g} s")
@@ -214,7 +214,7 @@ class Hub:
 
     def statistics(self) -> HubStatistics:
         """Return a snapshot of the counters."""
-        return HubStatistics(**self._judge.counts)  # type: ignore[arg-type]  # numbers are what it counts
+        return HubStatistics(**self._judge.counts)  # type: ignore[arg-type]  # counts are numbers
 
     def __enter__(self) -> Self:
         return self if self._thread.life is ServerLife.SERVING else self.start()
@@ -227,7 +227,7 @@ class Hub:
 
     @property
     def epoch(self) -> int:
-        """Of the messages that are published, once it has started; 0 before."""
+        """Epoch of the published messages; 0 before the start."""
         return self._judge.numbers.epoch
 
     # In its thread.
@@ -247,7 +247,7 @@ class Hub:
         self._check_directory()
         with ExitStack() as stack:
             self._publisher = Publisher(self.feed, outbox=self._outbox)
-            self._publisher.start()  # first: its outbox lets no other hub in
+            self._publisher.start()  # first: its outbox keeps other hubs out
             stack.callback(self._publisher.close)
             self._read_history()
             (socket,) = self._bind(stack, self.feed.bound(self.endpoint))
@@ -275,11 +275,11 @@ class Hub:
                 note_all(days, len(self.feed.slices))
 
     def _has_lost_power(self) -> bool:
-        """Return True if the system was started again, and may have forgotten what was not synced."""
+        """Return True if the system has restarted and may have lost unsynced data."""
         return self._is_patient and has_lost_power(self.directory / self.feed.name)
 
     def _read_history(self) -> None:
-        """Know what the journals say."""
+        """Restore the state from the journals."""
         counts, self._judge = self._judge.counts, Judge(self.feed, self._remembered, self._around)
         judge = self._judge
         judge.counts = counts
@@ -299,7 +299,7 @@ class Hub:
         for endpoint in endpoints:
             socket = stack.enter_context(context.socket(zmq.ROUTER))
             socket.setsockopt(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
-            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what a client does not take vanishes uncounted
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else dropped answers are not counted
             socket.rcvhwm, socket.sndhwm, socket.linger = QUEUE_REQUESTS, QUEUE_ANSWERS, 0
             keep_alive(socket)
             allow_ipv6(socket, endpoint)
@@ -309,7 +309,7 @@ class Hub:
             sockets.append(socket)
         return sockets
 
-    # What comes.
+    # Requests.
 
     def _waiting(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> list[Request]:
         """Return a request and those that wait after it."""
@@ -322,7 +322,7 @@ class Hub:
         return [request_of(frames, self._around.gate) for frames in waiting]
 
     def _answer_all(self, socket: zmq.Socket[bytes], requests: list[Request]) -> None:
-        """Judge requests, append what they bring, and answer them."""
+        """Judge requests, append their puts, and answer them."""
         self._prepare(requests)
         for turn in self._judge.turns(requests):
             if turn.number:
@@ -331,9 +331,9 @@ class Hub:
                 self._send(socket, client, answer)
 
     def _store(self, turn: Turn) -> None:
-        """Return once the journals contain all of a turn: on the disk if it is to be synced, else in the page cache.
+        """Append a turn, and wait until the journals have it: on the disk if it must be synced, else in the page cache.
 
-        Raises PublisherError or JournalError when they do not take it.
+        Raises PublisherError or JournalError if this fails.
         """
         following = self._judge.numbers.following()
         for slice_id, note in turn.notes.items():
@@ -347,12 +347,12 @@ class Hub:
             self._sync()
 
     def _sync(self) -> None:
-        """Have all on the disk: no later turn is there without those before it."""
+        """Sync all slices, so that the disk has no turn without all turns before it."""
         for slice_id in range(len(self.feed.slices)):
             self._outbox.sync(slice_id)
 
     def _take_snapshot(self) -> None:
-        """Append a snapshot if it is time for that. No day is deleted unless a later one has one on the disk."""
+        """Append a snapshot if one is due. A day is deleted only if a later day has a snapshot on the disk."""
         day = self._outbox.day()  # the snapshot is in this one, or in a later one
         if turns := self._judge.snapshot(day):
             self._sync()  # a power cut then loses nothing before the snapshot
@@ -362,7 +362,7 @@ class Hub:
             self._outbox.delete_before(day)
 
     def _prepare(self, requests: Sequence[Request]) -> None:
-        """Find the newest message of every topic, once some put asks where that is."""
+        """Find the newest message of every topic, once a put has a condition on it."""
         judge = self._judge
         if judge.conditions.ask_for_days([each.request for each in requests if isinstance(each.request, Put)]):
             judge.conditions.read(self._newest_places)
@@ -372,7 +372,7 @@ class Hub:
         return newest_places(days, self.epoch, following, self._pause)
 
     def _pause(self) -> None:
-        """Do what cannot wait while days are read: nothing."""
+        """Do nothing; a subclass does what cannot wait while days are read."""
 
     def _send(self, socket: zmq.Socket[bytes], client: bytes, answer: Answer) -> None:
         if isinstance(answer, Stored) and answer.why:
@@ -389,7 +389,7 @@ class Hub:
     def _publish(self, fresh: Fresh) -> None:
         columns, topics, rows, numbers = fresh
         starts, stops = columns.offsets[:-1], columns.offsets[1:]
-        if len(rows) == 1 and not self.feed.key_rule:  # with keys they would share blocks in another order
+        if len(rows) == 1 and not self.feed.key_rule:  # with keys, blocks would have another order
             row = int(rows[0])
             is_null = columns.valid is not None and not columns.valid[row]
             payload = None if is_null else columns.data[starts[row] : stops[row]].tobytes()
@@ -414,7 +414,7 @@ class _Around:
 
     def __init__(self, feed: Feed, sites: Sites) -> None:
         self.gate: Gate | None = None
-        """Set once sockets are bound; None: there are no keys."""
+        """Set once sockets are bound; None without keys."""
         self._feed, self._sites = feed, sites
 
     def now_ns(self) -> int:
@@ -438,7 +438,7 @@ class _Around:
 
 
 def request_of(frames: list[zmq.Frame], gate: Gate | None) -> Request:
-    """Return what came; without a gate nobody has a key."""
+    """Return the request in a message. Without a gate, clients have no keys."""
     text = frames[-1].bytes
     return Request(frames[0].bytes, key_of(frames[-1]) if gate is not None else "", text, _decoded(text, len(frames)))
 

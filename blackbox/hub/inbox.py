@@ -1,4 +1,4 @@
-"""One durable subscription of a client: a named consumer of a prefix or symbol, whose position lies in a file."""
+"""One durable subscription of a client: a named consumer of a prefix or symbol, with its position in a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from blackbox.subscriber import Subscriber
 log = logging.getLogger("blackbox")
 
 _REPAIR_WAIT_S: Final = 60.0
-"""How long a hub that is being started again is waited for, behind what it had written and not sent."""
+"""Time to wait for messages that a restarting hub has written but not sent."""
 _START_S: Final = 10.0
 _REPORT_S: Final = 10.0
 """Time to wait for a report that the last subscription of this name has ended."""
@@ -42,7 +42,7 @@ _PLAIN: Final = re.compile(rb"[A-Za-z0-9.-]")
 _MARK: Final = "_"
 _KEPT: Final = ".kept"
 _SYMBOL: Final = "_symbol"
-"""Follows a symbol. No prefix ends so, since `_sy` is no byte in hexadecimal digits."""
+"""Suffix after a symbol. No prefix ends like this, since `_sy` is not a byte in hexadecimal digits."""
 
 
 class Subscription(NamedTuple):
@@ -53,7 +53,7 @@ class Subscription(NamedTuple):
 
     @classmethod
     def chosen(cls, prefix: Prefixes | None, symbols: Iterable[str | bytes] | None) -> list[Self]:
-        """Return one subscription for each prefix or symbol. Raises ConfigError unless either was given."""
+        """Return one subscription for each prefix or symbol. Raises ConfigError unless exactly one kind is given."""
         if (prefix is None) is (symbols is None):
             raise ConfigError(f"prefix was {prefix!r} and symbols {symbols!r}, expected one of them")
         if symbols is not None:
@@ -81,7 +81,7 @@ class Subscription(NamedTuple):
         return f"{client}{_MARK}{text}{_SYMBOL if self.kind == 'symbol' else ''}"
 
     def choice(self, feed: Feed) -> TopicChoice:
-        """Return its topics. Raises ConfigError when no slice can hold them."""
+        """Return its topics. Raises ConfigError if no slice can hold them."""
         choice = TopicChoice.of(feed, self.prefix, self.symbols)
         if not starts_by_slice(feed, choice.starts):
             raise ConfigError(f"feed {feed.name!r}: no slice can hold topics of {self}")
@@ -89,12 +89,12 @@ class Subscription(NamedTuple):
 
     @property
     def prefix(self) -> bytes:
-        """Start of all its topics that a callback needs next to `symbols`."""
+        """Prefix argument of a callback, next to `symbols`."""
         return self.text if self.kind == "prefix" else b""
 
     @property
     def symbols(self) -> list[bytes] | None:
-        """Its symbol, for a callback."""
+        """Argument `symbols` of a callback."""
         return [self.text] if self.kind == "symbol" else None
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Subscription(NamedTuple):
 
 
 def subscriptions_of(directory: str | os.PathLike[str], client: str) -> list[Subscription]:
-    """Return a client's subscriptions. Raises PositionError when the directory has other files among theirs."""
+    """Return a client's subscriptions. Raises PositionError if there are other files among theirs."""
     if not Path(directory).is_dir():
         return []
     found = ((Subscription.of_consumer(client, file.name), file) for file in consumers(directory))
@@ -110,12 +110,12 @@ def subscriptions_of(directory: str | os.PathLike[str], client: str) -> list[Sub
 
 
 class _Opening:
-    """A subscriber that is being started, in a thread of its own."""
+    """A subscriber that starts in its own thread."""
 
     def __init__(self, subscriber: Subscriber, stream: Stream) -> None:
         self.subscriber, self.stream = subscriber, stream
         self.started: Future[None] = Future()
-        """Has what `start` raised."""
+        """Done when `start` has ended; it has the error that `start` raised."""
         self.has_started = False
         self._thread = threading.Thread(target=self._run, name="blackbox-inbox", daemon=True)
         start_thread(self._thread)
@@ -123,7 +123,7 @@ class _Opening:
     def _run(self) -> None:
         try:
             self.subscriber.start(_START_S)
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits for it hears of it
+        except Exception as error:  # noqa: BLE001 - any error must reach the waiting thread
             self.started.set_exception(error)
         else:
             self.has_started = True
@@ -136,9 +136,9 @@ class _Opening:
 
 
 class Inbox:
-    """Messages of a subscription. Its reader is one thread, or one task.
+    """Messages of a subscription, for one thread or task that reads them.
 
-    The subscriber starts when something is asked for, and begins at the position in the file.
+    The subscriber starts when a message is requested, at the position in the file.
     """
 
     def __init__(
@@ -160,14 +160,14 @@ class Inbox:
             place = Path(directory) / f"{self._file.name}{_KEPT}"
             self._kept = KeptMessages(feed, place, subscription.prefix, subscription.symbols)
         self._here: Iterator[Message] | None = None
-        """Kept messages that are delivered before those of the hub; None: the kept ones are not read yet."""
+        """Kept messages, which are delivered before those of the hub; None: not read yet."""
         self._opening: _Opening | None = None
         self._changes = threading.Lock()
-        """Held where another one begins, or none: who ends it may be another thread than its reader."""
+        """Guards `_opening` and `_is_ended`, since another thread than the reader may end it."""
         self._is_ended = False
 
     def subscribe(self, welcome: Welcome) -> None:
-        """Begin where the hub has said that it is, durably. Raises PositionError, RightsError."""
+        """Store the hub's position as the start, durably. Raises PositionError, RightsError."""
         if not welcome.following:
             raise RightsError(f"the key has no right to topics of {self.subscription}")
         positions = {each: Position(welcome.epoch, number) for each, number in enumerate(welcome.following)}
@@ -180,7 +180,7 @@ class Inbox:
             self._kept.discard()
 
     def unsubscribe(self) -> None:
-        """End it, durably. Raises PositionError while another process reads it."""
+        """End the subscription durably. Raises PositionError while another process reads it."""
         self.end()
         self._file.own(0)
         try:
@@ -193,7 +193,7 @@ class Inbox:
     def get(self, timeout: float | None) -> Message:
         """Return the next message.
 
-        Raises TimeoutError; HubError when it was ended; SubscriberError, and begins anew at the next call.
+        Raises TimeoutError; HubError if it was ended; SubscriberError, after which the next call starts again.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         if (here := self._next_here()) is not None:
@@ -204,13 +204,13 @@ class Inbox:
             while message is None or (self._kept is not None and self._kept.was_delivered(message)):
                 message = stream.get(None if timeout is None else max(0.0, until - time.monotonic()))
         except TimeoutError:
-            raise TimeoutError(f"nothing of {self.subscription} came in {timeout} s") from None
+            raise TimeoutError(f"no message of {self.subscription} arrived in {timeout} s") from None
         except SubscriberError as error:
             self.fail(error)
         return message
 
     def _next_here(self) -> Message | None:
-        """Return the next kept message; None: none is left."""
+        """Return the next kept message; None if none is left."""
         if self._kept is None:
             return None
         self._check_open()
@@ -226,17 +226,17 @@ class Inbox:
         return opening is not None and opening.has_started
 
     def fail(self, why: SubscriberError) -> NoReturn:
-        """Raise what has ended its subscriber, or HubError as it was ended itself; the next call begins anew."""
+        """Raise the subscriber's error, or HubError if the inbox was ended. The next call starts again."""
         self.close()
         self._check_open(why)
         raise why
 
     def open(self, until: float) -> Stream:
-        """Return its stream, once the hub has confirmed it. Raises TimeoutError when it has not until then.
+        """Return its stream, once the hub has confirmed it. Raises TimeoutError if it has not by `until`.
 
-        It is being started on meanwhile: who asks again and again for a moment each gets it all the same.
+        The start continues in the background, so that repeated calls with short timeouts succeed, too.
         """
-        nothing = f"nothing of {self.subscription} has come, and the hub is away"
+        nothing = f"no message of {self.subscription} has arrived, and the hub is away"
         while not (opening := self._opening or self._begin()).has_started:
             if not is_done_in(opening.started, until - time.monotonic()):
                 raise TimeoutError(f"{nothing}: feed {self._feed.name!r} has not confirmed the subscription yet")
@@ -256,9 +256,9 @@ class Inbox:
             return self._opening
 
     def _check_open(self, why: BaseException | None = None) -> None:
-        """Raise HubError when it was ended."""
+        """Raise HubError if it was ended."""
         if self._is_ended:
-            raise HubError(f"subscription of {self.subscription} was closed, expected a client that is open") from why
+            raise HubError(f"subscription of {self.subscription} was closed, expected an open client") from why
 
     def _let_go(self, opening: _Opening | None) -> None:
         with self._changes:
@@ -286,7 +286,7 @@ class Inbox:
         return opening
 
     def commit(self, timeout: float) -> None:
-        """Keep the position behind the message that was got last. Raises HubError, PositionError, SubscriberError."""
+        """Store the position after the last returned message. Raises HubError, PositionError, SubscriberError."""
         self._check_open()
         if self._kept is not None:
             self._kept.commit()
@@ -298,7 +298,7 @@ class Inbox:
                 self._kept.advance(positions)
 
     def close(self) -> None:
-        """End the subscriber; what was got since the last commit comes again."""
+        """End the subscriber; messages returned since the last commit are returned again."""
         opening = self._opening
         self._let_go(opening)
         if opening is not None:
@@ -308,7 +308,7 @@ class Inbox:
             self._here = None
 
     def end(self) -> None:
-        """As `close`, for good."""
+        """Close it for good."""
         with self._changes:
             self._is_ended = True
         self.close()
@@ -321,7 +321,7 @@ class Inbox:
 def check_client_name(name: str) -> None:
     """Raise ConfigError unless a client can have this name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,31}", name):
-        raise ConfigError(f"name was {name!r}, expected 1 to 32 letters, digits, '.' or '-', the first no '.' or '-'")
+        raise ConfigError(f"name was {name!r}, expected a letter or digit, and up to 31 letters, digits, '.' or '-'")
 
 
 def not_subscribed(subscription: Subscription, known: Iterable[Subscription]) -> HubError:

@@ -1,4 +1,4 @@
-"""How a hub finds the hubs of other sites: the table `[join]` of `hub.toml`."""
+"""Settings for finding the hubs of other sites: the table `[join]` of `hub.toml`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which hubs are asked for all others, and where their feeds are passed on here."""
+    """Hubs to ask for all others, and endpoints of this host for their feeds."""
 
     ask: tuple[str, ...] = ()
-    """Hubs of other sites, `tcp://HOST:PORT`: they name all others, so one is enough. Its own endpoint is left out, so
-    that all sites may have the same list. Default: none, and only hubs that ask this one are found."""
+    """Hubs of other sites, `tcp://HOST:PORT`. One is enough, as it names all others. The hub's own endpoint is ignored,
+    so all sites may have the same list. Default: none, and only hubs that ask this one are found."""
 
     ask_keys: tuple[str, ...] = ()
-    """Public key files of those hubs: one for all, or one each. Needed where the feed file has `[security]`."""
+    """Public key files of those hubs: one for all, or one each. Needed if the feed file has `[security]`."""
 
     directory: str
-    """For the feed files of found sites. `NAME.toml` is what readers here load. They stay: the next hub begins with
-    them, and has the same ports. No default."""
+    """Directory of the feed files of found sites. Readers here load `NAME.toml`. The files stay: the next hub starts
+    with them and uses the same ports. No default."""
 
     ports: tuple[_Port, _Port]
-    """First and last port of this host for their feeds, one for each slice of each. No default."""
+    """First and last port of this host for their feeds, with one port for each slice of each feed. No default."""
 
     host: str = ""
     """Address of this host at which readers reach those ports. Default: that of the first slice's line A."""
@@ -47,9 +47,9 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for endpoint in self.ask:
             check_archive(endpoint, "ask")
         if not self.directory:
-            raise ConfigError("directory was empty, expected the path of one for feed files")
+            raise ConfigError("directory was empty, expected the path of a directory for feed files")
         if self.ports[0] > self.ports[1]:
-            raise ConfigError(f"ports were {list(self.ports)}, expected the first one, and one that is not below it")
+            raise ConfigError(f"ports were {list(self.ports)}, expected a first and a last port that is not below it")
         if self.ask_keys and len(self.ask_keys) not in (1, len(self.ask)):
             raise ConfigError(f"ask_keys were {len(self.ask_keys)}, expected one for all or one for each of ask")
         if self.host:
@@ -66,5 +66,5 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.host or (address.rpartition(":")[0] if transport == "tcp" else LOOPBACK)
 
     def key_of(self, place: int) -> str:
-        """Return the public key file of a hub that is asked; empty: none was given."""
+        """Return the public key file of a hub that is asked; empty if none was given."""
         return self.ask_keys[place % len(self.ask_keys)] if self.ask_keys else ""

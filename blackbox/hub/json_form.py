@@ -1,4 +1,4 @@
-"""What a driven client is asked, and what it answers: JSON objects, one a frame; payloads in base64."""
+"""Requests to a driven client, and its answers: JSON objects, one per frame; payloads in base64."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class _Request(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag=lambda name: name.lower()
 ):
     number: int = 0
-    """Comes back in the answer."""
+    """Number that the answer repeats."""
     timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 10.0
 
 
 class At(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a message is; a whole answer may stand here."""
+    """Place of a message. It may be a whole answer, as other fields are ignored."""
 
     slice: int
     epoch: Number
@@ -33,25 +33,25 @@ class At(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Put(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Put a message; the answer says where it is: `slice`, `epoch`, `sequence`."""
+    """Put a message; the answer has its place: `slice`, `epoch`, `sequence`."""
 
     topic: str
     payload: str | msgspec.UnsetType | None = msgspec.UNSET
-    """In base64; null: the topic has no value any more."""
+    """Payload in base64; null removes the topic's value."""
     text: str | msgspec.UnsetType = msgspec.UNSET
-    """In place of `payload`: it is stored in UTF-8."""
+    """Text instead of `payload`, which is stored in UTF-8."""
     id: str | None = None
     ts_event: int | None = None
-    """When it happened, ns since 1970. Null: now. 0: the time is not known."""
+    """Time of the event, ns since 1970. Null: now. 0: unknown."""
     if_at: At | Literal["nowhere"] | None = None
-    """Put it only if the newest message of the topic is there; "nowhere": only if the topic has no value."""
+    """Required place of the topic's newest message; "nowhere": the topic must have no value."""
     ttl_s: float | None = None
-    """After so many seconds the hub deletes the topic, unless it is put anew meanwhile; null: it stays."""
+    """Seconds after which the hub deletes the topic, unless it is put again before; null: it stays."""
 
     def value(self) -> bytes | None:
-        """Return the payload. Raises ConfigError when it is not in base64, or there is not one of the two."""
+        """Return the payload. Raises ConfigError unless exactly one of the two is given, and `payload` is base64."""
         if (self.payload is msgspec.UNSET) is not (self.text is not msgspec.UNSET):
-            raise ConfigError(f"put of {self.topic!r} had not one of payload and text, expected one of them")
+            raise ConfigError(f"put of {self.topic!r} needs exactly one of payload and text")
         if self.text is not msgspec.UNSET:
             return self.text.encode()
         if self.payload is msgspec.UNSET or self.payload is None:
@@ -62,14 +62,14 @@ class Put(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"payload was {self.payload[:40]!r}, expected base64: {error}") from None
 
     def expected(self) -> Place | None:
-        """Return where the topic's newest message must be; None: anywhere."""
+        """Return the required place of the topic's newest message; None: any place."""
         if self.if_at is None or self.if_at == "nowhere":
             return None if self.if_at is None else NOWHERE
         return Place(self.if_at.slice, self.if_at.epoch, self.if_at.sequence)
 
 
 class _Subscribed(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request about durable subscriptions: of a prefix, or of each of some symbols."""
+    """A request about the durable subscription of a prefix, or those of some symbols."""
 
     prefix: str | None = None
     symbols: list[str] | None = None
@@ -88,7 +88,7 @@ class Get(_Subscribed, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Commit(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Say that all that was got is done with."""
+    """Commit all messages that were returned."""
 
 
 class _Numbered(msgspec.Struct):
@@ -101,7 +101,7 @@ _NUMBERED: Final = Decoder[_Numbered]("json", _Numbered, MOST_ASKED_BYTES)
 
 
 def number_of(text: str | bytes) -> int:
-    """Return the number of a request that cannot be understood; 0 where it has none."""
+    """Return the number of a request, even of an invalid one; 0 if it has none."""
     try:
         return _NUMBERED.decode(text).number
     except DecodeError:
@@ -109,12 +109,12 @@ def number_of(text: str | bytes) -> int:
 
 
 def place_as_json(place: Place) -> dict[str, Any]:
-    """Return where a message is."""
+    """Return a place as a JSON object."""
     return {"slice": place.slice_id, "epoch": place.epoch, "sequence": place.sequence}
 
 
 def error_as_json(error: BaseException) -> dict[str, Any]:
-    """Return what kept a request from being done; of a put that lost a race, where its topic is: `found`."""
+    """Return an error as a JSON object. A ConflictError has `found`, the place of the topic's newest message."""
     told: dict[str, Any] = {"error": type(error).__name__, "why": str(error)}
     if isinstance(error, ConflictError):
         told |= {"found": "nowhere" if error.found == NOWHERE else place_as_json(error.found)}

@@ -1,4 +1,4 @@
-"""Judge what clients ask of a hub: what it knows, what becomes of each put, and the notes that say so. No I/O."""
+"""Judge requests to a hub: its state, the result of each put, and the notes that record it. No I/O."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ from blackbox.hub.table import Table
 from blackbox.hub.topics import Reasons, Topics
 
 MOST_SINCE_SNAPSHOT: Final = 64 << 20
-"""Bytes that are appended between two snapshots, at least."""
+"""Minimum bytes appended between two snapshots."""
 TURN_BYTES: Final = 4 << 10
-"""Bytes that each request of a turn adds to these, as requests are read one by one."""
+"""Bytes that each turn adds to these, as reading it takes time."""
 _HEAD_BYTES: Final = 100
 """Approximate bytes of a request in a note, without its ids and places."""
 
@@ -76,26 +76,26 @@ class Fresh(NamedTuple):
 
 
 class Turn:
-    """A turn of the hub: requests that are judged, appended and answered together; or what the hub notes itself."""
+    """A turn of the hub: requests that are judged, appended and answered together; or a note of the hub itself."""
 
     def __init__(self, kind: int = JUDGED) -> None:
-        """`kind`: that of its notes."""
+        """`kind`: kind of its notes."""
         self.kind, self.number = kind, 0
         """Its number; 0: it appends nothing."""
         self.notes: dict[int, bytes] = {}
-        """By slice."""
+        """Notes by slice."""
         self.touched: dict[int, int] = {}
-        """By slice that gets messages, the sequence that follows them."""
+        """Next sequence, after its messages, by slice that gets messages."""
         self.requests: list[Judged] = []
         self.fresh: list[Fresh] = []
         self.answers: list[tuple[bytes, Answer]] = []
-        """By identity of the client."""
+        """Identity of the client, and its answer."""
         self.counts: dict[str, int] = {}
         """Counts to add to the statistics."""
         self.size = 0
         """Approximate size of the notes in bytes."""
         self.is_synced = False
-        """True if it is answered once all is on the disk."""
+        """True if its answers wait until it is on the disk."""
 
 
 class Around(Protocol):
@@ -131,7 +131,7 @@ class Judge:
         self._first = 1
         """The first turn of this run."""
         self._since_snapshot, self._snapshot_bytes = MOST_SINCE_SNAPSHOT, 0
-        """Bytes that were appended since the last snapshot, with those that count for each turn; and its own."""
+        """Bytes appended since the last snapshot, plus TURN_BYTES for each turn; and bytes of that snapshot."""
         self._snapshot_day: Path | None = None
 
     def begin(self, epoch: int, following: Sequence[int]) -> None:
@@ -162,9 +162,9 @@ class Judge:
         return self._closed(turn, False)
 
     def snapshot(self, day: Path) -> list[Turn]:
-        """Return turns that note what is known of clients, deadlines and topics, if it is time for that.
+        """Return turns that note a snapshot of clients, deadlines and topics, if one is due.
 
-        The next hub then need not read far back. `day`: the oldest day in which some slice is written.
+        The next hub then reads less at its start. `day`: the oldest day in which some slice is written.
         """
         is_early = self._since_snapshot < max(MOST_SINCE_SNAPSHOT, 4 * self._snapshot_bytes)
         if not self.table.number or (is_early and day == self._snapshot_day):
@@ -212,10 +212,10 @@ class Judge:
         if isinstance(request, Hello):
             return self._welcome(request, client, known, turn)
         if known is None:
-            return Ended(f"client {request.client!r} was not known, expected a hub that it has begun with")
+            return Ended(f"client {request.client!r} was not known: start it again with this hub")
         session, last = known
         if request.session != session:
-            return Ended(f"client {request.client!r} was begun elsewhere since, expected one process of this name")
+            return Ended(f"client {request.client!r} was started elsewhere since: use a name in one process only")
         if request.first > last + 1:
             return Expected(last + 1)
         if request.first <= last:
@@ -236,7 +236,7 @@ class Judge:
         turn: Turn,
         may: tuple[bytes, ...] | None = None,
     ) -> Stored:
-        """Judge each put on its own, and note all; `may`: what their topics must start with."""
+        """Judge puts one by one, and note all. `may`: allowed prefixes of their topics; None: all are allowed."""
         taken_ns, why = self._around.now_ns(), Reasons()
         topics = self.topics.find(request.topics, may, why)
         wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
@@ -271,7 +271,7 @@ class Judge:
         taken_ns: int,
         turn: Turn,
     ) -> Stored:
-        """Note what became of puts, and return the answer that says so."""
+        """Note the results of puts, and return the answer."""
         answer = Stored(request.first, pack_places(places), str(why))
         self._add(
             turn,
@@ -311,7 +311,7 @@ class Judge:
         session, last = known or (0, 0)
         if request.session != session:
             if request.replaces != session:
-                return Ended(f"client {request.client!r} was begun elsewhere since", session)
+                return Ended(f"client {request.client!r} was started elsewhere since", session)
             begin = Judged(client, request.session, 0, b"", "", [], b"", self._around.now_ns())
             self._add(turn, begin, numpy.empty(0, PLACE))
         is_told = request.prefix is not None and self._around.may_read(request.prefix, client.key)
@@ -326,7 +326,7 @@ class Judge:
         return answer
 
     def _next_of(self, topic: bytes) -> Revision:
-        """Give a topic's next message its number. Raises ConfigError when there is no room for the topic."""
+        """Assign the revision of a topic's next message. Raises ConfigError if there is no room for the topic."""
         return self.numbers.epoch, self.numbers.next(self.topics.add(topic))
 
 
@@ -334,8 +334,8 @@ class Request(NamedTuple):
     """A request of a client."""
 
     client: bytes
-    """Its identity."""
+    """Identity of the client."""
     key: str
-    """Its public key; empty: it has none, as on ipc."""
+    """Public key of the client; empty if it has none, as on ipc."""
     text: bytes
     request: Hello | Put | FindSites | Ended

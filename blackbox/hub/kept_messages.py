@@ -34,7 +34,7 @@ from blackbox.transport.wakeup import Pipe
 log = logging.getLogger("blackbox")
 
 MOST_BYTES: Final = 64 << 20
-"""Messages of a subscription that are kept; later ones come from the hub only."""
+"""Maximum bytes of a subscription's kept messages; later ones come from the hub only."""
 _PART_BYTES: Final = 8 << 20
 _SEGMENT_BYTES: Final = 1 << 40
 _NEVER: Final = 1 << 62
@@ -45,24 +45,24 @@ class KeptMessages:
     """Received messages of a subscription, in parts. `put` is for workers, all else for the subscription's reader."""
 
     def __init__(self, feed: Feed, directory: Path, prefix: bytes, symbols: list[bytes] | None) -> None:
-        """Settings; nothing is opened."""
+        """Store the settings; nothing is opened."""
         self._feed, self._directory = feed, directory
         self._prefix, self._symbols = prefix, symbols
         self._lock = threading.Lock()
         self._part: _Part | None = None
-        """The part that is written."""
+        """The part that is being written."""
         self._closed: dict[Path, _Closed] = {}
         self._number = self._bytes = 0
         self._is_full = False
         self._seen: dict[int, Position] = {}
-        """By slice, the last message of `put`, also of those that were not kept."""
+        """Position of the last message given to `put`, by slice, even if it was not kept."""
         self._known: set[tuple[int, int, int]] = set()
-        """Slice, epoch and sequence of messages that were delivered from here, and will come from the hub too."""
+        """Slice, epoch and sequence of messages that were delivered from here, and will arrive from the hub too."""
         self._delivered: dict[Path, int] = {}
         """Messages of each part that were delivered since the last `commit`."""
 
     def messages(self, stored: Mapping[int, Position]) -> Iterator[Message]:
-        """Yield what was received, from the stored positions on, without what was committed. Call it before `put`."""
+        """Yield received messages from the stored positions on, except committed ones. Call it before `put`."""
         self._known.clear()
         self._delivered.clear()
         try:
@@ -124,7 +124,7 @@ class KeptMessages:
                 self._close_part()
 
     def commit(self) -> None:
-        """Note durably that what was delivered from here is done with. Raises JournalError."""
+        """Note durably that the messages delivered from here are committed. Raises JournalError."""
         for part, count in list(self._delivered.items()):
             try:
                 replace_file(part / _TAKEN, part / f"{_TAKEN}.new", str(count).encode())
@@ -140,7 +140,7 @@ class KeptMessages:
                     shutil.rmtree(path, ignore_errors=True)
                     del self._closed[path]
                     self._bytes -= part.bytes
-            if self._is_full:  # what is kept must have no hole
+            if self._is_full:  # kept messages must have no gap
                 self._is_full = bool(self._closed) or needs(stored, {n: [last] for n, last in self._seen.items()})
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class KeptMessages:
 
 
 class _Closed(NamedTuple):
-    """A part that is not written any more."""
+    """A part that is complete."""
 
     ends: Mapping[int, list[Position]]
     """By slice, the last messages, as from `ends_of`."""
@@ -173,10 +173,10 @@ class _Closed(NamedTuple):
 
 
 class _Part:
-    """Files that are written, until they have their size or the process ends."""
+    """Files that are being written, until they are full or the process ends."""
 
     def __init__(self, feed: Feed, path: Path) -> None:
-        """Make them. Raises OSError."""
+        """Create the files. Raises OSError."""
         self.path, self.bytes = path, 0
         self.ends: dict[int, Position] = {}
         self._key_rule, self._pipe = feed.key_rule, Pipe()
@@ -216,7 +216,7 @@ class _Part:
         return writer, ctypes.CFUNCTYPE(None, ctypes.c_int64)(writer.at.function)
 
     def close(self) -> None:
-        """Close them. Raises OSError when they are not durable."""
+        """Close the files. Raises OSError if they are not durable."""
         for writer, _ in self._writers.values():
             writer.close()
 

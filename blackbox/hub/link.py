@@ -39,7 +39,7 @@ class Link:
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Those that bring something; others after `ask`."""
+        """Sockets to poll; `ask` may replace one."""
         assert self._asks is not None
         return [self._answers, self._asks]
 
@@ -83,14 +83,14 @@ class Link:
         return found
 
     def _is_of_peer(self, standing: Standing, key: str = "") -> bool:
-        """Whether the other one of the two says something; warn of others, once. `key`: of who asks."""
+        """Return True if the other hub of the pair has sent this; else log it, once. `key`: the sender's key."""
         is_it = standing.feed == self._name and standing.role != self._pair.role
         if self._keys is not None and key and key.encode() != self._keys.server:
-            is_it = False  # a client may connect, too: it is to read nothing here, and to end nobody's lead
+            is_it = False  # a client may connect, too, but must not read or end a lead here
         if not is_it and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "hub of feed %r, the %s: the %s of feed %r speaks on the link%s, expected the other one of two hubs",
+                "hub of feed %r, the %s: the link got a message from the %s of feed %r%s, expected the other hub",
                 self._name,
                 self._pair.role,
                 standing.role,
@@ -101,7 +101,7 @@ class Link:
 
     def answer(self, lead: Lead) -> None:
         """Answer the last question."""
-        with suppress(zmq.ZMQError):  # the peer is away, or takes nothing: it asks again
+        with suppress(zmq.ZMQError):  # the peer is away or does not read: it asks again
             self._answers.send_multipart([self._asked_by, ENCODER.encode(lead)], zmq.NOBLOCK)
 
     def _connect(self) -> None:

@@ -1,4 +1,4 @@
-"""Make the hub of a hub file."""
+"""Create the hub of a hub file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from blackbox.hub.settings import HubSettings
 
 
 def load_hub(path: str | os.PathLike[str], *, alone: bool = False) -> Hub:
-    """Return the hub of a file, one of two if it has a table `[pair]`; `alone`: see `PairedHub`.
+    """Return the hub of a hub file, a `PairedHub` if the file has a table `[pair]`. `alone`: see `PairedHub`.
 
-    Raises ConfigError naming what is wrong with it, or with its feed file.
+    Raises ConfigError naming what is wrong in it or in its feed file.
     """
     settings = msgspec.structs.asdict(HubSettings.load(path))
     feed, directory, pair = Feed.load(settings.pop("feed")), settings.pop("directory"), settings.pop("pair")
     settings["peers"] = [
         (Feed.load(peer.feed, environment={}), Feed.load(peer.here, environment={})) for peer in settings["peers"]
-    ]  # the environment is about the hub's own feed
+    ]  # environment variables are for the hub's own feed
     settings["fsync_interval"] = settings.pop("fsync_interval_ns") / 1e9
     if pair is None and (alone or feed.hub_backup):
         what = "--alone was given" if alone else f"feed {feed.name!r} had a hub_backup"

@@ -1,4 +1,4 @@
-"""Notes of a hub in its journals: what became of requests, next to what they brought; and what it knows of clients.
+"""Notes of a hub in its journals: results of requests, next to their messages; and its state of clients.
 
 A turn of the hub judges some requests and has one number. Each slice that gets messages of the turn has its note before
 them, in the same write. A turn that stores nothing has its note in slice 0. Some turns judge nothing, and renew the
@@ -30,7 +30,7 @@ SNAPSHOT: Final = 1
 RENEWED: Final = 2
 """The kind of a note that is `Renewed`."""
 END: Final = numpy.dtype([("row", "<u4"), ("at", "<i8")])
-"""When the topic of a row of a request ends, ns since 1970; 0: it does not end any more."""
+"""Deadline of the topic of a request's row, ns since 1970; 0: the topic no longer has one."""
 HEAD: Final = numpy.dtype([("number", "<i8"), ("first", "<i8"), ("slices", "<u2"), ("kind", "u1")])
 """Head of a note: number of the turn; number of the first turn of the hub's run; slices that have a note of the turn;
 kind."""
@@ -63,7 +63,7 @@ class Judged(msgspec.Struct, frozen=True, array_like=True):
     ends: bytes
     """END[n]"""
     taken_ns: int
-    """When the hub took it."""
+    """Time at which the hub took it, ns since 1970."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -74,7 +74,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     floor: int
     """Notes from this number on have all answers, ids and partial requests."""
     clients: list[tuple[Client, int, int]]
-    """Client, session and last put, the one not heard of for longest first."""
+    """Client, session and last put, the least recently active client first."""
     deadlines: list[tuple[bytes, int]]
     topics: list[bytes]
 
@@ -114,7 +114,7 @@ def encode_snapshot(
     deadlines: Sequence[tuple[bytes, int]],
     topics: Sequence[bytes],
 ) -> list[bytes]:
-    """Return the note of each turn of a snapshot, from turn `number` on; `first` is that of `encode_judged`."""
+    """Return the note of each turn of a snapshot, from turn `number` on; `first` as in `encode_judged`."""
     items = [*((0, each, sum(map(len, each[0]))) for each in clients), *((1, each, len(each[0])) for each in deadlines)]
     parts = _in_parts([*items, *((2, each, len(each)) for each in topics)])
     return [
@@ -124,7 +124,7 @@ def encode_snapshot(
 
 
 def snapshot_part(note: bytes) -> tuple[int, int] | None:
-    """Return which part of how many a note of a snapshot is; None: it is no such note. Raises DecodeError."""
+    """Return part number and number of parts of a snapshot's note; None for other notes. Raises DecodeError."""
     if head_of(note)["kind"] != SNAPSHOT:
         return None
     snapshot = _SNAPSHOT.decode(note[HEAD.itemsize :])
@@ -132,7 +132,7 @@ def snapshot_part(note: bytes) -> tuple[int, int] | None:
 
 
 def encode_renewed(number: int, first: int, renewed: Renewed) -> list[bytes]:
-    """Return the note of each turn that renews something, from turn `number` on; `first` is that of `encode_judged`."""
+    """Return the note of each turn that renews something, from turn `number` on; `first` as in `encode_judged`."""
     items = [
         *((0, each, _ITEM_BYTES + len(each[1][2]) + len(each[1][3])) for each in renewed.answers),
         *((1, each, _ITEM_BYTES + len(each[0][1])) for each in renewed.ids),
@@ -145,7 +145,7 @@ def encode_renewed(number: int, first: int, renewed: Renewed) -> list[bytes]:
 
 
 def _in_parts(items: Iterable[tuple[int, Any, int]]) -> list[tuple[list[Any], list[Any], list[Any]]]:
-    """Distribute items to parts of at most about MOST_PART_BYTES: which of the three lists, item, and its size."""
+    """Distribute items (number of its list, item, size in bytes) to parts of at most about MOST_PART_BYTES."""
     parts: list[tuple[list[Any], list[Any], list[Any]]] = [([], [], [])]
     size = 0
     for kind, item, item_bytes in items:
@@ -177,28 +177,28 @@ class Notes:
         self.kinds: NDArray[numpy.uint8] = heads["kind"]
 
     def text(self, place: int) -> bytes:
-        """Return the body of a note. Raises DamagedError when it is damaged."""
+        """Return the body of a note. Raises DamagedError if it is damaged."""
         mark = read_mark(self.segment, place)
         if mark is None:
             raise DamagedError(f"{self.segment.path} is damaged: the note at {place} does not match its checksum")
         return mark.note
 
     def judged(self, place: int) -> list[Judged]:
-        """Return the requests of a note. Raises DamagedError when it is damaged."""
+        """Return the requests of a note. Raises DamagedError if it is damaged."""
         try:
             return _JUDGED.decode(self.text(place)[HEAD.itemsize :])
         except DecodeError as error:
             raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
 
     def renewed(self, place: int) -> Renewed:
-        """Return what a note renews. Raises DamagedError when it is damaged."""
+        """Return the renewed items of a note. Raises DamagedError if it is damaged."""
         try:
             return _RENEWED.decode(self.text(place)[HEAD.itemsize :])
         except DecodeError as error:
             raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
 
     def snapshot(self, place: int) -> Snapshot:
-        """Return a part of a snapshot. Raises DamagedError when it is damaged."""
+        """Return a part of a snapshot. Raises DamagedError if it is damaged."""
         try:
             return _SNAPSHOT.decode(self.text(place)[HEAD.itemsize :])
         except DecodeError as error:
@@ -206,7 +206,7 @@ class Notes:
 
 
 def newest_turn(day: Path) -> int:
-    """Return the largest number of the notes of a day that can be read, where others may be damaged; 0: none."""
+    """Return the last turn in the readable notes of a day, as others may be damaged; 0 if no note is readable."""
     newest = 0
     for path in recorded_files(day):
         segment = SegmentFile(path, 0, 0)  # an index has no notes

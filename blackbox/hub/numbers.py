@@ -18,14 +18,13 @@ class Numbers:
     """
 
     def __init__(self, slices: int) -> None:
-        """Number nothing yet."""
         self.epoch = 0
         self.touched: dict[int, int] = {}
         self._following = numpy.zeros(slices, numpy.int64)
-        """By slice, the number of its next message."""
+        """Number of the next message, by slice."""
 
     def begin(self, epoch: int, following: Sequence[int]) -> None:
-        """Go on in an epoch. `following`: by slice, the number of its next message."""
+        """Continue in an epoch. `following`: number of the next message, by slice."""
         self.epoch, self._following = epoch, numpy.array(following, numpy.int64)
 
     def following(self) -> list[int]:
@@ -33,13 +32,13 @@ class Numbers:
         return self._following.tolist()
 
     def next(self, slice_id: int, count: int = 1) -> int:
-        """Give the next messages of a slice their numbers; return the first."""
+        """Assign numbers to the next messages of a slice; return the first."""
         first: int = self._following.item(slice_id)
         self._following[slice_id] = self.touched[slice_id] = first + count
         return first
 
     def places_of(self, slices: NDArray[numpy.int32], order: NDArray[numpy.int64]) -> Places:
-        """Return the places of puts that are all new. `slices`: of each; `order`: that of their numbers."""
+        """Return the places of puts that are all new. `slices`: slice of each; `order`: rows in order of numbers."""
         if len(slices) == 1:
             slice_id = slices.item(0)
             return numpy.array([(slice_id, 1, 0, self.epoch, self.next(slice_id))], PLACE)
@@ -49,7 +48,7 @@ class Numbers:
         return places
 
     def number(self, places: Places, rows: NDArray[numpy.int64]) -> None:
-        """Assign places in the epoch to rows, in this order. The slices of the rows are set."""
+        """Assign places in the epoch to rows, in this order. Their slices must be set."""
         places["epoch"][rows] = self.epoch
         slices = places["slice"][rows]
         for slice_id in numpy.unique(slices).tolist():

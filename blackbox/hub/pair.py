@@ -1,7 +1,7 @@
-"""What the two hubs of a feed say to each other, and how they are set: see "Two hubs" in docs/hub-pairs-and-sites.md.
+"""Messages and settings of the two hubs of a feed: see "Two hubs" in docs/hub-pairs-and-sites.md.
 
-Each asks the other again and again by `Follow`; the answer is a `Lead`. Both tell how its sender stands. The answers of
-the active one carry what was put, and what follows the passive one has it: that is the only way in which it is told.
+Each hub asks the other repeatedly with `Follow`, and answers with `Lead`. Both messages have the sender's standing.
+The answers of the active hub have the puts. Only the passive hub's next questions confirm that it has them.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ LEAST_SILENCE_NS: Final = 100_000_000
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One hub's part in a pair: the table `[pair]` of its hub file."""
+    """Settings of a hub of a pair: the table `[pair]` of its hub file."""
 
     role: Literal["primary", "backup"]
-    """Which of the two it is: the one at the feed's `hub`, or the one at its `hub_backup`. No default."""
+    """Role of this hub: the primary is at the feed's `hub`, the backup at its `hub_backup`. No default."""
 
     link: str
-    """Where this hub answers the other one, `tcp://HOST:PORT` or `ipc://PATH`. No default."""
+    """Endpoint where this hub answers the other one, `tcp://HOST:PORT` or `ipc://PATH`. No default."""
 
     peer: str
-    """Where the other one answers this hub: the `link` of its hub file. No default."""
+    """Endpoint where the other hub answers this one: the `link` of its hub file. No default."""
 
     silence_ns: int = 2_000_000_000
-    """How long nothing came from the active hub when the passive one takes over, once a client asks. Unit: ns.
+    """Silence of the active hub after which the passive one takes over, once a client asks. Unit: ns.
     Default: 2 s; 0.1 s to 10 minutes."""
 
     when_cut: Literal["wait", "go_on"] = "wait"
-    """What an active hub does that hears nothing of one that may take over. Default: `wait`, it answers nobody.
+    """Action of an active hub while a peer that may take over is silent. Default: `wait`, it answers no client.
 
-    `go_on`: after `silence_ns` it goes on alone. If only the link was cut, the other one may do so, too, and what one
-    of the two has answered is lost when the link heals."""
+    `go_on`: after `silence_ns` it continues alone. If only the link was cut, the other hub may continue, too, and the
+    puts that one of the two has answered are lost when the link heals."""
 
     def __post_init__(self) -> None:
         """Check each setting; ConfigError names it and its value."""
@@ -57,21 +57,21 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def line(self) -> int:
-        """Which line of each slice, and which archive, are this hub's."""
+        """Index of this hub's line in each slice, and of its archive."""
         return 0 if self.role == "primary" else 1
 
     def endpoint(self, feed: Feed) -> str:
-        """Return where this hub takes what clients put."""
+        """Return the endpoint where this hub takes puts."""
         return feed.hub if self.role == "primary" else feed.hub_backup
 
     def check_feed(self, feed: Feed) -> None:
-        """Raise ConfigError when a feed lacks what two hubs need."""
+        """Raise ConfigError if a feed lacks what two hubs need."""
         if not feed.hub_backup:
             raise ConfigError(
-                f"feed {feed.name!r} had no hub_backup, expected where the other one of two hubs takes puts"
+                f"feed {feed.name!r} had no hub_backup, expected the endpoint where the backup takes puts"
             )
         if len(feed.archives) < 2:
-            raise ConfigError(f"feed {feed.name!r} had {len(feed.archives)} archives, expected one of each of two hubs")
+            raise ConfigError(f"feed {feed.name!r} had {len(feed.archives)} archives, expected one for each hub")
         for number, part in enumerate(feed.slices):
             if len(part.lines) != 2 or part.shared_memory:
                 raise ConfigError(
@@ -103,19 +103,19 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):
-    """How a hub stands."""
+    """State of a hub of a pair, for its peer."""
 
     feed: str
     role: Literal["primary", "backup"]
     run: Number
-    """Of its process; a later one has a greater one."""
+    """Number of its process; a later process has a greater number."""
     term: Number
-    """Grows whenever one of the two becomes active; those of the primary are odd."""
+    """Number that grows whenever a hub of the pair becomes active; odd for the primary."""
     newest: Number
     """The last turn that its journals have completely, with all turns before."""
     is_active: bool
     is_armed: bool
-    """It is passive, and has all that the active one has answered: it may take over."""
+    """True if it is passive and has all that the active hub has answered, so that it may take over."""
     version: int = UNSAID
     damaged: Number = 0
     """The last turn that its journals had before they were damaged, until it is repaired; 0: they are whole."""
@@ -129,40 +129,40 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def rank(self) -> tuple[int, int, int, bool, bool]:
-        """Of two that are passive, and neither of which may take over, the one with the higher one becomes active."""
+        """Rank between two passive hubs that are not armed: the hub with the higher rank becomes active."""
         return self.term, self.had, self.part, not self.damaged, self.role == "primary"
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
-    """Ask the other hub how it stands, and for what it has that this one lacks."""
+    """Question to the other hub for its standing, and for turns that this hub lacks."""
 
     number: Number
-    """Comes back in the answer."""
+    """Number that the answer repeats."""
     standing: Standing
     done: Number
-    """The last batch of the one that is asked that is in this one's journals, if `leader` is that one's run."""
+    """The last batch of the asked hub that this hub's journals have, if `leader` is the asked hub's run."""
     leader: Number
-    """The run that this one follows; 0: none."""
+    """The run that this hub follows; 0: none."""
     digest: bytes
     """Digest of its newest turn."""
 
 
 class Lead(msgspec.Struct, frozen=True, array_like=True, tag="lead"):
-    """The answer."""
+    """Answer to a `Follow`."""
 
     number: int
     standing: Standing
     epoch: Number
-    """In which the active one publishes what it takes now."""
+    """Epoch in which the active hub publishes now."""
     batch: int
-    """What waits to be answered."""
+    """Number of the batch whose clients wait for answers."""
     is_synced: bool
-    """Have it on the disk before you say that you have it."""
+    """True if the peer must have the batch on its disk before it confirms it."""
     is_in_step: bool
-    """You have all, and may take over once this one is silent."""
+    """True if the peer has all turns, and may take over once this hub is silent."""
     entries: list[Entry]
     why: str
-    """Why it cannot go on with the one that asks; empty: it can."""
+    """Reason why the peer cannot follow; empty: it can."""
 
 
 FOLLOWS: Final = Decoder[Follow]("msgpack", Follow)
@@ -170,19 +170,19 @@ LEADS: Final = Decoder[Lead]("msgpack", Lead)
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """State of a hub of two, in a file next to its journals."""
+    """State of a hub of a pair, in a file next to its journals."""
 
     role: Literal["primary", "backup"]
     run: Number = 0
-    """Term of the last process."""
+    """Run of the last process."""
     term: Number = 0
-    """The last that it knows of."""
+    """The last term that it knows of."""
     is_alone: bool = False
-    """No other hub may be active."""
+    """True if the other hub cannot be active."""
     epoch: Number = 0
-    """In which it publishes; 0: it has published nothing yet."""
+    """Epoch in which it publishes; 0: it has published nothing yet."""
     damaged: Number = 0
-    """As of `Standing`."""
+    """As in `Standing`."""
     damage: str = ""
     """Sentences that name the damage and the files that were set aside."""
 
@@ -197,7 +197,7 @@ def encode_kept(kept: Kept) -> bytes:
 
 
 def read_kept(path: Path) -> Kept:
-    """Read the file. Raises JournalError when it is damaged."""
+    """Read the file. Raises JournalError if it is damaged."""
     checksum, _, text = path.read_bytes().rstrip(b"\n").partition(b" ")
     try:
         if int(checksum, 16) == checksum_of(text):
@@ -214,6 +214,6 @@ def checksum_of(data: bytes) -> int:
 
 
 def next_term(before: int, role: Literal["primary", "backup"]) -> int:
-    """Return a term above all before that no other hub begins: the primary's are odd, the backup's even."""
+    """Return the first term of a role above `before`: terms of the primary are odd, those of the backup are even."""
     term = before + 1
     return term if term % 2 == (role == "primary") else term + 1

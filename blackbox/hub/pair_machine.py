@@ -1,8 +1,8 @@
-"""One hub of a pair as a state machine: it follows the one that leads, or leads and answers clients. No I/O.
+"""One hub of a pair as a state machine: it follows the active hub, or leads and answers clients. No I/O.
 
-`step` is the only input, with all that has come. A `Shell` keeps files and carries messages. `pair_state.py` has the
+`step` is the only input, with all arrived messages. A `Shell` keeps files and carries messages. `pair_state.py` has the
 rules for roles and terms. Only the duration of a failover depends on clocks: while a passive hub may take over, the
-active hub appends and answers only what that one has.
+active hub appends and answers only turns that the passive hub has.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ BEATS: Final = 8
 _MOST_BYTES: Final = 4 << 20
 """Maximum size of the entries in one answer to a passive hub."""
 _MOST_DIGESTS: Final = 1_000
-_ALONE_TOO: Final = "has puts that are not here: both were active alone, or one that was has lost power"
+_ALONE_TOO: Final = "has puts that the other hub lacks: both were active alone, or one was and lost power"
 
 
 class _ConflictError(Exception):
-    """The peer has another turn of one number."""
+    """The peer has another turn with the same number."""
 
 
 class Reader(Protocol):
@@ -53,22 +53,22 @@ class Shell(Protocol):
         """Return the time, ns since 1970."""
 
     def keep(self, kept: Kept) -> None:
-        """Have the state on the disk."""
+        """Store the state on the disk."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Publish in another epoch from now on."""
 
     def read_history(self) -> Judge:
-        """Return what the journals say."""
+        """Return a judge with the state in the journals."""
 
     def read_days(self, judge: Judge) -> None:
-        """Have a judge know the newest message of every topic; call `pause` of the machine meanwhile."""
+        """Read the newest message of every topic for a judge; call `pause` of the machine meanwhile."""
 
     def entry_of(self, turn: Turn) -> Entry:
-        """Return what a turn appends."""
+        """Return the entry that a turn appends."""
 
     def blocks_of(self, entry: Entry) -> list[list[Block]]:
-        """Return the blocks of each part of an entry. Raises BlockError unless they are what was made."""
+        """Return the blocks of each part of an entry. Raises BlockError if they are not what was sent."""
 
     def following(self, slice_id: int) -> int:
         """Return the sequence of the next message of a slice."""
@@ -77,13 +77,13 @@ class Shell(Protocol):
         """Append the note and some blocks of a part."""
 
     def sync(self) -> None:
-        """Have on the disk what was appended."""
+        """Sync appended data to the disk."""
 
     def day(self) -> Path:
         """Return the oldest day in which some slice is written."""
 
     def delete_before(self, day: Path) -> None:
-        """Delete earlier days, as far as they are beyond the retention."""
+        """Delete earlier days that exceed the retention."""
 
     def entries(self, first: int) -> Reader:
         """Return the entries from a turn on. Raises TooFarBehindError, JournalError."""
@@ -102,10 +102,10 @@ class Shell(Protocol):
 
 
 class PairMachine:
-    """A hub of a pair. Attributes: `state`; `judge`, what it knows once it leads."""
+    """A hub of a pair. Attributes: `state`; `judge`, set once it leads."""
 
     def __init__(self, history: History, kept: Kept, pair: Pair, shell: Shell) -> None:
-        """Begin another run. That it is alone holds for the hub that has written it."""
+        """Begin another run. `kept.is_alone` holds only for the role that has written it."""
         newest, note = history.newest()
         notes, part = history.part_of(newest + 1) if history.last() > newest else ({}, 0)
         self._part = {slice_id: checksum_of(each) for slice_id, each in notes.items()}
@@ -123,7 +123,7 @@ class PairMachine:
         self._kept = msgspec.structs.replace(kept, run=0)
         """State on the disk."""
         self._life = state.life
-        """Life that was logged."""
+        """Last logged life."""
         self._talk = _Talk(pair.silence_ns, run)
         self._turns: deque[Turn] = deque()
         """Turns to append and answer. The first one is proposed."""
@@ -132,14 +132,14 @@ class PairMachine:
         self._reader: Reader | None = None
         """Reader of the entries for a peer that catches up."""
         self._given = 0
-        """The last turn that was taken out of these."""
+        """The last turn that was read from it."""
         self._digests: dict[int, bytes] = {state.newest: state.digest}
         """Digest by turn, for recent turns."""
         self._snapshot: tuple[int, Path] | None = None
         """First turn of the snapshot that is being appended, and the oldest day that was written before it."""
 
     def begin(self, *, is_told_alone: bool, is_cut: bool) -> None:
-        """Begin. `is_told_alone`: lead without the peer. `is_cut`: the system may have lost what was not synced."""
+        """Begin. `is_told_alone`: lead without the peer. `is_cut`: the system may have lost unsynced data."""
         self._note("")
         if is_told_alone:
             self.state.kept = msgspec.structs.replace(self.state.kept, damaged=0, damage="")
@@ -161,7 +161,7 @@ class PairMachine:
         return min(wait_s, self.judge.conditions.wait_s()) if is_idle and self.judge is not None else wait_s
 
     def step(self, now: float, lead: Lead | None, follow: Follow | None, requests: Sequence[Request] = ()) -> None:
-        """Take messages that have arrived at `now`, a time of the monotonic clock, and act."""
+        """Process messages that have arrived at `now`, a time of the monotonic clock."""
         talk = self._talk
         talk.now = now
         if lead is not None and talk.is_answer(lead) and self._hears(lead.standing):
@@ -179,21 +179,21 @@ class PairMachine:
         self._note("")
 
     def pause(self, now: float, follow: Follow | None) -> bool:
-        """Do what cannot wait while days are read. Return False if it does not lead any more."""
+        """Answer the peer while days are read. Return False if this hub no longer leads."""
         self._talk.now = now
         self._hear_follow(follow)
         self._answer_peer()
         return self.state.is_active
 
     def _note(self, why: str) -> None:
-        """Keep what the state has decided, before anything is said; log what it is now, and why."""
+        """Store changes of the state before a message depends on them; log a new life, and why."""
         state = self.state
         if state.kept != self._kept:
             self._shell.keep(state.kept)
             is_left = state.is_active and self._life is state.life and state.kept.is_alone and not self._kept.is_alone
             self._kept = state.kept
             if is_left:
-                self._log("goes on alone: the other one has started again")
+                self._log("continues alone: the other hub has restarted")
         if state.life is not self._life:
             self._life = state.life
             self._log(f"is {state.life.value}: {why}")
@@ -256,7 +256,7 @@ class PairMachine:
 
     def _begin_epoch(self, epoch: int) -> None:
         if self.state.kept.epoch:
-            self._shell.sync()  # a power cut then loses nothing of an earlier epoch, to which there is no way back
+            self._shell.sync()  # a power cut then loses nothing of an earlier epoch, which cannot continue
         self.state.kept = msgspec.structs.replace(self.state.kept, epoch=epoch)
         self._note("")
         self._shell.begin_epoch(epoch)
@@ -264,21 +264,21 @@ class PairMachine:
     # Passive.
 
     def _turn_away(self, requests: Sequence[Request]) -> None:
-        """Tell clients to ask the other one; or take over, if it is time."""
+        """Redirect clients to the other hub, or take over if it is time."""
         for at, each in enumerate(requests):
             if isinstance(each.request, Ended):
                 self._shell.send(each.client, each.request)
             elif isinstance(each.request, FindSites):
                 self._shell.send(each.client, self._shell.find_sites(each.request, each.key))
             elif self.state.life is PairLife.ARMED and self._talk.is_silent:
-                self._become_active("the active one is silent, and a client asks", is_new_epoch=False)
+                self._become_active("the active hub is silent, and a client asks", is_new_epoch=False)
                 self._judge(requests[at:])
                 return
             else:
                 self._shell.send(each.client, Passive())
 
     def _take_lead(self, lead: Lead) -> None:
-        """Take what the peer says, if that leads; if it does not, see who has to."""
+        """Process the peer's answer if the peer leads; else decide which hub must lead."""
         state, shell = self.state, self._shell
         if state.is_active:
             return
@@ -295,9 +295,9 @@ class PairMachine:
         try:
             blocks = [shell.blocks_of(entry) for entry in entries]
         except BlockError as error:
-            self._log(f"got damaged puts of the other one: {error}")
+            self._log(f"received damaged puts from the other hub: {error}")
             return  # it is asked again
-        first = next((entry.epoch for entry in entries if entry.epoch), 1)  # 1: a later one has messages
+        first = next((entry.epoch for entry in entries if entry.epoch), 1)  # 1: a later entry has messages
         for entry, mine in zip(entries, blocks, strict=True):
             epoch = entry.epoch or state.kept.epoch or first
             if epoch < state.kept.epoch and state.part:
@@ -312,7 +312,7 @@ class PairMachine:
         if state.end_following(lead) or (was_damaged and not state.kept.damaged):
             self._begin_epoch(lead.epoch)
         has_all = state.life is PairLife.ARMED
-        self._note("it has all that the active one has" if has_all else "the active one goes on without it")
+        self._note("it has all turns of the active hub" if has_all else "the active hub continues without it")
         self._talk.ask_at = 0.0
 
     # Active.
@@ -339,7 +339,7 @@ class PairMachine:
         self._turns.extend(self.judge.turns(requests))
 
     def _lead(self) -> None:
-        """Propose turns, append what the peer has, and answer."""
+        """Propose turns, append those that the peer has, and answer."""
         state, shell = self.state, self._shell
         while self._turns or self._find_turns():
             turn = self._turns[0]
@@ -351,7 +351,7 @@ class PairMachine:
                 if self._talk.is_silent and self._pair.when_cut == "go_on":
                     self._drop()
                     state.give_way()
-                    why = "it goes on alone, and what the other one answers is lost"
+                    why = "it continues alone, and puts that the other hub answers are lost"
                     self._become_active(why, is_new_epoch=True)
                     continue
                 return
@@ -373,7 +373,7 @@ class PairMachine:
         return bool(self._turns)
 
     def _answer_peer(self) -> None:
-        """Answer the peer's question if there is something for it, or it is time to."""
+        """Answer the peer's question if there is news for it, or an answer is due."""
         follow, state, talk = self._talk.unanswered_follow, self.state, self._talk
         if follow is None:
             return
@@ -382,7 +382,7 @@ class PairMachine:
         if state.is_active and not follow.standing.is_active:
             entries, why = self._entries_for(follow)
             if not why and state.take_in(follow, entries):
-                self._log("is not alone: the other one is in step")
+                self._log("is not alone: the other hub is in step")
                 self._note("")
                 talk.answer_at = 0.0
             if not entries and not why and not state.has_news(follow) and talk.now < talk.answer_at:
@@ -391,7 +391,7 @@ class PairMachine:
         self._shell.answer(state.answer(follow, entries, why))
 
     def _entries_for(self, follow: Follow) -> tuple[list[Entry], str]:
-        """Return what the peer lacks; or why it cannot follow."""
+        """Return entries that the peer lacks, and why it cannot follow; "" if it can."""
         newest, digest, state = follow.standing.newest, follow.digest, self.state
         if why := wrong_version("hub", follow.standing.version):
             return [], why
@@ -410,11 +410,11 @@ class PairMachine:
         except TooFarBehindError:
             return [], state.why_not(follow.standing, state.standing, "lacks more than the journals still have")
         except JournalError as error:
-            self._log(f"cannot give the other one what it lacks: {error}")
-            return [], state.why_not(follow.standing, state.standing, f"cannot be given what it lacks: {error}")
+            self._log(f"cannot read the turns that the other hub lacks: {error}")
+            return [], state.why_not(follow.standing, state.standing, f"cannot get the turns that it lacks: {error}")
 
     def _read_entries(self, newest: int, digest: bytes) -> list[Entry]:
-        """Return what the journals have behind a turn, some of it. Raises JournalError, _ConflictError."""
+        """Return some of the journals' entries after a turn. Raises JournalError, _ConflictError."""
         found = self._reader.take(_MOST_BYTES) if self._reader is not None and self._given == newest else []
         if not found:
             self._reader = self._shell.entries(max(newest, 1))
@@ -428,13 +428,13 @@ class PairMachine:
 
 
 class _Talk:
-    """When to ask the peer and when to answer it, by the monotonic clock.
+    """Times to ask and to answer the peer, by the monotonic clock.
 
     It asks `BEATS` times in `silence_ns`, and keeps a question of the peer until there is news.
     """
 
     def __init__(self, silence_ns: int, run: int) -> None:
-        """`run`: of the process; it numbers its questions from there on, unlike those of any earlier process."""
+        """`run`: run of the process. Questions are numbered from there on, unlike those of any earlier process."""
         self.now = self.ask_at = self.answer_at = 0.0
         self.unanswered_follow: Follow | None = None
         """Question of the peer that is not answered."""
@@ -466,6 +466,6 @@ class _Talk:
         self.answer_at = self.now + self._beat_s / 2  # before it asks again
 
     def wait_s(self, now: float) -> float:
-        """Return how long there is nothing to ask and to answer."""
+        """Return the seconds until a question or an answer is due."""
         until = self.ask_at if self.unanswered_follow is None else min(self.ask_at, self.answer_at)
         return max(0.0, until - now)

@@ -1,21 +1,21 @@
-"""Decide which of the two hubs of a feed leads, and what an answer to a client waits for.
+"""Decide which of the two hubs of a feed leads, and when a client may be answered.
 
-Rules without sockets, files or clocks. `pair_machine.py` talks to the peer, appends, and has `kept` on the disk before
-it says what follows from it.
+Rules without sockets, files or clocks. `pair_machine.py` talks to the peer, appends, and stores `kept` on the disk
+before it sends messages that depend on it.
 
 ::
 
-    PASSIVE -- `end_following`: it has all that the active one has, which says so --------->  ARMED
+    PASSIVE -- `end_following`: it has all turns, as the active hub confirms -------------->  ARMED
     PASSIVE -- `settle`: neither is armed, and the peer has no more ----------------------->  ACTIVE, in a new epoch
-    PASSIVE -- it is told to go on alone, or was alone before ----------------------------->  ACTIVE
-    PASSIVE -- `settle`: its journals were damaged, and the peer lacks some of what they had >  an error
-    ARMED   -- `hear_lead`: another process leads, or goes on without it ------------------>  PASSIVE
-    ARMED   -- the active one is silent, and a client asks; or `settle`: it has ended ----->  ACTIVE, in the same epoch
+    PASSIVE -- `--alone` was given, or it was alone before -------------------------------->  ACTIVE
+    PASSIVE -- `settle`: its journals were damaged, and the peer lacks some of their turns ->  an error
+    ARMED   -- `hear_lead`: another process leads, or continues without it ---------------->  PASSIVE
+    ARMED   -- the active hub is silent, and a client asks; or `settle`: it has ended ----->  ACTIVE, in the same epoch
     ACTIVE  -- `hears`: the peer has a later term ----------------------------------------->  PASSIVE
     ACTIVE  -- the peer is silent and `when_cut` is "go_on" ------------------------------->  ACTIVE, in a new epoch
 
-An active hub that is not alone has a peer that may take over. It appends and answers only what the peer has appended
-(`propose`, `has_followed`).
+An active hub that is not alone has a peer that may take over. It appends and answers only turns that the peer has
+appended (`propose`, `has_followed`).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class PairLife(Life):
     PASSIVE = "passive", "armed", "active"
     """It may lack turns. ARMED once it has all, ACTIVE if its peer has fewer."""
     ARMED = "armed", "passive", "active"
-    """It has all that the active one has answered, and takes over when that is silent and a client asks."""
+    """It has all turns that the active hub has answered, and takes over if that is silent and a client asks."""
     ACTIVE = "active", "passive"
-    """It takes puts. PASSIVE once it hears that the other one has taken over."""
+    """It takes puts. PASSIVE once it hears that the other hub has taken over."""
 
 
 class OutdatedError(Exception):
-    """The other one has taken over."""
+    """The other hub has taken over."""
 
 
 class PairState:
-    """How a hub of two stands. Attributes: `kept`, for the disk; `life`; `peer`, as that stood last."""
+    """State of a hub of a pair. Attributes: `kept`, for the disk; `life`; `peer`, the peer's last standing."""
 
     def __init__(self, feed: str, kept: Kept, newest: int, digest: bytes, *, part: int = 0) -> None:
         """`newest`, `digest`: the last turn that its journals have completely, and its digest. See also `Standing`."""
@@ -54,14 +54,14 @@ class PairState:
         self.peer: Standing | None = None
         self.newest, self.digest, self.part = newest, digest, part
         self.proposed = 0
-        """The turn that the peer is to have before it is appended here; 0: none."""
+        """The turn that the peer must have before it is appended here; 0: none."""
         self.feed = feed
         # State of a passive hub:
         self._leader = self._done = 0
         # State of an active hub:
         self._follower = self._batch = 0
         self._is_synced = self._is_left = False
-        """Whether the follower has to have the proposed turn on its disk; whether the follower has started again."""
+        """True if the follower must have the proposed turn on its disk; True if the follower has restarted."""
         self._followed: Follow | None = None
 
     @property
@@ -71,7 +71,7 @@ class PairState:
 
     @property
     def standing(self) -> Standing:
-        """How it stands, for the peer."""
+        """Standing of this hub, for the peer."""
         kept, newest = self.kept, self.proposed or self.newest
         is_armed = self.life is PairLife.ARMED
         own = newest, self.is_active, is_armed, VERSION, kept.damaged, self.part
@@ -82,9 +82,9 @@ class PairState:
         return Follow(number, self.standing, self._done, self._leader, self.digest)
 
     def hears(self, standing: Standing) -> bool:
-        """Note how the peer stands. False: its process has ended since, or is of another version.
+        """Note the peer's standing. Return False if its process has ended since, or has another version.
 
-        Raises HubError for another version if this hub is passive, OutdatedError when the peer has taken over.
+        Raises HubError for another version if this hub is passive, OutdatedError if the peer has taken over.
         """
         if why := wrong_version("other hub", standing.version):
             if not self.is_active:
@@ -106,34 +106,34 @@ class PairState:
     # Passive.
 
     def settle(self, peer: Standing) -> tuple[str, bool] | None:
-        """Return why it has to lead as the peer does not, and whether in a new epoch; None: it has not.
+        """Return why it must lead if the peer does not, and True for a new epoch; None if it must not lead.
 
-        Raises HubError if it has to lead, but is damaged; or if both are.
+        Raises HubError if it must lead but is damaged, or if both are damaged.
         """
         if self.life is PairLife.ARMED:
-            return "the active one has ended, or started again", False
+            return "the active hub has ended or restarted", False
         if peer.is_armed or (self.standing.rank < peer.rank and not (self.kept.damaged and peer.damaged)):
             return None
         if self.kept.damaged:
             raise HubError(
                 f"{self.kept.damage}Turns {self.newest + 1} to {self.kept.damaged} are lost here; the other hub has "
-                f"turns up to {peer.newest}: restore the files, or give up what is lost and start one with --alone"
+                f"turns up to {peer.newest}: restore the files, or give up lost turns and start one hub with --alone"
             )
-        return "neither was, and the other one has no more", True
+        return "no hub was active, and the other hub has no more", True
 
     def hear_lead(self, lead: Lead) -> list[Entry]:
-        """Return what to append; then call `end_following`. Raises HubError when it cannot follow the active one."""
+        """Return entries to append; then call `end_following`. Raises HubError if it cannot follow the active hub."""
         if lead.why:
             raise HubError(lead.why)
         if lead.standing.term < self.kept.term:
-            return []  # it will hear of that
+            return []  # it will hear of the later term
         if lead.standing.run != self._leader:
             self._leader, self._done = lead.standing.run, 0
             self.enter(PairLife.PASSIVE)
         return [each for each in lead.entries if each.number > self.newest]
 
     def end_following(self, lead: Lead) -> bool:
-        """Note that this was appended. Return whether the epoch of the active one is to begin here."""
+        """Note that its entries were appended. Return True if the active hub's epoch must begin here."""
         peer = lead.standing
         if peer.term < self.kept.term:
             return False
@@ -149,30 +149,30 @@ class PairState:
         return has_all and lead.epoch != self.kept.epoch
 
     def enter(self, life: PairLife) -> None:
-        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        """Enter `life`. Raises RuntimeError if it cannot follow the current one."""
         if life is not self.life:
             self.life = self.life.enter(life, f"hub of feed {self.feed!r}")
 
     # Active.
 
     def lead(self) -> None:
-        """Become the active one, alone at first."""
+        """Become the active hub, alone at first."""
         term = next_term(max(self.kept.term, self.peer.term if self.peer is not None else 0), self.kept.role)
         self.kept = msgspec.structs.replace(self.kept, term=term, is_alone=True)
         self._follower, self._followed, self.proposed, self._is_left = 0, None, 0, False
         self.enter(PairLife.ACTIVE)
 
     def give_way(self) -> None:
-        """Be passive, as the other one has taken over, or may have."""
+        """Become passive, as the other hub has taken over, or may have."""
         self.kept = msgspec.structs.replace(self.kept, is_alone=False)
         self.proposed, self._is_left = 0, False
         self.enter(PairLife.PASSIVE)
 
     def propose(self, number: int, is_synced: bool) -> None:
-        """Begin a turn that the peer is to have, on its disk if `is_synced`, unless this one is alone.
+        """Begin a turn that the peer must have, on its disk if `is_synced`, unless this hub is alone.
 
-        `number`: 0 for one that appends nothing. The peer confirms that it follows: an active hub does not know
-        otherwise that it still leads.
+        `number`: 0 for a turn that appends nothing. The peer confirms that it still follows: otherwise an active hub
+        does not know that it still leads.
         """
         self._batch += 1
         self.proposed, self._is_synced = number, is_synced
@@ -188,24 +188,24 @@ class PairState:
         self.kept, self._is_left = msgspec.structs.replace(self.kept, is_alone=True), False
 
     def hear_follow(self, follow: Follow) -> None:
-        """Note how far the peer is, if it follows."""
+        """Note the progress of the peer, if it follows."""
         if not self.is_active or follow.standing.is_active:
             return
         if follow.standing.run != self._follower:  # the earlier process has ended, and cannot take over
             self._follower, self._is_left = follow.standing.run, True
             if not self.proposed:
-                self._go_alone()  # else once the proposed turn is here, too: that process may have it
+                self._go_alone()  # else after the proposed turn, which that process may have
         self._followed = follow if follow.leader == self.kept.run else None
 
     def why_not(self, passive: Standing, active: Standing, why: str) -> str:
-        """Return the error of a passive hub that cannot follow the active one."""
+        """Return the error of a passive hub that cannot follow the active hub."""
         return (
             f"hub of feed {self.feed!r}, the {passive.role}, {why} (the {active.role}, turn {active.newest}): "
-            f"move its directory away, and put a copy of the other one's there"
+            f"move its directory away, and copy the other hub's directory there"
         )
 
     def take_in(self, follow: Follow, entries: list[Entry]) -> bool:
-        """Have the peer be in step if it has all. Return whether that is news."""
+        """Note that the peer is in step if it has all turns. Return True if it was not before."""
         is_in_step = not entries and self._followed is follow and follow.done == self._batch
         if not (is_in_step and self.kept.is_alone and follow.standing.newest == self.standing.newest):
             return False

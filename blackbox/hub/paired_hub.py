@@ -1,6 +1,6 @@
-"""One of the two hubs of a feed: it leads, or it follows the one that leads and takes over from it.
+"""A hub of a pair: it leads, or it follows the active hub and takes over from it.
 
-See "Two hubs" in docs/hub-pairs-and-sites.md for the rules. `pair_machine.py` decides; its files and sockets are here.
+See "Two hubs" in docs/hub-pairs-and-sites.md for the rules. `pair_machine.py` decides; this module has the I/O.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from blackbox.transport.server_thread import receive
 log = logging.getLogger("blackbox")
 
 _ROW_BYTES: Final = 16
-"""Size of a message in a block without its payload, approximately."""
+"""Approximate size of a message in a block, without its payload."""
 
 
 class _OverError(Exception):
-    """It does not lead any more."""
+    """This hub no longer leads."""
 
 
 class PairedHub(Hub):
-    """A hub that has a peer. Settings and life as of `Hub`.
+    """A hub that has a peer. Settings and life as in `Hub`.
 
-    `alone`: lead without having heard from the peer. What only that one has is lost, and it must not run as active.
+    `alone`: lead without hearing from the peer. Puts that only the peer has are lost, and the peer must not be active.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class PairedHub(Hub):
         self.pair, self._is_told_alone = pair, alone
         self._own, self.endpoint = self._own_feed(), pair.endpoint(self.feed)
         self._has_publisher = False
-        """Not until there is an epoch."""
+        """True if a publisher is open, which needs an epoch."""
         self._days = self.directory / self.feed.name
         self._path = self.directory / f"{self.feed.name}.pair"
         self._damaged = 0
-        """As of `Kept`."""
+        """As in `Kept`."""
         self._machine: PairMachine | None = None
 
     def _own_feed(self) -> Feed:
-        """Return the feed with the endpoints that are this hub's. Line B has a line A beside it that nobody knows."""
+        """Return the feed with this hub's endpoints only. Line B gets a private line A, without subscribers."""
         line, slices = self.pair.line, []
         beside = free_endpoints("ipc", self.feed.name, len(self.feed.slices), 1) if line else []
         for number, part in enumerate(self.feed.slices):
@@ -118,7 +118,7 @@ class PairedHub(Hub):
     # State in the file next to the journals.
 
     def _check_directory_of(self, kept: Kept) -> Kept:
-        """As `_check_directory`; set days aside that are damaged, and all days after them. Return the state then."""
+        """Check as `_check_directory`; set damaged days and all later days aside. Return the resulting state."""
         while True:
             try:
                 self._check_directory()
@@ -150,7 +150,7 @@ class PairedHub(Hub):
         self._damaged = kept.damaged
 
     def statistics(self) -> HubStatistics:
-        """As `Hub.statistics`, with how the pair stands."""
+        """Return `Hub.statistics` with the state of the pair."""
         counts = self._judge.counts
         if self._machine is None:
             return HubStatistics(**counts, life="passive")
@@ -159,7 +159,7 @@ class PairedHub(Hub):
         lacks = -1 if peer is None else max(0, state.standing.newest - peer.newest)
         return HubStatistics(**counts, life=state.life.value, term=state.kept.term, peer_lacks=lacks)
 
-    # The publisher, open in both lives, in the epoch that is kept.
+    # The publisher, open in both lives, in the kept epoch.
 
     def begin_epoch(self, epoch: int) -> None:
         """As `Shell`."""
@@ -185,7 +185,7 @@ class PairedHub(Hub):
             judge.conditions.read(self._newest_places)
 
     def _pause(self) -> None:
-        """Answer the peer while days are read: else this hub would seem to be silent."""
+        """Answer the peer while days are read; otherwise this hub would count as silent."""
         assert self._machine is not None
         if not self._machine.pause(time.monotonic(), self._link.asked()):
             raise _OverError
@@ -210,7 +210,7 @@ class PairedHub(Hub):
         )
 
     def _blocks_of(self, fresh: Fresh, ends: dict[int, int]) -> list[tuple[int, Block]]:
-        """Encode rows of a request; `ends`: by slice, the next sequence, which goes on."""
+        """Encode rows of a request. `ends`: next sequence by slice, which is advanced."""
         columns, found = fresh.columns, list[tuple[int, Block]]()
         used, places = numpy.unique(columns.index[fresh.rows], return_inverse=True)
         topics = [fresh.topics[each] for each in used.tolist()]

@@ -1,4 +1,4 @@
-"""What a client and a hub say to each other: msgpack, one frame a request, one an answer; puts travel in columns."""
+"""Messages between clients and hubs: msgpack, one frame per request or answer, puts in columns."""
 
 from __future__ import annotations
 
@@ -19,51 +19,51 @@ from blackbox.feed.schema import Schema
 UNSAID: Final = 2
 """Version of clients and hubs that do not state one."""
 MOST_PUTS: Final = 4_096
-"""Of one request."""
+"""Maximum puts of one request."""
 MOST_BYTES: Final = 1 << 20
-"""Of the payloads of one request, hence of one payload."""
+"""Maximum size of the payloads of one request, hence of one payload."""
 MOST_TOPIC_BYTES: Final = 1_024
 MOST_ID_BYTES: Final = 64
 MOST_TTL_NS: Final = 10 * 366 * 86_400 * 10**9
 MOST_REQUEST_BYTES: Final = 8 << 20
 MOST_FEED_BYTES: Final = 256 << 10
-"""Of a site's feed, as JSON."""
+"""Maximum size of a site's feed as JSON."""
 MOST_SITES: Final = 64
 _MOST_NAMED: Final = 4 * MOST_SITES
-"""Sites in an answer: with those, the peers of the hub file."""
+"""Maximum sites in an answer, including the peers of the hub file."""
 
 PLACE: Final = numpy.dtype(
     [("slice", "<u4"), ("is_new", "<u2"), ("is_refused", "<u2"), ("epoch", "<u8"), ("sequence", "<i8")]
 )
-"""Where a put is. `is_new`: this request has brought it, and not one before with the same id. `is_refused`: 0, or it is
-not stored: see `CONFLICT` and `REFUSED`."""
+"""Place of a put. `is_new`: 1 if this request has stored it, not an earlier one with the same id. `is_refused`: 0, or
+why it is not stored: see `CONFLICT` and `REFUSED`."""
 CONFLICT: Final = 1
-"""Its condition did not hold; its place is where the newest message of its topic is, as NOWHERE if it has no value."""
+"""The put's condition did not hold. Its place is that of the topic's newest message; NOWHERE if there is no value."""
 REFUSED: Final = 2
-"""The hub cannot have it; this one and all above stand for the lines of `Stored.why`. Its place is NOWHERE."""
+"""The hub refuses the put. This code and all above it are the lines of `Stored.why`. Its place is NOWHERE."""
 _RUN: Final = numpy.dtype([("count", "<u4"), ("first", PLACE)])
 _ONE: Final = bytes([1, 0, 0, 0])
 CONDITION: Final = numpy.dtype([("epoch", "<i8"), ("sequence", "<i8")])
-"""Where the newest message of a put's topic must be; NOWHERE: the topic must have no value. Epoch -1: anywhere."""
+"""Required place of the topic's newest message; NOWHERE: the topic must have no value. Epoch -1: no condition."""
 ANYWHERE: Final = (-1, 0)
 
 Places = NDArray[Any]
 PlaceRow = tuple[int, int, int, int, int]
-"""A row of them."""
+"""A row of `Places`."""
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """Begin a session, which ends the client's last one, or ask again where the feed is."""
+    """Begin a session, which ends the client's last one, or ask again for the feed's position."""
 
     client: _Name
     session: Number
     """Random number that each process chooses."""
     feed: str
     number: Number
-    """Comes back in the answer."""
+    """Number that the answer repeats."""
     prefix: bytes | None = None
-    """The answer is to say where topics with this prefix are; None: none."""
+    """Prefix of topics for which the answer must have positions; None: none."""
     version: int = UNSAID
     replaces: Number = 0
     """The client's last session, which ends now; 0: it has none."""
@@ -75,10 +75,10 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
     client: _Name
     session: Number
     first: Number
-    """The number of the first of them; each client numbers its puts from 1, without a gap, through all its sessions."""
+    """Number of the first put. Each client numbers its puts from 1, without gaps, through all its sessions."""
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_PUTS)]
     synced: bool
-    """Answer once they are on the hub's disk, not only with its system."""
+    """True to answer once they are on the hub's disk, not only in its page cache."""
     topics: Annotated[list[bytes], msgspec.Meta(max_length=MOST_PUTS)]
     index: bytes
     """int32[count]"""
@@ -90,11 +90,11 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
     valid: bytes
     """bool[count], false: the message has no value; empty: all have one."""
     ids: Annotated[list[Annotated[bytes, msgspec.Meta(max_length=MOST_ID_BYTES)]], msgspec.Meta(max_length=MOST_PUTS)]
-    """Of each put, b"" for none; empty: none has one."""
+    """Id of each put, b"" for none; empty: none has one."""
     if_at: bytes = b""
     """CONDITION[count]; empty: none has one."""
     ttl: bytes = b""
-    """int64[count], after how many ns the topic ends, unless it is put anew; 0: never; empty: none does."""
+    """int64[count], ns after which the topic expires unless it is put again; 0: never; empty: none expires."""
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True):
@@ -103,56 +103,55 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
     feed: Annotated[bytes, msgspec.Meta(max_length=MOST_FEED_BYTES)]
     """As JSON, without `[security]`."""
     keys: Annotated[list[_Name], msgspec.Meta(max_length=2)]
-    """Public keys of who publishes it, as text: one, or one each for lines A and B; empty: no keys."""
+    """Public keys of its publisher, as text: one, or one each for lines A and B; empty: no keys."""
 
 
 class FindSites(msgspec.Struct, frozen=True, array_like=True, tag="find"):
-    """A hub asks which sites there are; it says which one it is, so that others find it here."""
+    """Question of a hub for known sites. It names its own site, so that others find it here."""
 
     number: Number
-    """Comes back in the answer."""
+    """Number that the answer repeats."""
     asks: Site
     version: int = UNSAID
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """A session has begun, or goes on."""
+    """A session has begun or continues."""
 
     number: int
     last: int
     """The number of the client's last put that the hub has."""
     epoch: int
     following: list[int]
-    """The number of the next message of each slice. Empty if it was not asked for, or the client's key has no right to
-    what it asked for."""
+    """Number of each slice's next message. Empty without a prefix, or if the client's key has no right to it."""
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
-    """The hub has judged the puts of a request, and has all that it did not refuse; their numbers are used up."""
+    """The hub has judged the puts of a request, and has stored all that it did not refuse. Their numbers are used."""
 
     first: int
     places: bytes
-    """Of each put, as `pack_places` returns them."""
+    """Place of each put, as `pack_places` returns them."""
     why: str = ""
     """Reasons why puts were refused, a line each."""
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """A request is not taken, and never will be: nobody knows any more what became of it."""
+    """A request is refused for good, as the hub no longer knows its result."""
 
     first: int
     why: str
 
 
 class Expected(msgspec.Struct, frozen=True, array_like=True, tag="expected"):
-    """A request is not taken, as puts before it are missing."""
+    """A request is not accepted, as puts before it are missing."""
 
     first: int
-    """The number that comes next."""
+    """Number of the next put."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """A request is not understood, or of a client or session that cannot go on."""
+    """A request was not understood, or its client or session cannot continue."""
 
     why: str
     session: int | None = None
@@ -160,11 +159,11 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
 
 class Passive(msgspec.Struct, frozen=True, array_like=True, tag="passive"):
-    """A request is not taken: the other one of two hubs is the active one, or will be."""
+    """A request is not accepted: the other hub of the pair is active, or will be."""
 
 
 class FoundSites(msgspec.Struct, frozen=True, array_like=True, tag="found"):
-    """The sites that a hub knows, first its own."""
+    """The sites that a hub knows, its own first."""
 
     number: int
     sites: Annotated[list[Site], msgspec.Meta(max_length=_MOST_NAMED)]
@@ -204,7 +203,7 @@ class Columns(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, put: Put) -> Columns:
-        """Check a request's columns, but not what topics and payloads are. Raises ConfigError saying what is wrong."""
+        """Check a request's columns, except contents of topics and payloads. Raises ConfigError naming the fault."""
         count = put.count
         index = _column("index", put.index, numpy.int32, count)
         offsets = _column("offsets", put.offsets, numpy.int64, count + 1)
@@ -225,20 +224,20 @@ class Columns(msgspec.Struct, frozen=True):
         return cls(index, offsets, data, times, valid, if_at, ttl)
 
     def last_rows(self, rows: NDArray[numpy.bool_]) -> list[tuple[int, int]]:
-        """Return the last row of each topic, of some of them, in order: place of the topic, and row."""
+        """Return the index of each topic and its last row among `rows`, in order of the rows."""
         last = numpy.full(int(self.index.max()) + 1, -1, numpy.int64)
         last[self.index[rows]] = numpy.flatnonzero(rows)
-        order = numpy.argsort(last)  # `topics` may name one twice: the later row of the two holds
+        order = numpy.argsort(last)  # `topics` may name one twice: the later row wins
         return [(topic, row) for topic, row in zip(order.tolist(), last[order].tolist(), strict=True) if row >= 0]
 
     def topics_of(self, topics: list[bytes], rows: NDArray[numpy.int64]) -> list[bytes]:
-        """Return the topics that some rows have."""
+        """Return the topics of some rows."""
         used = numpy.zeros(len(topics), numpy.bool_)
         used[self.index[rows]] = True
         return list(compress(topics, used.tolist()))
 
     def has_value(self, row: int) -> bool:
-        """Whether a put has a value."""
+        """Return True if a put has a value."""
         return self.valid is None or bool(self.valid[row])
 
 
@@ -262,7 +261,7 @@ def decode_answer(hub: str, text: bytes) -> Answer:
 
 
 def pack_places(places: Places) -> bytes:
-    """Return PLACE[n] as bytes: rows that follow each other share what they have in common."""
+    """Return PLACE[n] as bytes. Rows with consecutive sequences share their other fields."""
     if len(places) == 1:
         return _ONE + places.tobytes()
     same, number = numpy.ones(max(0, len(places) - 1), numpy.bool_), places["sequence"]
@@ -275,7 +274,7 @@ def pack_places(places: Places) -> bytes:
 
 
 def unpack_places(packed: bytes) -> Places:
-    """Return what was packed. Raises ConfigError for more than a request may have."""
+    """Return the packed places. Raises ConfigError if they are more than a request may have."""
     if packed.startswith(_ONE) and len(packed) == _RUN.itemsize:
         return numpy.frombuffer(packed, PLACE, offset=len(_ONE))
     runs = numpy.frombuffer(packed, _RUN)
@@ -288,7 +287,7 @@ def unpack_places(packed: bytes) -> Places:
 
 
 def offsets_of_one(size: int) -> bytes:
-    """Return the offsets of a request of one put, of a payload of so many bytes."""
+    """Return the offsets of a request of one put, with a payload of `size` bytes."""
     return bytes(8) + size.to_bytes(8, "little")
 
 
@@ -305,7 +304,7 @@ def misfits(
     data: NDArray[numpy.uint8],
     valid: NDArray[numpy.bool_] | None = None,
 ) -> list[tuple[int, str]]:
-    """Return the rows whose payloads are no records of the feed's schema, and why."""
+    """Return the rows with a payload that is no record of the feed's schema, and why."""
     if not schema.records:
         return []
     starts, sizes = offsets[:-1], numpy.diff(offsets)
@@ -323,7 +322,7 @@ def misfits(
 
 
 def check_topic_of(feed: Feed, topic: bytes) -> int:
-    """Return the slice of a topic. Raises ConfigError for one that no slice covers, or that is too long."""
+    """Return the slice of a topic. Raises ConfigError if no slice covers it, or it is too long."""
     if len(topic) > MOST_TOPIC_BYTES:
         raise ConfigError(f"topic had {len(topic)} bytes, expected at most {MOST_TOPIC_BYTES}: {topic[:40]!r}...")
     return feed.slice_of(topic)

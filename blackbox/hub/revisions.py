@@ -1,4 +1,4 @@
-"""Where the newest message of each topic is: what a hub judges conditional puts by."""
+"""Places of each topic's newest message, by which a hub judges conditional puts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ NO_VALUE: Revision = NOWHERE[1:]
 class Revisions:
     """The revision of each topic that has a value, once they are known. Some 250 bytes a topic.
 
-    Attributes: `is_known`: from then on the hub notes each put.
+    Attributes: `is_known`, True once they are known; then the hub notes each put.
     """
 
     def __init__(self) -> None:
-        """Nothing is known."""
         self.is_known = False
         self._of: dict[bytes, Revision] = {}
 
@@ -31,7 +30,7 @@ class Revisions:
         return self._of.get(topic, NO_VALUE)
 
     def know(self, places: dict[bytes, Revision]) -> None:
-        """Take the newest message of every topic."""
+        """Set the newest message of every topic."""
         self._of, self.is_known = places, True
 
     def note(self, topic: bytes, revision: Revision, has_value: bool) -> None:
@@ -45,11 +44,11 @@ class Revisions:
 def newest_places(
     directory: Path, epoch: int, following: Sequence[int], pause: Callable[[], None]
 ) -> dict[bytes, Revision]:
-    """Return where the newest message of each topic is.
+    """Return the place of each topic's newest message.
 
     The days must reach `following`, the next number of each slice in this epoch.
-    `pause` is called after each part of a day; what it raises ends the reading.
-    Raises HubError when they do not reach so far, or some of them cannot be read; JournalError.
+    `pause` is called after each part of a day; an error that it raises ends the reading.
+    Raises HubError if the days do not reach it, or some of them cannot be read; JournalError.
     """
     slices: dict[int, Newest] = {}
     for path in recorded_days(directory):
@@ -62,7 +61,7 @@ def newest_places(
                 slices[slice_id].take(run)
                 pause()
         if day.damage:
-            raise HubError(f"day {path} was damaged, expected to know what each topic had: {day.damage[0]}")
+            raise HubError(f"day {path} was damaged, so the newest messages of topics are unknown: {day.damage[0]}")
     for slice_id, number in enumerate(following):
         newest = slices.get(slice_id)
         reached = newest.position.sequence if newest is not None and newest.epoch == epoch else 0

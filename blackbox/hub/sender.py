@@ -1,4 +1,4 @@
-"""A client's end of putting: numbers puts, sends them to the hub in requests, and again until it has answered each."""
+"""Sender of a client's puts: numbers them, sends them to the hub in requests, and repeats each until it is answered."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ from blackbox.transport.wakeup import Pipe
 _QUEUE_REQUESTS: Final = 64
 _AGAIN_S: Final = 0.5
 _MOST_AGAIN_S: Final = 2.0
-"""When to send again what the hub has not answered: after the first, then twice as long each time, up to the second."""
+"""Delay before unanswered requests are sent again: the first, doubled each time up to the second."""
 _PASSIVE_S: Final = 0.1
-"""When to ask the other hub, after one has said that it is passive."""
+"""Delay before the other hub is asked, after one has answered that it is passive."""
 _MOST_REQUESTS: Final = 8
-"""Requests that are on their way; puts that come meanwhile share the next one."""
+"""Maximum unanswered requests; further puts share the next one."""
 _NEEDS: Final = Needs(descriptors=9)
 _POLLIN: Final = int(zmq.POLLIN)
 _NUMBER: Final = struct.Struct("<q")
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Puts that share a request, and what its answer is given to."""
+    """Puts that share a request, and a callback for the answer."""
 
     topics: list[bytes]
     index: bytes
@@ -94,7 +94,7 @@ class _Single(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """What the hub is asked."""
+    """A question to the hub."""
 
     prefix: bytes | None
     answer: Future[Welcome]
@@ -108,12 +108,12 @@ class _Sent(NamedTuple):
 
 
 class Sender:
-    """Owns a client's socket, from `start` to `close`. Puts go in the order in which they came.
+    """Owns a client's socket, from `start` to `close`. It sends puts in their order.
 
-    At most `most` puts, of 64 MiB, are on their way: who puts more waits.
+    At most `most` puts, of 64 MiB in total, are unanswered; further calls wait.
 
-    One thread at a time is the driver, and has the socket: a thread of its own while something is on its way. While
-    nothing is, who puts one message and waits for it stands in for that thread, so that the answer wakes who waits.
+    One thread at a time, the driver, uses the socket: the sender's own thread while puts are unanswered. If there are
+    none, a caller that puts one message and waits for it is the driver, so that the answer wakes it directly.
     """
 
     def __init__(self, feed: Feed, name: str, *, synced: bool, most: int) -> None:
@@ -121,53 +121,53 @@ class Sender:
         self._changed = threading.Condition()
         self._singles: list[_Single] = []
         self._columns: deque[Columns] = deque()
-        """What is to be sent: columns first, as singles become columns when those come behind them."""
+        """Puts to send, before singles: these become columns when columns follow them."""
         self._puts = self._bytes = 0
-        """On their way."""
+        """Unanswered puts, and bytes of their payloads."""
         self._asked: dict[int, _Question] = {}
         self._unsaid: deque[int] = deque()
-        """Those of them that are to be sent."""
+        """Numbers of questions to send."""
         self._has_driver = False
-        """Whether some thread uses the socket, and all that is `of the driver`."""
+        """True if a thread uses the socket and the fields of the driver."""
         self._stands_in = 0
-        """The thread that is the driver in place of the own one; 0: none."""
+        """Identifier of a caller's thread that is the driver; 0: none."""
         self._process = 0
-        """The one that has the socket: one that was forked from it has not."""
+        """PID of the process that owns the socket; forked children must not use it."""
         self._sleeps = True
-        """Whether that must be woken to send something."""
+        """True if the driver must be woken to send something."""
         self._called = threading.Lock()
-        """Released to have the thread be the driver."""
+        """Released to make the own thread the driver."""
         self._called.acquire()
         self._error: BaseException | None = None
-        """What the driver has failed with, if that was another one."""
+        """Error of the driver if that was a caller's thread."""
         self._failure: HubError | None = None
         self._is_ended = False
         self._pipe = Pipe()
         self._thread = threading.Thread(target=self._run, name="blackbox-client", daemon=True)
         self.why = ""
-        """Why the hub does not let us connect, as far as it is known."""
-        # Of the driver:
+        """Reason why the hub refuses the connection, if it is known."""
+        # Fields of the driver:
         self._session, self._replaces = secrets.randbits(62), 0
         self._next = 0
-        """The number of the next put; 0: the hub has not said yet."""
+        """Number of the next put; 0: not known from the hub yet."""
         self._sent: dict[int, _Sent] = {}
-        """By the number of its first put."""
+        """Unanswered requests by number of their first put."""
         self._unsent: deque[int] = deque()
         self._hubs = tuple(filter(None, (feed.hub, feed.hub_backup)))
         self._hub = 0
-        """The one of them that it is connected to."""
+        """Index of the hub that it is connected to."""
         self._again_at, self._again_s = 0.0, _AGAIN_S
         self._expected = 0
 
     # For the client, in any thread.
 
     def start(self) -> None:
-        """Connect, whether the hub is there or not. Raises EndpointError, ConfigError or LimitError."""
+        """Connect, even if the hub is away. Raises EndpointError, ConfigError or LimitError."""
         with ExitStack() as stack:
             context = stack.enter_context(new_context("hub client", _NEEDS))
             socket = stack.enter_context(context.socket(zmq.DEALER))
             socket.linger, socket.sndhwm = 0, _QUEUE_REQUESTS
-            socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits for a hub that is away but here
+            socket.setsockopt(zmq.IMMEDIATE, 1)  # messages for a hub that is away wait only here
             for hub in self._hubs:
                 allow_ipv6(socket, hub)
             keep_alive(socket)
@@ -199,12 +199,12 @@ class Sender:
         *,
         waits: bool,
     ) -> Future[Place]:
-        """Have one message on its way; `waits`: until it is done or its time is over, if nothing else is on its way.
+        """Queue one message. `waits`: wait until it is answered or its time is over, if no other is unanswered.
 
-        Raises NotStoredError when there is no room in time, HubError.
+        Raises NotStoredError if there is no room in time, HubError.
         """
         single = _Single(topic, payload, time_ns, put_id, if_at, ttl_ns, Future())
-        single.future.set_running_or_notify_cancel()  # it is not to be cancelled
+        single.future.set_running_or_notify_cancel()  # it cannot be cancelled
         with self._changed:
             self._take_room(1, len(payload or b""), until)
             self._singles.append(single)
@@ -215,7 +215,7 @@ class Sender:
         return single.future
 
     def put_columns(self, columns: Columns, until: float) -> None:
-        """Have those of a request on their way, behind what came before."""
+        """Queue the puts of a request, after earlier ones."""
         with self._changed:
             self._take_room(columns.count, len(columns.payloads), until)
             self._gather()
@@ -223,42 +223,42 @@ class Sender:
             self._wake()
 
     def ask(self, prefix: bytes | None = None) -> Future[Welcome]:
-        """Ask what the hub has of this client, and where topics with a prefix are."""
+        """Ask for this client's last put, and for the position of topics with a prefix."""
         asked = _Question(prefix, Future())
         with self._changed:
             self._check()
             number = secrets.randbits(62)
             self._asked[number] = asked
             self._unsaid.append(number)
-            self._sleeps = True  # as far as this goes
+            self._sleeps = True  # the driver must send the question
             self._wake()
         return asked.answer
 
     def ask_no_more(self, answer: Future[Welcome]) -> None:
-        """Let go of a question, for whose answer nobody waits any more."""
+        """Drop a question that no longer needs an answer."""
         with self._changed:
             self._asked = {number: each for number, each in self._asked.items() if each.answer is not answer}
 
     def flush(self, until: float) -> None:
-        """Wait until the hub has answered all that was put. Raises NotStoredError, HubError."""
+        """Wait until the hub has answered all puts. Raises NotStoredError, HubError."""
         with self._changed:
             self._check()
             if self._puts:
-                self._wake()  # Ctrl-C may have kept a put from that
+                self._wake()  # Ctrl-C may have kept a put from doing this
             while self._puts:
                 self._wait(until, f"{self._puts} puts")
                 self._check()
 
     def close(self) -> None:
-        """End; what the hub has not answered fails."""
+        """End; unanswered puts fail."""
         with self._changed:
             self._is_ended = self._sleeps = True
             self._wake()
-        if self._thread.ident is not None and self._stands_in != threading.get_ident():  # else: behind its put
+        if self._thread.ident is not None and self._stands_in != threading.get_ident():  # else it ends after its put
             join(self._thread)
 
     def not_stored(self, what: str) -> NotStoredError:
-        """Return the error that says that something took too long."""
+        """Return the error for an answer that took too long."""
         why = f": {self.why}" if self.why else ""
         return NotStoredError(f"hub {' or '.join(self._hubs)} did not answer in time that it has {what}{why}")
 
@@ -266,12 +266,12 @@ class Sender:
         if self._failure is not None:
             raise self._failure
         if self._is_ended:
-            raise HubError(f"client {self.name!r} was closed, expected one that is open")
+            raise HubError(f"client {self.name!r} was closed, expected an open one")
 
     def _take_room(self, count: int, size: int, until: float) -> None:
         self._check()
         while self._puts and (self._puts + count > self._most or self._bytes + size > _QUEUE_REQUESTS * MOST_BYTES):
-            self._wake()  # Ctrl-C may have kept a put from that
+            self._wake()  # Ctrl-C may have kept a put from doing this
             self._wait(until, f"the {self._puts} puts that are on their way, so that there is room for more")
             self._check()
         self._puts += count
@@ -291,7 +291,7 @@ class Sender:
             self._pipe.poke()
 
     def _gather(self) -> None:
-        """Make columns of single puts, up to what a request may have."""
+        """Pack single puts into columns that fit a request."""
         singles, self._singles = self._singles, []
         begin = size = 0
         for at, single in enumerate(singles):
@@ -303,9 +303,9 @@ class Sender:
             self._columns.append(_columns_of(singles[begin:]))
 
     def _stand_in(self, put: Future[Place], until: float) -> None:
-        """Be the driver, if there is none, until a put is done, its time is over, or Ctrl-C comes.
+        """Be the driver, if there is no other one, until a put is done, its time is over, or Ctrl-C is pressed.
 
-        The thread goes on if there is need; what ends the client ends that.
+        The own thread then continues if needed; an error that ends the client ends it, too.
         """
         with interrupts_held(self._pipe.poke) as interrupts:
             is_mine = False
@@ -330,7 +330,7 @@ class Sender:
                         self._called.release()
 
     def _rests(self) -> bool:
-        """Stop being the driver if there is nothing to do; return whether that is so."""
+        """Stop being the driver if there is nothing to do; return True if so."""
         with self._changed:
             self._has_driver = bool(self._puts or self._asked or self._is_ended or self._error is not None)
             return not self._has_driver
@@ -344,7 +344,7 @@ class Sender:
                 self._fail(HubError(f"client {self.name!r} was closed before the hub had answered"))
             except HubError as error:
                 self._fail(error)
-            except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it
+            except BaseException as error:  # noqa: BLE001 - any error must reach the waiting threads
                 self._fail(HubError(f"client {self.name!r} failed: {error!r}"))
 
     def _work(self) -> None:
@@ -360,7 +360,7 @@ class Sender:
     # In the driver's thread.
 
     def _drive(self, most_s: float) -> None:
-        """Send what there is to send, wait for what comes, at most so long, and take it."""
+        """Send what is ready, wait for answers, at most `most_s` seconds, and process them."""
         self._send()
         if self._wants_room != (wanted := bool(self._unsent or self._unsaid)):
             self._wants_room = wanted
@@ -380,7 +380,7 @@ class Sender:
             self._send_again()
 
     def _send(self) -> None:
-        """Number and send what there is to send, as far as the connection takes it."""
+        """Number and send puts, and send questions, as far as the connection accepts them."""
         while self._next and len(self._sent) < _MOST_REQUESTS and (columns := self._next_columns()) is not None:
             put = Put(
                 self.name,
@@ -435,7 +435,7 @@ class Sender:
             raise EndpointError(error.errno, f"cannot connect to hub {endpoint}: {error.strerror}") from error
 
     def _send_again(self) -> None:
-        if len(self._hubs) > 1:  # the other one may be the active one by now
+        if len(self._hubs) > 1:  # the other hub may be active by now
             self._socket.disconnect(self._hubs[self._hub])
             self._hub = 1 - self._hub
             self._connect()
@@ -482,13 +482,13 @@ class Sender:
             self._give_room(sent.columns)
 
     def _resume(self, expected: int) -> None:
-        """Send again from the request that the hub expects, once."""
+        """Send requests again from the one that the hub expects, once."""
         if expected == self._expected or not self._sent:
             return
         if expected not in self._sent:
             raise HubError(
-                f"hub {self._feed.hub} expected put {expected} of client {self.name!r}, which it had already: "
-                f"expected {next(iter(self._sent))}"
+                f"hub {self._feed.hub} expected put {expected} of client {self.name!r}, which it had answered before: "
+                f"the next one is {next(iter(self._sent))}"
             )
         self._expected = expected
         self._unsent = deque(self._sent)

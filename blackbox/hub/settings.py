@@ -22,27 +22,27 @@ _MOST_BYTES = 1 << 20
 
 
 class PeerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The hub of another site, whose feed is passed on here as long as somebody here wants it."""
+    """Hub of another site. Its feed is relayed here while a subscriber here wants it."""
 
     feed: str
     """The feed file of that hub, as its own site has it."""
     here: str
-    """The same feed with endpoints of this host: what subscribers and clients of this site load."""
+    """The same feed with endpoints of this host, for subscribers and clients of this site."""
 
 
 class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a hub keeps what is put. Paths in the file are relative to it."""
+    """Settings of a hub. Paths in the file are relative to it."""
 
     feed: str
-    """The feed file. It says where the hub is (`hub`), and where its archive answers (the first of `archives`)."""
+    """Feed file, with the endpoints of the hub (`hub`) and of its archive (the first of `archives`)."""
 
     directory: str
     """Directory of everything that is stored: the feed's days. No default."""
 
     fsync: Literal["interval", "block"] = "interval"
-    """When days are synced: at intervals, or after each block. Default: `interval`.
+    """Times at which days are synced: at intervals, or after each block. Default: `interval`.
 
-    A put that is to be answered as synced is synced at once."""
+    A put that must be synced before its answer is synced at once."""
 
     fsync_interval_ns: int = 1_000_000_000
     """Time between two syncs of the days. Unit: ns. Default: 1 s."""
@@ -51,24 +51,24 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Number of remembered answers to requests of all clients, up to 256 MiB. Default: 100,000."""
 
     remember_ids: int = 1_000_000
-    """Ids that are remembered, the newest, as long as their days are kept: a put with one of them is there already.
-    Default: 1,000,000."""
+    """Maximum number of remembered ids, the newest ones, while their days are kept. A put with a remembered id is not
+    stored again. Default: 1,000,000."""
 
     most_clients: int = 100_000
-    """Clients that are known; the one not heard of for longest is forgotten for a new one. Default: 100,000."""
+    """Maximum number of known clients. A new one replaces the least recently active one. Default: 100,000."""
 
     retention: Retention = EVERYTHING
-    """How many of the feed's days are kept: `days`, `bytes`, and what durable clients that still need more may hold
-    back, `most_days`, `most_bytes`; `messages_per_topic` and `only_wanted` drop messages from these. Default: all."""
+    """Limits of the feed's days: `days` and `bytes`; `most_days` and `most_bytes` if durable clients still need more;
+    `messages_per_topic` and `only_wanted` drop messages from these. Default: all days and messages are kept."""
 
     peers: tuple[PeerSettings, ...] = ()
     """Hubs of other sites. Default: none."""
 
     join: Join | None = None
-    """How hubs of other sites are found that `peers` does not name. Default: none are."""
+    """Settings for finding hubs of other sites that `peers` does not name. Default: none are found."""
 
     pair: Pair | None = None
-    """What it needs as one of two hubs of the feed. Default: it is the only one."""
+    """Settings as a hub of a pair. Default: it is the feed's only hub."""
 
     def __post_init__(self) -> None:
         """Check types; ConfigError names the setting and its value."""
@@ -80,7 +80,7 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a hub file. Raises ConfigError: it cannot be read, is not TOML, or a setting is wrong."""
+        """Read a hub file. Raises ConfigError if it cannot be read, is not TOML, or a setting is wrong."""
         try:
             settings = from_document(tomllib.loads(read_regular(path, _MOST_BYTES).decode()), cls)
         except OSError as error:
@@ -97,7 +97,7 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def feed_of_hub(feed: Feed | str | os.PathLike[str]) -> Feed:
-    """Return a feed that has a hub, or that of a hub file. Raises ConfigError when it lacks what a hub needs."""
+    """Return a feed that has a hub, or the feed of a hub file. Raises ConfigError if it lacks hub or archives."""
     if not isinstance(feed, Feed):
         feed = Feed.load(HubSettings.load(feed).feed)
     for name in ("hub", "archives"):

@@ -1,4 +1,4 @@
-"""Keep the feed files of found sites: what a hub connects to, and what readers at its own site load."""
+"""Keep the feed files of found sites: one for the hub, and one for readers at its own site."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from blackbox.transport.curve import load_pair, load_public
 _THERE: Final = "there"
 _KEYS: Final = "keys"
 _TITLE: Final = "# A site that a hub has found."
-"""The first line of what is written here: no other file is overwritten."""
+"""First line of the files written here; other files are not overwritten."""
 _IN_USE: Final = errno.EADDRINUSE, errno.EACCES
 
 
@@ -30,13 +30,13 @@ class Feeds(NamedTuple):
     """The feed of another site."""
 
     there: Feed
-    """As its own site has it, with our key."""
+    """The feed as its own site has it, with our key."""
     here: Feed
-    """With endpoints of this host, one line each: blocks cross once."""
+    """The feed with endpoints of this host, one line per slice, so that blocks cross once."""
 
 
 def keys_of(feed: Feed) -> list[str]:
-    """Return the public keys of who publishes a feed, as text: one, or one each for lines A and B; none: no keys.
+    """Return the public keys of a feed's publisher, as text: one, or one each for lines A and B; empty: no keys.
 
     Raises ConfigError naming the file that is wrong.
     """
@@ -55,18 +55,18 @@ class SiteFiles:
         self._own, self._join, self._directory = own, join, Path(join.directory)
 
     def path(self, name: str) -> Path:
-        """What readers of a site's feed load here."""
+        """Return the file that readers of a site's feed load here."""
         return self._directory / f"{name}.toml"
 
     def load(self) -> list[Feeds]:
-        """Return what is there already. Raises ConfigError naming a file that is damaged."""
+        """Return the feeds that are there already. Raises ConfigError naming a file that is damaged."""
         theirs = sorted((self._directory / _THERE).glob("*.toml"))
         return [Feeds(_load(path), _load(self.path(path.stem))) for path in theirs]
 
     def write(self, site: Site, feed: Feed) -> Feeds:
-        """Write the files of a found site, and return what is in them; ports stay if its slices do.
+        """Write the files of a found site, and return their feeds. Ports stay if its number of slices does.
 
-        Raises ConfigError when there are no ports left, keys where none are used, or a file in the way; OSError.
+        Raises ConfigError if no ports are left, only one side has keys, or another file has the name; OSError.
         """
         path, path_there = self.path(feed.name), self._directory / _THERE / f"{feed.name}.toml"
         if path.exists() and not path.read_bytes().startswith(_TITLE.encode()):
@@ -76,13 +76,13 @@ class SiteFiles:
         endpoints = self._endpoints_before(feed) or self._free_endpoints(feed)
         slices = tuple(replace(part, endpoints=(each,)) for part, each in zip(feed.slices, endpoints, strict=True))
         found = Feeds(there, replace(feed, slices=slices, security=ours))
-        path_there.unlink(missing_ok=True)  # who is killed between the two files leaves no pair that does not fit
+        path_there.unlink(missing_ok=True)  # a kill between the two files must not leave files that differ
         _write(path, f"{_TITLE}\n{to_toml(found.here)}")
-        _write(path_there, f"{_TITLE}\n{to_toml(found.there)}")  # last: with it all is there
+        _write(path_there, f"{_TITLE}\n{to_toml(found.there)}")  # last: it marks the site as complete
         return found
 
     def _endpoints_before(self, feed: Feed) -> list[str]:
-        """Return what readers here may have loaded already."""
+        """Return the endpoints that readers here may have loaded already."""
         with suppress(ConfigError):
             before = _load(self.path(feed.name)).slices
             if len(before) == len(feed.slices):
@@ -101,13 +101,13 @@ class SiteFiles:
                 found.append(endpoint)
         if len(found) < count:
             raise ConfigError(
-                f"ports {first} to {last} of {host} had {len(found)} that are free, expected {count} for the slices of "
+                f"ports {first} to {last} of {host} had {len(found)} free ones, expected {count} for the slices of "
                 f"feed {feed.name!r}"
             )
         return found
 
     def _security(self, name: str, keys: list[str]) -> tuple[Security | None, Security | None]:
-        """Return what the hub connects with, and what readers here do."""
+        """Return the security settings of the hub's connection, and those for readers here."""
         own = self._own.security
         if (own is not None) != bool(keys):
             ours, theirs = ("none", "some") if own is None else ("some", "none")
@@ -124,17 +124,17 @@ class SiteFiles:
     def _write_key(self, name: str, key: str) -> str:
         path = self._directory / _KEYS / f"{name}.key"
         _write(path, f'metadata\ncurve\n    public-key = "{key}"\n')
-        load_public(str(path))  # which names what is wrong
+        load_public(str(path))  # checks it; its error names the fault
         return str(path.absolute())
 
 
 def _load(path: Path) -> Feed:
-    """Load a file that a hub wrote: the environment is about the hub's own feed."""
+    """Load a file that a hub wrote. Environment variables are for the hub's own feed."""
     return Feed.load(path, environment={})
 
 
 def _write(path: Path, text: str) -> None:
-    """Have a whole file there, or none: a reader may load it at any time."""
+    """Write a whole file or none, as a reader may load it at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
     with beside.open("w", encoding="utf-8") as file:
@@ -145,7 +145,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Whether nobody has a port of this host. Raises ConfigError for an address that is of another one."""
+    """Return True if a port of this host is free. Raises ConfigError if the address is of another host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()

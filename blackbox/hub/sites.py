@@ -1,7 +1,7 @@
-"""Find the hubs of other sites by asking those that are known, and pass on here what is wanted of them.
+"""Find the hubs of other sites by asking known hubs, and relay their feeds here.
 
-One question and one answer: a hub says which site it is, and is told those that the other one knows at first hand: its
-peers, and hubs that have asked or answered it lately. Every hub that is found is asked, too, so all come to know all.
+A question names the site of the hub that asks. Its answer names the sites that the other hub knows at first hand: its
+peers, and hubs that have asked or answered it recently. Every found hub is asked, too, so all hubs get to know all.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ log = logging.getLogger("blackbox")
 _MOST_ANSWER_BYTES: Final = 32 << 20
 _FEED: Final = Decoder[Feed]("json", Feed, MOST_FEED_BYTES)
 _LATELY: Final = 3
-"""Questions without an answer after which a hub is away: it is asked on, and others are told of it no more."""
+"""Questions without an answer after which a hub counts as away: it is still asked, but no longer named to others."""
 _CONNECTING_S: Final = 0.25
 _MOST_SAID: Final = 1_000
 _MOST_WHY: Final = 500
 _MOST_AT_ONCE: Final = 16
-"""Answers of one hub that are read at once."""
+"""Maximum answers of one hub that are read at once."""
 _NEEDS: Final = Needs(descriptors=16)
 
 
 class _Heard(NamedTuple):
-    """A site that has spoken itself."""
+    """A site that has sent a message itself."""
 
     site: Site
     at: float
     is_new: bool
-    """Whether the thread has yet to take it in."""
+    """True if the thread has not processed it yet."""
 
 
 class _Found(NamedTuple):
-    """A site that is passed on here."""
+    """A site that is relayed here."""
 
     site: Site
     hubs: tuple[str, ...]
@@ -77,17 +77,17 @@ class _Found(NamedTuple):
 
 
 class Sites:
-    """The sites that a hub knows. With `[join]` it looks for others, in a thread of its own, from `start` to `close`.
+    """The sites that a hub knows. With `[join]`, its own thread looks for others, from `start` to `close`.
 
     `answer` is for the hub's thread.
     """
 
     def __init__(self, own: Feed, peers: Sequence[Feed], join: Join | None) -> None:
-        """`peers`: the feeds of those that the hub file names. Raises ConfigError for keys that cannot be read."""
+        """`peers`: feeds of the sites that the hub file names. Raises ConfigError for keys that cannot be read."""
         self._own, self._join = own, join
         self._me = _site_of(own)
         self._names = {feed.name: feed.hub for feed in (*peers, own)}
-        """Of feeds that are not to be found, and where their hubs are."""
+        """Hub endpoints by name of the feeds that need not be found."""
         self._told = [self._me, *map(_site_of, peers)]
         size = max(len(each.feed) for each in self._told)
         self._why_not = f"a feed had {size} bytes as JSON, expected at most {MOST_FEED_BYTES}"
@@ -97,13 +97,13 @@ class Sites:
             raise ConfigError(self._why_not)
         self._changed = threading.Lock()
         self._heard: dict[str, _Heard] = {}
-        """By hub."""
+        """Sites by hub."""
         self._found: dict[str, _Found] = {}
-        """By the name of the feed."""
+        """Sites by name of the feed."""
         self._asked: dict[str, _Asked] = {}
-        """By hub."""
+        """Asked hubs by endpoint."""
         self._refused: set[tuple[str, str]] = set()
-        """Feed and hub of those that cannot be passed on here."""
+        """Feed and hub of sites that cannot be relayed here."""
         self._said: set[str] = set()
         self._news = Pipe()
         self._thread: ServerThread | None = None
@@ -114,7 +114,7 @@ class Sites:
 
     @property
     def relays(self) -> tuple[Relay, ...]:
-        """What passes the found sites' feeds on."""
+        """Relays of the found sites' feeds."""
         return tuple(each.relay for each in list(self._found.values()))
 
     def start(self) -> None:
@@ -127,7 +127,7 @@ class Sites:
         self._thread.start()
 
     def close(self) -> None:
-        """End; again is fine."""
+        """End. It may be called again."""
         if self._thread is not None:
             self._thread.end()
         for relay in self.relays:
@@ -136,7 +136,7 @@ class Sites:
     # In the hub's thread.
 
     def answer(self, question: FindSites, key: str) -> FoundSites | Ended:
-        """Return what is known, and note who asks; `key`: of that one, empty: it came in the clear."""
+        """Return the known sites, and note the site that asks. `key`: its public key; empty: not encrypted."""
         if why := self._why_not or wrong_version("site", question.version):
             return Ended(why)
         if self._join is not None:
@@ -148,15 +148,15 @@ class Sites:
         return FoundSites(question.number, [*self._told, *self._lately().values()], VERSION)
 
     def _note(self, site: Site, key: str) -> None:
-        """Note that a site has spoken itself, with a key. Raises ConfigError if it is not that site's."""
+        """Note that a site has sent a message itself, with a key. Raises ConfigError if it is not that site's."""
         feed = _feed_of(site)
         hub, known = feed.hub, self._found.get(feed.name)
         if key and key not in site.keys:
-            raise ConfigError(f"feed {feed.name!r} had the keys {site.keys}, expected {key}, which speaks, among them")
+            raise ConfigError(f"feed {feed.name!r} had the keys {site.keys}, expected the sender's {key} among them")
         if known is not None and known.site.keys != site.keys:
             raise ConfigError(
-                f"feed {feed.name!r} had the keys {site.keys}, expected those that it had, {known.site.keys}, or that "
-                "its two files are removed and the hub is started again"
+                f"feed {feed.name!r} had the keys {site.keys}, expected {known.site.keys} as before: to accept new "
+                "ones, delete its two files and restart the hub"
             )
         is_known = hub in self._lately()
         with self._changed:
@@ -164,10 +164,10 @@ class Sites:
                 self._heard[hub] = _Heard(site, time.monotonic(), is_new=True)
                 return
         if hub != self._own.hub:
-            self._say(logging.ERROR, f"hub {hub} was one more than {MOST_SITES}, and is not told to others")
+            self._say(logging.ERROR, f"hub {hub} exceeds the maximum of {MOST_SITES}, and is not named to others")
 
     def _lately(self) -> dict[str, Site]:
-        """Return the sites that have spoken themselves, by hub, and forget those that have not for long."""
+        """Return the sites that have recently sent a message, by hub, and forget all others."""
         since = time.monotonic() - _LATELY * self._every_s
         with self._changed:
             self._heard = {hub: heard for hub, heard in self._heard.items() if heard.is_new or heard.at >= since}
@@ -176,7 +176,7 @@ class Sites:
     # In its own thread.
 
     def _take_heard(self) -> list[Site]:
-        """Return the sites that have spoken themselves: each at least once, however long this thread was busy."""
+        """Return the sites that have recently sent a message, each at least once even if this thread was busy."""
         self._lately()
         with self._changed:
             spoke = [heard.site for heard in self._heard.values()]
@@ -213,7 +213,7 @@ class Sites:
             os.read(self._news.reader, 4_096)
 
     def _learn_all(self) -> None:
-        """Take what has come: first what sites say of themselves, then what is said of them."""
+        """Process news: first what sites say of themselves, then what others say of them."""
         others = list[Site]()
         for asked in list(self._asked.values()):
             sites = asked.answered()
@@ -222,16 +222,16 @@ class Sites:
                 if sites:
                     self._note(sites[0], asked.key)
             except ConfigError as error:
-                self._say(logging.ERROR, f"a site was not taken: {error}")
+                self._say(logging.ERROR, f"a site was not accepted: {error}")
         spoke = self._take_heard()
         for site, is_first_hand in (*((each, True) for each in spoke), *((each, False) for each in others)):
             try:
                 self._learn(site, is_first_hand)
             except (BlackBoxError, OSError) as error:
-                self._say(logging.ERROR, f"a site was not taken: {error}")
+                self._say(logging.ERROR, f"a site was not accepted: {error}")
 
     def _learn(self, site: Site, is_first_hand: bool) -> None:
-        """Pass a site on if it is new, or says itself that it has changed. Raises BlackBoxError or OSError."""
+        """Relay a site if it is new, or says itself that it has changed. Raises BlackBoxError or OSError."""
         feed = _feed_of(site)
         site = Site(msgspec.json.encode(feed), site.keys)
         known = self._found.get(feed.name)
@@ -239,11 +239,11 @@ class Sites:
             return
         at = known.hubs[0] if known is not None else self._names.get(feed.name, feed.hub)
         if at != feed.hub and (known is None or known.hubs[0] in self._lately()):
-            raise ConfigError(f"feed {feed.name!r} was of hub {feed.hub}, and of {at}, expected a name for each")
+            raise ConfigError(f"feed {feed.name!r} was of hub {feed.hub} and of hub {at}: give each its own name")
         if feed.name in self._names or (feed.name, feed.hub) in self._refused or (known and not is_first_hand):
             return
         if known is None and len(self._found) >= MOST_SITES:
-            raise ConfigError(f"feed {feed.name!r} was one more than {MOST_SITES} sites, expected at most so many")
+            raise ConfigError(f"feed {feed.name!r} exceeds the maximum of {MOST_SITES} sites")
         if known is not None:
             known.relay.close()
             del self._found[feed.name]
@@ -267,12 +267,12 @@ class Sites:
         return found
 
     def _look_at_relays(self) -> None:
-        """Let go of a site that cannot be passed on here, as it would lead back."""
+        """Drop sites that cannot be relayed here, as they would lead back."""
         for name, found in list(self._found.items()):
             try:
                 found.relay.check()
             except BlackBoxError as error:
-                self._say(logging.ERROR, f"feed {name!r} of hub {found.hubs[0]} is not passed on: {error}")
+                self._say(logging.ERROR, f"feed {name!r} of hub {found.hubs[0]} is not relayed: {error}")
                 found.relay.close()
                 self._refused.add((name, found.hubs[0]))
                 del self._found[name]
@@ -292,7 +292,7 @@ class Sites:
                 self._say(logging.ERROR, f"hub {hub!r} cannot be asked: {error.strerror}")
 
     def _ask_no_more(self) -> None:
-        """Let go of hubs that no site has any more."""
+        """Stop asking hubs that no site has any more."""
         assert self._join is not None
         wanted = {*self._join.ask, *(hub for found in self._found.values() for hub in found.hubs)}
         for hub in self._asked.keys() - wanted:
@@ -320,16 +320,16 @@ class Sites:
 
 
 class _Asked:
-    """A hub that is asked again and again, one question at a time."""
+    """A hub that is asked repeatedly, one question at a time."""
 
     def __init__(self, own: str, hub: str, context: zmq.Context[zmq.Socket[bytes]], keys: ClientKeys | None) -> None:
-        """`own`: the name of the feed of who asks."""
+        """`own`: name of the feed of the hub that asks."""
         self._own, self._hub, self._keys = own, hub, keys
         self.at = 0.0
-        """When to ask, by the monotonic clock."""
+        """Time of the next question, by the monotonic clock."""
         self._number = self._unanswered = 0
         self._why, self._told = "", 0
-        """Why it names no sites, and to which question it said that."""
+        """Reason why it names no sites, and the number of the question that it answered with it."""
         self.socket = socket = context.socket(zmq.DEALER)
         self._connections = Connections(socket)
         socket.linger, socket.sndhwm, socket.rcvhwm = 0, 1, 1
@@ -346,7 +346,7 @@ class _Asked:
 
     @property
     def key(self) -> str:
-        """The key that its answers come with; empty: they come in the clear."""
+        """Public key of the hub that answers; empty: not encrypted."""
         return "" if self._keys is None else self._keys.server.decode()
 
     def close(self) -> None:
@@ -355,7 +355,7 @@ class _Asked:
         self.socket.close()
 
     def ask(self, now: float, me: Site, every_s: float) -> None:
-        """Ask, if it is time for that; say once that it is away."""
+        """Ask if a question is due; log once that the hub is away."""
         if now < self.at:
             return
         self._connections.look()
@@ -371,7 +371,7 @@ class _Asked:
                 )
             with suppress(zmq.ZMQError):
                 self.socket.disconnect(self._hub)
-            self.socket.connect(self._hub)  # libzmq gives up who refuses it
+            self.socket.connect(self._hub)  # libzmq gives up a peer that refuses it
         self._unanswered += 1
         self._number += 1
         self.at = now + (every_s if self._is_asked(me) else min(every_s, _CONNECTING_S))
@@ -384,7 +384,7 @@ class _Asked:
         return True
 
     def answered(self) -> list[Site]:
-        """Return the sites that it has named, if it has answered since."""
+        """Return the sites that the hub has named, if it has answered since."""
         found = list[Site]()
         with suppress(zmq.Again):
             for _ in range(_MOST_AT_ONCE):
@@ -409,12 +409,12 @@ class _Asked:
 
 
 def _site_of(feed: Feed) -> Site:
-    """Return what others are told of a feed. Raises ConfigError for keys that cannot be read."""
+    """Return a feed as other sites see it. Raises ConfigError for keys that cannot be read."""
     return Site(msgspec.json.encode(_told_of(feed)), keys_of(feed))
 
 
 def _told_of(feed: Feed) -> Feed:
-    """Return what of a feed holds at other sites, too."""
+    """Return a feed without the settings that hold only at its own site."""
     feed = as_recorded(feed)
     slices = tuple(replace(part, cpus=(), io_cpus=(), interface="") for part in feed.slices)
     return replace(feed, slices=slices)

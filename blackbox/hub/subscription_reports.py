@@ -1,4 +1,4 @@
-"""Report to the hub's archive which subscriptions have begun or ended: it keeps messages for them, or no longer."""
+"""Report begun and ended subscriptions to the hub's archives, which keep messages for them until they end."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _ANSWER_S: Final = 1.0
 class SubscriptionReports:
     """Subscriptions of a client that began or ended and are not reported to archives yet.
 
-    In: what `report` is given, and notes in the client's directory of subscriptions that ended, see `PositionFile.end`.
-    Out: reports to all archives, repeated until each has answered; then the note is deleted. A thread of its own from
-    the first report on, as archives may be away.
+    In: arguments of `report`, and notes of ended subscriptions in the client's directory, see `PositionFile.end`.
+    Out: reports to all archives, repeated until each has answered; then the note is deleted. From the first report on,
+    a separate thread sends them, as archives may be away.
     """
 
     def __init__(self, feed: Feed, directory: str | os.PathLike[str], client: str) -> None:
         self._archives = ArchiveClient(feed, timeout=_ANSWER_S)
         self._feed, self._directory, self._client = feed, directory, client
         self._begun: dict[str, list[bytes]] = {}
-        """By name of consumer, what the topics of a subscription start with."""
+        """Prefixes of a subscription's topics, by name of the consumer."""
         self._wake = threading.Event()
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def report(self, begun: Iterable[Subscription] = ()) -> None:
-        """Report what is not reported yet, now and until it is. Raises PositionError. Not for two threads at once.
+        """Report subscriptions until archives have answered. Raises PositionError. Not for two threads at once.
 
-        `begun`: subscriptions of which archives may not know. Their readers report positions by themselves.
+        `begun`: subscriptions that archives may not know yet. Their readers report later positions.
         """
         for each in begun:
             self._begun[each.consumer(self._client)] = [start for start, _ in each.choice(self._feed).starts]
@@ -54,7 +54,7 @@ class SubscriptionReports:
             start_thread(self._thread)
 
     def close(self) -> None:
-        """Try once more, and end; what is left is reported at the next start."""
+        """Try once more, and end. The next start reports the rest."""
         self._is_closed = True
         self._wake.set()
         if self._thread is not None:
@@ -71,7 +71,7 @@ class SubscriptionReports:
                 return
 
     def _report_all(self) -> bool:
-        """Report each note; return True if none is left. Once closed, a failure ends it: each report may take long."""
+        """Report each note; return True if none is left. Once closed, stop at a failure, as each may take long."""
         is_all = True
         try:
             for file in [*self._notes(), *(PositionFile(self._directory, name) for name in list(self._begun))]:
@@ -97,7 +97,7 @@ class SubscriptionReports:
         return True
 
     def _report_end(self, file: PositionFile, secret: bytes) -> None:
-        file.own(0.0)  # until the archives have answered: a new subscription of this name comes after it
+        file.own(0.0)  # until archives have answered: a new subscription of this name must be later
         try:
             if file.has_ended:
                 self._archives.tell(file.name, {}, secret)

@@ -21,26 +21,24 @@ _SPARE: Final = 10_000
 
 
 class Table:
-    """Follows from the notes of the journals, in their order; bounded by the settings of the hub.
+    """State that follows from the notes of the journals, in order, within the bounds of the hub's settings.
 
-    Attributes: `number`, that of the last turn.
+    Attributes: `number`, number of the last turn.
     """
 
     def __init__(self, remember_puts: int, remember_ids: int, most_clients: int) -> None:
-        """Know nothing yet."""
         self.number = 0
         self._most_answers, self._most_ids, self._most_clients = remember_puts, remember_ids, most_clients
         self._clients: OrderedDict[Client, tuple[int, int]] = OrderedDict()
-        """Session and last put, the client not heard of for longest first."""
+        """Session and last put by client, the least recently active client first."""
         self._answers: OrderedDict[tuple[Client, int], tuple[int, int, bytes, str]] = OrderedDict()
-        """By client and first put: turns, places, reasons. Turns are two numbers, here and below: of the turn that
+        """Turns, places and reasons by client and first put. Turns are two numbers, here and below: of the turn that
         judged the request, and of the last one that has a note of it."""
         self._answer_bytes = 0
         self._ids: OrderedDict[tuple[str, bytes], tuple[int, int, PlaceRow]] = OrderedDict()
-        """By public key and id: turns, and place."""
+        """Turns and place by public key and id."""
         self._partial: dict[tuple[Client, int, int], tuple[int, int, dict[int, PlaceRow]]] = {}
-        """By client, session and first put of a request that a killed hub has stored in part: turns, and the rows that
-        it has."""
+        """Turns and stored rows by client, session and first put of a request that a killed hub has stored in part."""
         self._recent: deque[int] = deque(maxlen=_MOST_READ)
         """Turns of the last requests."""
         self._noted: deque[tuple[int, int, Any]] = deque()
@@ -49,11 +47,11 @@ class Table:
     # Queries.
 
     def client(self, client: Client) -> tuple[int, int] | None:
-        """Return a client's session and the number of its last put; None: it is not known."""
+        """Return a client's session and the number of its last put; None if it is not known."""
         return self._clients.get(client)
 
     def answered(self, client: Client, first: int) -> tuple[bytes, str] | None:
-        """Return what was answered to a request; None: it was forgotten."""
+        """Return the places and reasons answered to a request; None if they were forgotten."""
         found = self._answers.get((client, first))
         return None if found is None else found[2:]
 
@@ -101,7 +99,7 @@ class Table:
         return value is not None and value[1] == turn
 
     def restore(self, turns: Iterable[tuple[int, Renewed]]) -> None:
-        """Take what turns have renewed. Take the requests of all turns from `floor` on afterwards."""
+        """Restore the items that turns have renewed. Then take the requests of all turns from `floor` on."""
         found: tuple[dict[Any, Any], ...] = {}, {}, {}
         for number, renewed in turns:
             lists: tuple[list[Any], ...] = renewed.answers, renewed.ids, renewed.partial
@@ -113,13 +111,13 @@ class Table:
         self._answer_bytes = sum(len(places) + len(why) for _, _, places, why in self._answers.values())
 
     def set_clients(self, number: int, clients: Iterable[tuple[Client, int, int]]) -> None:
-        """Have the clients be those of a snapshot after a turn."""
+        """Set the clients to those of a snapshot after a turn."""
         self.number = number
         self._noted = deque(sorted(self._noted, key=itemgetter(0)))
         self._clients = OrderedDict((client, (session, last)) for client, session, last in clients)
 
     def take(self, number: int, request: Judged, places: Places) -> None:
-        """Take what became of a request, all of it."""
+        """Take a request with a complete result."""
         client, self.number = request.client, number
         self._recent.append(number)
         if client is not None and len(places):
@@ -156,7 +154,7 @@ class Table:
         self._answer_bytes -= len(places) + len(why)
 
     def _remember_ids(self, number: int, request: Judged, places: Places, are_new: NDArray[numpy.bool_]) -> None:
-        """Take where the new puts of a request went that have ids; forget the oldest ids, if there are too many."""
+        """Remember the places of new puts with ids; forget the oldest ids if there are too many."""
         if request.client is None or not any(request.ids):
             return
         key, ids = sys.intern(request.client.key), request.ids
@@ -172,7 +170,7 @@ class Table:
             self._noted = deque(filter(self._is_remembered, self._noted))
 
     def _begin_session(self, client: Client, session: int) -> None:
-        """Take the session of a client; forget those not heard of for longest, if there are too many."""
+        """Begin a client's session; forget the least recently active clients if there are too many."""
         _, last = self._clients.get(client, (0, 0))
         self._hear(client, session, last)
         if self._partial:
@@ -186,6 +184,6 @@ class Table:
 
 
 def _known(place: PlaceRow) -> PlaceRow:
-    """Return the place of a put that is known."""
+    """Return the place of a known put."""
     slice_id, _, _, epoch, sequence = place
     return slice_id, 0, 0, epoch, sequence

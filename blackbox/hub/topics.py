@@ -1,4 +1,4 @@
-"""The topics of a hub's feed, and why it can have no further one, or not this put."""
+"""The topics of a hub's feed, and the reasons for refusing further topics and puts."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from blackbox.publish.publisher import Publisher
 from blackbox.publish.slice_sender import TOPIC_TEXT_BYTES
 
 MOST_WHY: Final = 200
-"""Characters of a reason."""
+"""Maximum characters of a reason."""
 _MOST_REASONS: Final = 100
 _LEAST_ROUTES: Final = 1_024
-_ONE_MORE: Final = f"its request had more than {_MOST_REASONS} reasons; put by itself it has its own"
+_ONE_MORE: Final = f"its request had more than {_MOST_REASONS} reasons; put it alone to see its own"
 
 
 class Reasons:
-    """Why puts of a request are refused: each reason once, however many puts have it, so it names no put."""
+    """Reasons for refusing puts of a request. Puts share equal reasons, so a reason names no put."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
 
     def code(self, why: object) -> int:
-        """Return what stands for a reason in `is_refused`."""
+        """Return the code of a reason in `is_refused`."""
         text = str(why).replace("\n", " ")[:MOST_WHY]
         if text not in self._codes and len(self._codes) >= _MOST_REASONS:
             text = _ONE_MORE
@@ -44,28 +44,27 @@ class Found(NamedTuple):
     """The topics of a request."""
 
     numbers: NDArray[numpy.int64]
-    """As of `Topics.numbers`."""
+    """Numbers of the topics, as `Topics.numbers` returns them."""
     slices: NDArray[numpy.int32]
     codes: NDArray[numpy.int64] | None
-    """0, or why the hub can have none of its puts; None: it can have all."""
+    """Reason for refusing each topic's puts, 0: none; None: no topic has one."""
     new: list[bytes]
-    """Those that the hub may have, and has not yet."""
+    """Topics that the hub accepts and does not have yet."""
 
 
 class Topics:
-    """Those that have something, by their slices: as many of each slice as the publisher has room for."""
+    """Topics that have messages, with their slices. Each slice has at most those for which the publisher has room."""
 
     def __init__(self, feed: Feed) -> None:
-        """None is there."""
         self._feed = feed
         self._numbers: dict[bytes, int] = {}
         self._routes = numpy.zeros((2, _LEAST_ROUTES), numpy.int32)
-        """By number, the slice of a topic, and its number in there at the publisher; -1: not asked for yet."""
+        """Slice of a topic, by number, and its number in that slice at the publisher; -1: not known yet."""
         self._counts, self._bytes = [0] * len(feed.slices), [0] * len(feed.slices)
         self._most, self._most_bytes = feed.max_topics, feed.max_topics * TOPIC_TEXT_BYTES
 
     def find(self, topics: Sequence[bytes], may: tuple[bytes, ...] | None, why: Reasons) -> Found:
-        """Look up the topics of a request; those that do not start with one of `may` are refused. None: all may be."""
+        """Look up the topics of a request. Topics that do not start with one of `may` are refused; None allows all."""
         numbers = self.numbers(topics)
         slices, new = self._routes[0][numbers], list[bytes]()
         if may is None and not numpy.count_nonzero(numbers < 0):
@@ -83,24 +82,24 @@ class Topics:
         return Found(numbers, slices, codes if codes.any() else None, new)
 
     def numbers(self, topics: Sequence[bytes]) -> NDArray[numpy.int64]:
-        """Return the numbers of topics, in the order in which they were added; -1 for one that is not there."""
+        """Return the numbers of topics, counted in the order in which they were added; -1 for unknown topics."""
         return numpy.fromiter(map(self._numbers.get, topics, repeat(-1)), numpy.int64, len(topics))
 
     def routes(
         self, topics: Sequence[bytes], numbers: NDArray[numpy.int64], publisher: Publisher
     ) -> NDArray[numpy.int32]:
-        """Return slices, and numbers at the publisher, of topics; of one that is not there, those of any other.
+        """Return the slices of topics, and their numbers at the publisher; arbitrary values for unknown topics.
 
-        `numbers`: as `numbers` returns. `publisher`: the one of this feed, each time the same.
+        `numbers`: as `numbers` returns. `publisher`: the feed's publisher, the same for all calls.
         """
         for at in numpy.flatnonzero((numbers >= 0) & (self._routes[1][numbers] < 0)).tolist():
             self._routes[:, numbers[at]] = publisher._route(topics[at])
         return self._routes.take(numbers, axis=1)
 
     def in_order(self, topics: Sequence[bytes], index: NDArray[numpy.int32]) -> NDArray[numpy.int64]:
-        """Return the rows of a request in the order in which they are published: those of a key together.
+        """Return the rows of a request in the order in which they are published, with the rows of a key together.
 
-        Keys come in the order of their first rows. `index`: of each row, which of `topics` it has.
+        Keys are in the order of their first rows. `index`: index into `topics` of each row.
         """
         rows = numpy.arange(len(index))
         if not self._feed.key_rule or len(rows) == 1:
@@ -115,13 +114,13 @@ class Topics:
         return list(self._numbers)
 
     def has_room(self, new: Sequence[bytes]) -> bool:
-        """Whether there is room for all of them, whatever their slices are."""
+        """Return True if there is room for all of them, whatever their slices are."""
         if not new:
             return True  # at once, as in most requests: there may be many slices
         return max(self._counts) + len(new) <= self._most and max(self._bytes) + sum(map(len, new)) <= self._most_bytes
 
     def add_all(self, topics: Iterable[bytes]) -> None:
-        """Note that topics have something. Raises ConfigError naming the first that there is no room for."""
+        """Add topics. Raises ConfigError naming the first topic without room."""
         for topic in topics:
             try:
                 self.add(topic)
@@ -129,12 +128,12 @@ class Topics:
                 raise ConfigError(f"topic {topic[:64]!r} is in the journals: {error}") from None
 
     def add(self, topic: bytes) -> int:
-        """Note that a topic has something; return its slice. Raises ConfigError when there is no room for it."""
+        """Add a topic if it is new, and return its slice. Raises ConfigError if there is no room for it."""
         number = self._numbers.get(topic)
         if number is None:
             found = check_topic_of(self._feed, topic)
             if self._counts[found] >= self._most:
-                raise ConfigError(f"slice {found} had {self._most} topics, its max_topics, and it is new")
+                raise ConfigError(f"slice {found} had {self._most} topics, its max_topics, and this one is new")
             if (size := self._bytes[found] + len(topic)) > self._most_bytes:
                 raise ConfigError(
                     f"slice {found} had topics of {size} bytes with it, "

@@ -322,7 +322,7 @@ def test_refused_messages_are_counted_and_others_stored(
         (b"B", b"5"),
         (b"A", b"6"),
     ]
-    assert caplog.text.count("topic b'C' was refused: slice 0 had 2 topics, its max_topics, and it is new") == 1
+    assert caplog.text.count("topic b'C' was refused: slice 0 had 2 topics, its max_topics, and this one is new") == 1
 
 
 def test_a_gap_is_reported_for_any_prefix(

@@ -248,9 +248,7 @@ def test_invalid_puts_are_answered_with_an_error(tmp_path: Path) -> None:
 
     async def work(bridge: WebSocketInlet, url: str) -> None:
         async with connect(url) as one:
-            assert (await put(one, "A.x", number=3))["why"] == (
-                "put of 'A.x' had not one of payload and text, expected one of them"
-            )
+            assert (await put(one, "A.x", number=3))["why"] == "put of 'A.x' needs exactly one of payload and text"
             assert "expected base64" in (await put(one, "A.x", payload="?"))["why"]
             assert "expected one that starts with b'A.'" in (await put(one, "B.x", text="x"))["why"]
             assert "expected at most 1048576" in (await put(one, "A.x", text="x" * (1 << 20) + "x"))["why"]

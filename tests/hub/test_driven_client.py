@@ -106,7 +106,7 @@ def test_impossible_requests_are_answered_with_an_error(
         assert "unknown field `at_once`" in error(do="commit", at_once=True)
         assert error(do="put", topic="A" * 2_000, payload="").startswith("ConfigError: topic had 2000 bytes")
         driver.ask(do="subscribe", prefix="A")
-        assert error(do="get", prefix="A", timeout_s=0.05) == "TimeoutError: nothing came within 0.05 s"
+        assert error(do="get", prefix="A", timeout_s=0.05) == "TimeoutError: no message arrived within 0.05 s"
         driver.send(nothing="of this is known")
         answer = driver.answer() or {}
         assert (answer["number"], answer["error"]) == (0, "ValidationError")

@@ -103,7 +103,7 @@ def test_a_damaged_record_of_the_active_hub_is_not_sent_to_its_peer(tmp_path: Pa
     links.alone = False
     links.wait("backup")
     links.close()
-    assert "cannot be given what it lacks" in links.errors["backup"]
+    assert "cannot get the turns that it lacks" in links.errors["backup"]
     assert all(each in pair.synced[:12] for each in published(tmp_path / "pair" / "backup", pair.feed))
 
 

@@ -157,7 +157,7 @@ def test_a_client_replaced_by_another_process_raises_in_its_put(tmp_path: Path) 
         with HubClient(feed, "desk") as second:
             second.put(b"A.x", b"1")
             for _ in range(2):
-                with pytest.raises(HubError, match="was begun elsewhere"):
+                with pytest.raises(HubError, match="was started elsewhere"):
                     first.put(b"A.x", b"lost", timeout=60.0)
         first.end()
     assert payloads(tmp_path, feed) == [b"0", b"1"]

@@ -128,7 +128,7 @@ def test_two_hubs_that_continued_alone_are_detected_and_the_lower_claim_ends(
     hubs.cable.cut(False)
     said = hubs.end_by_itself("backup")
     assert len(said) == 1
-    assert "the backup, has puts that are not here" in said[0]
+    assert "the backup, has puts that the other hub lacks" in said[0]
     assert hubs.life("primary") == "active"
     hubs.end_both()
 

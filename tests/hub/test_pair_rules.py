@@ -145,7 +145,7 @@ def test_a_peer_of_another_version_is_refused_by_an_active_hub_and_ends_a_passiv
 def test_a_backup_with_an_unknown_row_is_refused(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
     with hub_of(feed, tmp_path, links, alone=True), Backup(feed, links[0]) as backup:
         had = msgspec.structs.replace(backup.ask(7).standing, role="backup", run=7, newest=5, is_active=False)
-        assert "has puts that are not here" in backup.ask(7, standing=had, digest=b"other").why
+        assert "has puts that the other hub lacks" in backup.ask(7, standing=had, digest=b"other").why
 
 
 def test_a_backup_too_far_behind_is_refused_and_a_copy_follows(
@@ -255,7 +255,7 @@ PAIR = '[pair]\nrole = "backup"\nlink = "tcp://127.0.0.1:5601"\npeer = "tcp://12
         (PAIR + "silence_ns = 5\n", {}, "silence_ns was 5, expected 100000000 to 600000000000"),
         (PAIR.replace("tcp://127.0.0.1:5600", "inproc://x"), {}, "peer was 'inproc://x', expected tcp:// or ipc://"),
         (PAIR, {"hub_backup": '""'}, "had no hub_backup"),
-        (PAIR, {"archives": '["tcp://127.0.0.1:1"]'}, "had 1 archives, expected one of each of two hubs"),
+        (PAIR, {"archives": '["tcp://127.0.0.1:1"]'}, "had 1 archives, expected one for each hub"),
         (PAIR, {"slices": '[{endpoints = ["tcp://127.0.0.1:1"]}]'}, "expected line A of the first and line B"),
     ],
 )

@@ -45,7 +45,7 @@ def pair() -> tuple[PairState, PairState]:
 def test_the_passive_hub_with_more_turns_leads_in_a_new_epoch() -> None:
     less, more = state(newest=4), state("backup", newest=5)
     assert less.settle(more.standing) is None
-    assert more.settle(less.standing) == ("neither was, and the other one has no more", True)
+    assert more.settle(less.standing) == ("no hub was active, and the other hub has no more", True)
 
 
 def test_a_turn_is_appended_once_the_peer_has_it() -> None:

@@ -251,7 +251,7 @@ def test_a_later_process_takes_over_a_name_and_the_earlier_one_raises(tmp_path: 
         before.put(b"A.x", b"1")
         with HubClient(feed, "desk") as after:
             assert after.published_count() == 1
-            with pytest.raises(HubError, match="client 'desk' was begun elsewhere since"):
+            with pytest.raises(HubError, match="client 'desk' was started elsewhere since"):
                 before.put(b"A.x", b"2")
             after.put(b"A.x", b"3")
             assert after.published_count() == 2
@@ -281,7 +281,7 @@ def test_a_late_hello_of_an_earlier_process_takes_over_no_name(tmp_path: Path) -
     feed = hub_feed()
     with Hub(feed, tmp_path), Peer(feed, session=9) as first, Peer(feed, session=5, replaces=9) as second:
         assert [isinstance(peer.hello(), Welcome) for peer in (first, first, second, second)] == [True] * 4
-        assert first.hello() == Ended("client 'peer' was begun elsewhere since", session=5)
+        assert first.hello() == Ended("client 'peer' was started elsewhere since", session=5)
         assert isinstance(second.ask(second.puts(1, b"1")), Stored)
 
 

@@ -52,7 +52,7 @@ def test_a_topic_too_many_fails_only_its_own_put(tmp_path: Path) -> None:
                 assert isinstance(error, RefusedError)
                 assert error.topic == topic.encode()
                 assert str(error) == (
-                    f"topic {topic.encode()!r} was refused: slice 0 had 2 topics, its max_topics, and it is new"
+                    f"topic {topic.encode()!r} was refused: slice 0 had 2 topics, its max_topics, and this one is new"
                 )
             assert [futures[at].result().sequence for at in (0, 1, 3, 5)] == [0, 1, 2, 3]
             assert (hub.statistics().stored, hub.statistics().refused) == (4, 2)
@@ -207,7 +207,7 @@ def test_a_driver_receives_refusals_and_other_puts_succeed(
             "number": refused["number"],
             "error": "RefusedError",
             "why": f"topic {b'ABC'[refused['number'] :][:1]!r} was refused: slice 0 had 2 topics, its max_topics, "
-            "and it is new",
+            "and this one is new",
         }
     assert len(published(tmp_path / "hub", feed)) == 4
 
@@ -304,7 +304,7 @@ class Reference:
             return "conflict", *found
         slice_id = self._feed.slice_of(row.topic)
         if len(self._topics[slice_id] | {row.topic}) > self._feed.max_topics:
-            return f"slice {slice_id} had {self._feed.max_topics} topics, its max_topics, and it is new"
+            return f"slice {slice_id} had {self._feed.max_topics} topics, its max_topics, and this one is new"
         self._topics[slice_id].add(row.topic)
         sequence = sum(each == slice_id for each, *_ in self.published)
         self.published.append((slice_id, sequence, row.topic, row.payload))

@@ -210,7 +210,7 @@ def pair_finding_of(seed: int) -> str | None:
             world.run()
         except (ModelError, BlackBoxError, AssertionError, KeyError, IndexError, ValueError, RuntimeError) as error:
             is_documented = (world.deletes and "lacks more than the journals still have" in str(error)) or (
-                world.may_differ and "has puts that are not here" in str(error)
+                world.may_differ and "has puts that the other hub lacks" in str(error)
             )
             if is_documented:
                 return None
