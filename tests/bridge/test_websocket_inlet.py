@@ -144,8 +144,9 @@ def test_an_id_is_stored_once_through_kills(tmp_path: Path) -> None:
                     await asyncio.wait([writing])
             assert kills == []
         finally:
-            running["bridge"].interrupt(signal.SIGTERM)
-            running["hub"].interrupt(signal.SIGTERM)
+            with running["bridge"], running["hub"]:
+                running["bridge"].interrupt(signal.SIGTERM)
+                running["hub"].interrupt(signal.SIGTERM)
 
     asyncio.run(work())
     found = published(tmp_path / "kept", feed)

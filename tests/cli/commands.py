@@ -20,6 +20,8 @@ from blackbox.cli.program import app
 from blackbox.feed.key_rule import setting_of
 
 ROOT = Path(__file__).resolve().parents[2]
+_COMPILES = "warning: compiling functions at their first use"
+"""Begin of a line that a command writes only if nothing has compiled them before."""
 
 
 class Ended(NamedTuple):
@@ -78,7 +80,8 @@ class Command:
     def end(self, timeout: float = 60.0) -> Ended:
         """Wait for its end."""
         out, errors = self.process.communicate(timeout=timeout)
-        return Ended(self.process.returncode, out or "", errors or "")
+        lines = [line for line in (errors or "").splitlines(keepends=True) if _COMPILES not in line]
+        return Ended(self.process.returncode, out or "", "".join(lines))
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> Ended:
         """Send a signal, and wait for its end."""

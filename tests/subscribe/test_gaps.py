@@ -68,6 +68,7 @@ def test_a_gap_belongs_to_one_key() -> None:
                     publisher.send(block)
         publisher.heartbeat()
         wait_until(lambda: subscriber.statistics().received.gaps == 5)
+        got.wait(15)
         subscriber.stop()
     assert [int(m.payload) for m in got.messages if m.topic == b"AA"] == list(range(10))
     assert [int(m.payload) for m in got.messages if m.topic == b"BB"] == [1, 3, 5, 7, 9]
@@ -100,6 +101,7 @@ def test_lost_first_messages_of_a_new_key_are_reported() -> None:
         publisher.encode([(b"B", b"0")])
         publisher.heartbeat()
         wait_until(lambda: subscriber.statistics().received.gaps == 3)
+        got.wait(1)
         subscriber.stop()
     assert got.payloads == [b"2"]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed, Gap, Publisher, Recorder, Recording, Subscriber
 from blackbox.feed.symbol import RULES, SymbolRule
-from blackbox.testing import Collector, RawPublisher
+from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
 from tests.callbacks import count_rows
@@ -89,6 +89,9 @@ def test_live_each_kind_of_callback_gets_the_messages_of_its_symbols(slices: int
         everything.wait(len(TOPICS))
         publisher.flush()
         assert sorted(stream.get(60).payload for _ in range(2)) == [b"14", b"4"]
+        one.wait(8)
+        many.wait(2)
+        wait_until(lambda: counted.total().tolist() == [8])
     expected = [n for n, topic in enumerate(TOPICS) if feed.symbol_rule.symbol_of(topic) in (b"AAPL", b"BRK")]
     assert expected == [0, 2, 3, 5]
     assert sorted(map(int, one.payloads)) == sorted([*expected, *(10 + n for n in expected)])
