@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from blackbox.archive.check import refusal
 from blackbox.archive.crash_recovery import cut_segment
 from blackbox.archive.day import recorded_days
+from blackbox.archive.dropped import Dropped
 from blackbox.archive.format import (
     FILE_HEAD_BYTES,
     MARK_MAGIC,
@@ -72,7 +73,7 @@ class History:
 
     def __init__(self, directory: Path, feed: Feed) -> None:
         """List the days; none is opened yet."""
-        self._paths, self.feed = recorded_days(directory), feed
+        self._directory, self._paths, self.feed = directory, recorded_days(directory), feed
         self._days: dict[Path, Recording] = {}
         self._parts: list[list[Part]] = [[] for _ in feed.slices]
         """Parts by slice that were read so far, newest first."""
@@ -243,6 +244,7 @@ class History:
             lost = {place for _, places in found for place in _positions(places[places["is_new"] != 0])}
             for copy in notes:
                 lost.difference_update(self._stored_after(copy))
+            lost = self._without_dropped(lost)
         return [(*each, _are_others(each[1], lost)) for each in found]
 
     def _stored_after(self, copy: Copy) -> Iterator[_Place]:
@@ -252,6 +254,16 @@ class History:
             block = Block(b"", head, numpy.empty(0, numpy.uint8))
             for sequence in range(block.sequence, block.sequence + len(block)):
                 yield copy.slice_id, block.epoch, sequence
+
+    def _without_dropped(self, places: set[_Place]) -> set[_Place]:
+        """Return the places without those of messages that retention has dropped."""
+        slices = Dropped.read(self._directory).slices if places else {}
+        return {
+            (slice_id, epoch, sequence)
+            for slice_id, epoch, sequence in places
+            if slice_id not in slices
+            or not any(had == epoch and first <= sequence < stop for had, first, stop in slices[slice_id].had)
+        }
 
     def _parts_after(self, copy: Copy) -> list[Part]:
         """Return the part of a note, and those after it."""

@@ -13,13 +13,15 @@ from blackbox.documents import DecodeError
 from blackbox.feed.feed import Feed
 from blackbox.hub.pair import FOLLOWS, LEADS, Follow, Lead, Pair, Standing
 from blackbox.hub.protocol import ENCODER
+from blackbox.publish.ring import MAX_NOTE_BYTES
 from blackbox.transport.context import allow_ipv6
 from blackbox.transport.curve import key_of, keys_of_line, use_keys
 from blackbox.transport.keep_alive import keep_alive
 
 log = logging.getLogger("blackbox")
 
-_MOST_ANSWER_BYTES: Final = 64 << 20
+_MOST_BLOCK_BYTES: Final = 64 << 20
+"""Maximum size of the blocks of an answer."""
 _QUEUE: Final = 8
 
 
@@ -29,7 +31,7 @@ class Link:
     def __init__(self, answers: zmq.Socket[bytes], feed: Feed, pair: Pair) -> None:
         """`answers`: a ROUTER socket that is bound to the link's endpoint."""
         self._answers, self._pair, self._name = answers, pair, feed.name
-        self._has_warned = False
+        self._slices, self._has_warned = len(feed.slices), False
         self._keys = keys_of_line(feed, 1 - pair.line, pair.peer)
         self._connected_at = self._heard_at = 0.0
         self._asked_by = b""
@@ -110,7 +112,7 @@ class Link:
         self._asks = asks = self._answers.context.socket(zmq.DEALER)
         asks.linger, asks.sndhwm, asks.rcvhwm = 0, _QUEUE, _QUEUE
         asks.setsockopt(zmq.IMMEDIATE, 1)
-        asks.setsockopt(zmq.MAXMSGSIZE, _MOST_ANSWER_BYTES)
+        asks.setsockopt(zmq.MAXMSGSIZE, self._slices * MAX_NOTE_BYTES + _MOST_BLOCK_BYTES)
         keep_alive(asks)
         allow_ipv6(asks, self._pair.peer)
         use_keys(asks, self._keys)

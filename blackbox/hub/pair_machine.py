@@ -157,8 +157,9 @@ class PairMachine:
     def wait_s(self, now: float) -> float:
         """Return how long `step` can wait, unless a message arrives."""
         wait_s = self._talk.wait_s(now)
-        is_idle = self.state.is_active and not self._turns and self.judge is not None
-        return min(wait_s, self.judge.conditions.wait_s()) if is_idle and self.judge is not None else wait_s
+        if self.judge is None or not self.state.is_active or self._turns:
+            return wait_s
+        return min(wait_s, self.judge.conditions.wait_s())
 
     def step(self, now: float, lead: Lead | None, follow: Follow | None, requests: Sequence[Request] = ()) -> None:
         """Process messages that have arrived at `now`, a time of the monotonic clock."""
@@ -320,6 +321,8 @@ class PairMachine:
     def _become_active(self, why: str, *, is_new_epoch: bool) -> None:
         state = self.state
         self._drop()
+        if state.kept.epoch:
+            self._shell.sync()  # the other hub may have answered puts as synced that are only in the page cache here
         if is_new_epoch or not state.kept.epoch:
             self._begin_epoch(max(self._shell.now_ns(), state.kept.epoch + 1))
         self.judge = self._shell.read_history()
@@ -349,6 +352,8 @@ class PairMachine:
                 state.propose(turn.number, turn.is_synced)
             if not state.has_followed():
                 if self._talk.is_silent and self._pair.when_cut == "go_on":
+                    if self._proposed is not None:  # the peer may have published it
+                        self._append(self._proposed, shell.blocks_of(self._proposed))
                     self._drop()
                     state.give_way()
                     why = "it continues alone, and puts that the other hub answers are lost"
@@ -400,6 +405,7 @@ class PairMachine:
         if follow.standing.had > state.standing.newest or (newest and digest and known.get(newest, digest) != digest):
             return [], state.why_not(follow.standing, state.standing, _ALONE_TOO)
         if newest == state.standing.newest:
+            self._reader = None  # it keeps files of deleted days open
             return [], ""
         if newest == state.newest:
             return proposed, ""
@@ -434,7 +440,7 @@ class _Talk:
     """
 
     def __init__(self, silence_ns: int, run: int) -> None:
-        """`run`: run of the process. Questions are numbered from there on, unlike those of any earlier process."""
+        """`run`: run of the process. Questions are numbered from there on."""
         self.now = self.ask_at = self.answer_at = 0.0
         self.unanswered_follow: Follow | None = None
         """Question of the peer that is not answered."""

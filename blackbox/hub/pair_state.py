@@ -33,7 +33,7 @@ class PairLife(Life):
     """Role of a hub in its pair at this moment."""
 
     PASSIVE = "passive", "armed", "active"
-    """It may lack turns. ARMED once it has all, ACTIVE if its peer has fewer."""
+    """It may lack turns. ARMED once it has all, ACTIVE if its peer has no more."""
     ARMED = "armed", "passive", "active"
     """It has all turns that the active hub has answered, and takes over if that is silent and a client asks."""
     ACTIVE = "active", "passive"
@@ -205,9 +205,13 @@ class PairState:
         )
 
     def take_in(self, follow: Follow, entries: list[Entry]) -> bool:
-        """Note that the peer is in step if it has all turns. Return True if it was not before."""
-        is_in_step = not entries and self._followed is follow and follow.done == self._batch
-        if not (is_in_step and self.kept.is_alone and follow.standing.newest == self.standing.newest):
+        """Note that the peer is in step once the answer to it has all turns. Return True if it was not before.
+
+        Later turns wait for the peer: else it would never have all turns of a busy hub.
+        """
+        newest = entries[-1].number if entries else follow.standing.newest
+        is_in_step = self._followed is follow and newest == self.standing.newest
+        if not (is_in_step and self.kept.is_alone):
             return False
         self.kept = msgspec.structs.replace(self.kept, is_alone=False)
         return True

@@ -183,6 +183,23 @@ def test_a_killed_hub_knows_the_puts_whose_messages_were_dropped(tmp_path: Path)
         assert client.put(b"A", b"next") > places[-1]
 
 
+def test_the_last_put_of_a_run_is_known_after_its_message_was_dropped(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk") as client:
+        first, *_ = client.put_many((b"A",), [0, 0], b"12", None, [0, 1, 2], [b"1", b"2"]).tolist()
+    with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk") as client:
+        for number in range(COUNT):
+            client.put(b"A", b"%d" % number)
+    day = move_today(tmp_path / "hub", feed, 5)
+    with dropping(feed, tmp_path, day, messages_per_topic=1), HubClient(feed, "desk") as client:
+        client.put(b"B", b"")
+    assert kept(day) == {b"A": [2, COUNT - 1]}, "the last message of each file stays"
+    with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk") as client:
+        assert client.published_count() == 2 + COUNT + 1
+        known = client.put(b"A", b"1", id=b"1")
+        assert (known.epoch, known.sequence) == first[-2:]
+
+
 def test_the_peer_hub_receives_no_turn_without_its_messages(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     day, _ = put_old(feed, tmp_path, (b"A",), 5)

@@ -47,8 +47,10 @@ class PairModel:
         """Places of all acknowledged puts, and of puts that were acknowledged as synced."""
         self._lasts: dict[int, int] = defaultdict(int)
         self._payloads = 0
+        self.has_cut = False
+        """True if a host has lost power: part of a turn that was published may be gone."""
         self._power_cuts: list[float] = []
-        """Times at which a host lost power: puts that were acknowledged before, and not as synced, may be lost."""
+        """Times at which a power cut lost turns: puts that were acknowledged before, and not as synced, may be lost."""
 
     def check(self, is_so: bool, what: str) -> None:
         if not is_so:
@@ -67,8 +69,8 @@ class PairModel:
         """Return the places acknowledged now."""
         return self._now(), self._known.copy(), self._synced.copy()
 
-    def cut_power(self) -> None:
-        """Note that a host has lost power."""
+    def lose_turns(self) -> None:
+        """Note that a host has lost power, and turns that the other one does not have."""
         self._power_cuts.append(self._now())
         self._known = self._synced.copy()
 
@@ -93,7 +95,7 @@ class PairModel:
             self.check(known == (topic, payload), f"two messages have the place {place}: {known}, {(topic, payload)}")
             if payload is not None:
                 self._places[payload].add(place)
-                is_once = len(self._places[payload]) == 1 or self._has_lost
+                is_once = len(self._places[payload]) == 1 or self.has_cut
                 self.check(is_once, f"{payload!r} has two places: {self._places[payload]}")
 
     def begun(self, sent: Sent) -> None:
@@ -248,7 +250,7 @@ class PairModel:
                         ended |= {place} if request.client is None else set()
         last: dict[bytes, tuple[_Place, bytes | None]] = {}
         for place, (topic, payload) in sorted(messages.items(), key=lambda each: each[0][1:]):
-            if place in ended:
+            if place in ended and payload is None:  # else a deletion was lost, and its place is another one's
                 before, value = last.get(topic, (place, None))
                 self.check(value is not None, f"a hub deletes {topic!r} at {place}, which has no value")
                 ttl_ns = self._ttl_ns[value or b""]

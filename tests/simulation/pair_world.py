@@ -16,6 +16,7 @@ from blackbox.hub.pair_state import PairLife
 from tests.simulation.model import ModelError
 from tests.simulation.network import Loop
 from tests.simulation.pair_client import SimClient
+from tests.simulation.pair_disk import SimHistory
 from tests.simulation.pair_hub import SimHub
 from tests.simulation.pair_model import PairModel
 
@@ -124,8 +125,11 @@ class PairWorld:
             random.choice(self.clients).begin()
 
     def _cut_power(self, hub: SimHub) -> None:
-        self.model.cut_power()
+        before, other = SimHistory(hub.disk).newest()[0], SimHistory(self.hubs[1 - hub.at].disk).newest()[0]
         hub.kill(cuts_power=True)
+        self.model.has_cut = True
+        if before > max(other, SimHistory(hub.disk).newest()[0]):
+            self.model.lose_turns()
         self.loop.at(10 * self.random.random(), hub.start)
 
     def _heal(self) -> None:
