@@ -70,7 +70,7 @@ class PairModel:
         return self._now(), self._known.copy(), self._synced.copy()
 
     def lose_turns(self) -> None:
-        """Note that a host has lost power, and turns that the other one does not have."""
+        """Note that a host has lost power and turns: those of a hub that was alone, or that only it had."""
         self._power_cuts.append(self._now())
         self._known = self._synced.copy()
 

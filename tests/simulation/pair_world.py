@@ -128,7 +128,8 @@ class PairWorld:
         before, other = SimHistory(hub.disk).newest()[0], SimHistory(self.hubs[1 - hub.at].disk).newest()[0]
         hub.kill(cuts_power=True)
         self.model.has_cut = True
-        if before > max(other, SimHistory(hub.disk).newest()[0]):
+        after = SimHistory(hub.disk).newest()[0]
+        if before > (after if hub.disk.kept.is_alone else max(after, other)):
             self.model.lose_turns()
         self.loop.at(10 * self.random.random(), hub.start)
 
