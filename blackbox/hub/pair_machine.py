@@ -32,6 +32,8 @@ BEATS: Final = 8
 _MOST_BYTES: Final = 4 << 20
 """Maximum size of the entries in one answer to a passive hub."""
 _MOST_DIGESTS: Final = 1_000
+_MOST_QUESTIONS: Final = 1 << 40
+"""Questions of a process are numbered from its run on; the next run begins beyond them, also if the clock was set."""
 _ALONE_TOO: Final = "has puts that the other hub lacks: both were active alone, or one was and lost power"
 
 
@@ -111,7 +113,7 @@ class PairMachine:
         self._part = {slice_id: checksum_of(each) for slice_id, each in notes.items()}
         """By slice, checksum of the note of a turn that the journals do not have completely."""
         digest = checksum_of(note).to_bytes(8, "little") if note else b""
-        is_alone, run = kept.is_alone and kept.role == pair.role, max(kept.run + 1, shell.now_ns())
+        is_alone, run = kept.is_alone and kept.role == pair.role, max(kept.run + _MOST_QUESTIONS, shell.now_ns())
         kept = msgspec.structs.replace(kept, role=pair.role, run=run, is_alone=is_alone)
         self.state = state = PairState(history.feed.name, kept, newest, digest, part=part)
         self._pair, self._shell = pair, shell

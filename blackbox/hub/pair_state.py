@@ -130,7 +130,8 @@ class PairState:
         if lead.standing.run != self._leader:
             self._leader, self._done = lead.standing.run, 0
             self.enter(PairLife.PASSIVE)
-        return [each for each in lead.entries if each.number > self.newest]
+        entries = [each for each in lead.entries if each.number > self.newest]
+        return entries if entries and entries[0].number == self.newest + 1 else []
 
     def end_following(self, lead: Lead) -> bool:
         """Note that its entries were appended. Return True if the active hub's epoch must begin here."""
