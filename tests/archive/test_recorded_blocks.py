@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import random
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +97,11 @@ def test_segments_roll_and_their_indexes_are_complete(tmp_path: Path) -> None:
     feed, count = feed_of(), 0
     with Publisher(feed, when_full="wait") as publisher:
         recorder = Recorder(feed, tmp_path, segment_bytes=MIB).start()
-        while count < 120_000 or (recorder.statistics().segments < 4 and count < 10_000_000):
+        deadline, pause = time.monotonic() + 120, threading.Event()
+        while count < 120_000 or (recorder.statistics().segments < 4 and time.monotonic() < deadline):
             publish_numbered(publisher, count, 1_000)
             count += 1_000
+            pause.wait(0.01 if count > 120_000 else 0)  # another thread makes the next segment
     recorder.run(until_end=True)
     paths = segments(tmp_path, feed)
     assert len(paths) >= 3
