@@ -82,7 +82,7 @@ class PairState:
         return Follow(number, self.standing, self._done, self._leader, self.digest)
 
     def hears(self, standing: Standing) -> bool:
-        """Note the peer's standing. Return False if its process has ended since, or has another version.
+        """Note the peer's standing. Return False for an earlier one than is known, or one of another version.
 
         Raises HubError for another version if this hub is passive, OutdatedError if the peer has taken over.
         """
@@ -90,7 +90,7 @@ class PairState:
             if not self.is_active:
                 raise HubError(why)
             return False
-        if self.peer is not None and standing.run < self.peer.run:
+        if self.peer is not None and (standing.run, standing.term) < (self.peer.run, self.peer.term):
             return False
         self.peer = standing
         if self.is_active and standing.term > self.kept.term:
