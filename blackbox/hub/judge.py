@@ -14,10 +14,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.hub.conditions import Conditions
 from blackbox.hub.notes import (
-    JUDGED,
     MOST_PART_BYTES,
-    RENEWED,
-    SNAPSHOT,
     Client,
     Judged,
     encode_judged,
@@ -78,9 +75,8 @@ class Fresh(NamedTuple):
 class Turn:
     """A turn of the hub: requests that are judged, appended and answered together; or a note of the hub itself."""
 
-    def __init__(self, kind: int = JUDGED) -> None:
-        """`kind`: kind of its notes."""
-        self.kind, self.number = kind, 0
+    def __init__(self) -> None:
+        self.number = 0
         """Its number; 0: it appends nothing."""
         self.notes: dict[int, bytes] = {}
         """Notes by slice."""
@@ -171,16 +167,16 @@ class Judge:
             return []
         self._snapshot_day, self._since_snapshot = day, 0
         begin = self.table.number + 1
-        turns = self._noted(RENEWED, encode_renewed(begin, self._first, self.table.renew()))
+        turns = self._noted(encode_renewed(begin, self._first, self.table.renew()))
         known = self.table.clients(), self.conditions.deadlines.items(), self.topics.all()
         notes = encode_snapshot(self.table.number + 1, self._first, self.table.floor, *known)
         self._snapshot_bytes = sum(map(len, notes))
-        return turns + self._noted(SNAPSHOT, notes)
+        return turns + self._noted(notes)
 
-    def _noted(self, kind: int, notes: Sequence[bytes]) -> list[Turn]:
+    def _noted(self, notes: Sequence[bytes]) -> list[Turn]:
         turns = []
         for note in notes:
-            turn = Turn(kind)
+            turn = Turn()
             self.table.number += 1
             turn.number, turn.notes = self.table.number, {0: note}
             turns.append(turn)

@@ -117,9 +117,8 @@ class PairMachine:
         kept = msgspec.structs.replace(kept, role=pair.role, run=run, is_alone=is_alone)
         self.state = state = PairState(history.feed.name, kept, newest, digest, part=part)
         self._pair, self._shell = pair, shell
-        self._noted = max(
-            (number for part in history.parts_from(0, newest) for number in part.notes.numbers), default=0
-        )
+        numbers = [each.notes.numbers for each in history.parts_from(0, newest)]
+        self._noted = max((int(each.max()) for each in numbers if len(each)), default=0)
         """The last turn whose note slice 0 had at the start."""
         self.judge: Judge | None = None
         self._kept = msgspec.structs.replace(kept, run=0)
@@ -323,10 +322,10 @@ class PairMachine:
     def _become_active(self, why: str, *, is_new_epoch: bool) -> None:
         state = self.state
         self._drop()
-        if state.kept.epoch:
-            self._shell.sync()  # the other hub may have answered puts as synced that are only in the page cache here
         if is_new_epoch or not state.kept.epoch:
             self._begin_epoch(max(self._shell.now_ns(), state.kept.epoch + 1))
+        else:
+            self._shell.sync()  # the other hub may have answered puts as synced that are only in the page cache here
         self.judge = self._shell.read_history()
         if state.part:
             state.appended(self.judge.table.number, b"")  # what it has of the last turn is all there will be

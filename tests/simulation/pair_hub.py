@@ -48,7 +48,7 @@ class SimHub:
     def is_up(self) -> bool:
         return self.machine is not None
 
-    def start(self, *, alone: bool = False) -> None:
+    def start(self) -> None:
         """Begin a process."""
         if self.is_up:
             return
@@ -63,7 +63,7 @@ class SimHub:
             self.machine = machine = PairMachine(SimHistory(disk), disk.kept, world.pairs[self.at], self)
             if disk.kept.epoch:
                 self.begin_epoch(disk.kept.epoch)
-            machine.begin(is_told_alone=alone, is_cut=is_cut)
+            machine.begin(is_told_alone=False, is_cut=is_cut)
         except KilledError:
             self._end()
             return
