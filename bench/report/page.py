@@ -22,17 +22,17 @@ from bench.report.tables import ended_early, machine_of, tables
 from bench.report.words import ASKED, WHY
 
 _INTRODUCTION: Final = """\
-`make bench` compares blackbox with its rivals in contests, in alternating rounds. Each round is verified; a round that
-lost a message is void. This page has the **strongest** rival of each contest. [{tables}]({tables}) has all rivals,
-ranges, percentiles and costs. A ratio is the median of the ratios within a round. Figures
-give the rival first."""
+`make bench` compares blackbox with its rivals in contests, in alternating rounds; rounds that lost a message are void.
+Contests of one kind have one line here: the one in which the **strongest** rival is farthest
+ahead, or behind; not if their ranges overlap. [{tables}]({tables}) has all contests and rivals,
+with ranges, percentiles and costs. A ratio is the median of the ratios within a round. Figures give the rival
+first."""
 _AHEAD: Final = "n ×: blackbox is n times as good as its strongest rival; bars by powers of two"
 _BEHIND: Final = "n ×: the strongest rival is n times as good as blackbox; bars by powers of two"
 _LIMITS: Final = "n ×: the nearest limit is n times as good as blackbox; bars by powers of two"
 _BELOW: Final = """\
 A limit copies the same bytes, receives the same blocks, or calls an empty function, without the work of blackbox.
 Nothing can exceed it. The bars show the nearest limit of each contest; [{tables}]({tables}) has their figures."""
-_SAME: Final = "The ranges of the rounds overlap."
 _CLOSE: Final = 0.95
 """A limit counts as reached above this share of it."""
 
@@ -82,8 +82,8 @@ def summary(run: Run, place: Path, has_profile: bool = False) -> Iterator[str]:
     if has_profile:
         yield from ("[profile.md](profile.md) divides the time of a message by step.", "")
     rivals = _headlines(run, "rival")
-    ahead = sorted((line for line in rivals if line.ahead >= 1), key=lambda line: -line.ahead)
-    behind = sorted((line for line in rivals if line.ahead < 1), key=lambda line: line.ahead)
+    ahead = _widest([line for line in rivals if line.ahead >= 1])
+    behind = _widest([line for line in rivals if line.ahead < 1])
     limits = sorted((line for line in _headlines(run, "limit") if line.ahead < _CLOSE), key=lambda line: line.ahead)
     for title, name, told, lines in (
         ("Where blackbox is ahead", "ahead", _AHEAD, ahead),
@@ -118,17 +118,26 @@ def _headlines(run: Run, kind: Kind) -> list[_Headline]:
     return found
 
 
+def _widest(lines: list[_Headline]) -> list[_Headline]:
+    """Return the line with the largest ratio of each benchmark file, the largest first; none with equal figures."""
+    found: dict[str, _Headline] = {}
+    for line in sorted(lines, key=lambda line: -max(line.ahead, 1 / line.ahead)):
+        if not _overlap(line):
+            found.setdefault(line.result.file, line)
+    return list(found.values())
+
+
 def _table(lines: list[_Headline], all_tables: str, name: str) -> Iterator[str]:
     whys = name == "behind"
-    head = ["contest", "blackbox", "rival", "ratio", "figures"]
+    head = ["contest", "rival", "ratio", "figures"]
     rows = []
     reasons: dict[str, int] = {}
     for line in lines:
         ratio = times(1 / line.ahead) if whys else times(line.ahead)
         link = f"[{line.asked}]({all_tables}{anchor(line.result.title)})"
-        rows.append([link, line.pair.versus, line.pair.name, ratio, line.pair.figures])
+        rows.append([link, line.pair.name, ratio, line.pair.figures])
         if whys:
-            reason = _SAME if _overlap(line) else WHY.get(line.result.slug, "")
+            reason = WHY.get(line.result.slug, "")
             rows[-1].append(f"{reasons.setdefault(reason, len(reasons) + 1)}" if reason else "")
     yield from table([*head, "why"] if whys else head, rows)
     if reasons:

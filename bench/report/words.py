@@ -47,6 +47,11 @@ ASKED: Final = {
 }
 _SPARK: Final = "Spark plans and schedules each query in a Java process; polars and DuckDB run in the caller's process."
 WHY: Final = {
+    "hub-restart": "Most of it is the import of blackbox, numpy and numba.",
+    "hub-put-recorded": "Client and hub judge and number each put in Python, and write it to a journal first.",
+    "repair-repair": "The message comes from an archive in another process, in the order of the slice.",
+    "sites-sites-latency": "A hub stores a message before it is published and relayed.",
+    "table-table-join-10000": "A table starts a subscriber, and an archive makes the image.",
     "latency-latency": "A message waits up to 100 µs for its block to fill and passes from the slice thread to a"
     " worker; pyzmq sends each message at once and reads it in the calling thread.",
     "latency-overload": "One call per message on both sides; blackbox also makes a `Message` for each.",

@@ -250,7 +250,7 @@ def example(directory: Path) -> Path:
         def contender() -> float:
             p99 = 80.0 if name == "ours" else 20.0
             lag.percentiles(name, {"p50": 4.0, "p99": p99, "p99.9": 400.0, "p100": 9_000.0})
-            return 4.0
+            return 4.0 if name == "ours" else 5.0
 
         return contender
 
@@ -312,8 +312,8 @@ def test_pages_of_a_run_have_its_figures_and_link_standalone_pictures(tmp_path: 
         assert told in tables, told
     for told in (
         "**This run ended early.**",
-        "| ours | theirs | 1.30 × | 16.2 against 12.5 M messages/s |  |",
-        "| [Scaling](performance/tables.md#scaling) | ours at 10,000 | theirs at 10,000 | 500 × |",
+        "| theirs | 1.30 × | 16.2 against 12.5 M messages/s |  |",
+        "| [Scaling](performance/tables.md#scaling) | theirs at 10,000 | 500 × |",
         "In this run [1 failed](performance/tables.md#what-failed), [2 could not run]",
         "[3 rounds were void](performance/tables.md#rounds-that-were-void).",
     ):
