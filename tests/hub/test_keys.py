@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 
 from blackbox import Feed, Gap, Hub, HubClient, Subscriber
 from blackbox.block.position import NOWHERE, Place
-from blackbox.errors import ConflictError, NotStoredError
+from blackbox.errors import ConflictError
 from blackbox.hub.numbers import Numbers
 from blackbox.hub.protocol import PLACE
 from blackbox.hub.topics import Topics
 from blackbox.testing import wait_until
-from tests.hub.hubs import HUB, hub_feed, leave, published
-from tests.hub.pairs import PATIENCE_S, ROLES, Hubs, pair_feed
+from tests.hub.hubs import HUB, hub_feed, published
 from tests.hub.test_sites import WAIT_S, here, passes_on
 from tests.torture.nursery import Nursery
 
@@ -123,21 +122,6 @@ def test_puts_of_all_kinds_are_published_at_their_places(tmp_path: Path, slices:
         assert numbers == list(range(len(numbers)))
 
 
-def test_a_killed_hub_knows_the_end_of_every_key(tmp_path: Path) -> None:
-    feed, topics = keyed(slices=2), [TOPICS[number % 7] for number in range(40)]
-    with Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
-        places = [client.put(topic, b"%d" % number, b"id-%d" % number) for number, topic in enumerate(topics)]
-        left = leave(tmp_path / "hub", tmp_path / "left", {})
-    with Hub(feed, left) as hub, HubClient(feed) as client:
-        again = [client.put(topic, b"", b"id-%d" % number) for number, topic in enumerate(topics)]
-        assert again == places
-        assert hub.statistics().stored == 0
-        again += [client.put(topic, b"%d" % (40 + number)) for number, topic in enumerate(TOPICS[:11])]
-    said = published(left, feed)
-    assert sorted(int(payload or b"") for *_, payload in said) == list(range(51))
-    assert {each[:3] for each in said} == {(place.epoch, place.slice_id, place.sequence) for place in again}
-
-
 def test_a_durable_subscription_begins_after_earlier_puts_and_has_all_of_new_keys(tmp_path: Path) -> None:
     feed = keyed(slices=2)
     with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk", tmp_path / "positions") as client:
@@ -156,27 +140,6 @@ def test_a_durable_subscription_begins_after_earlier_puts_and_has_all_of_new_key
         assert client.get(b"S02.long", WAIT_S).payload == b"2"
         with pytest.raises(TimeoutError):
             client.get(b"S0", 0.01)
-
-
-@pytest.mark.long
-def test_uncommitted_messages_of_each_key_are_delivered_again(tmp_path: Path) -> None:
-    feed, topics = keyed(slices=1), [b"S%02d.x" % (number % 5) for number in range(100)]
-    with Nursery(feed, HUB, 1) as hub:
-        hub.begin((tmp_path / "hub",))
-        with HubClient(feed, "desk", tmp_path / "positions") as client:
-            client.subscribe(b"S")
-            for number, topic in enumerate(topics):
-                client.put(topic, b"%d" % number)
-            done = [client.get(b"S", WAIT_S).payload for _ in range(60)]
-            client.commit()
-            again = {client.get(b"S", WAIT_S).payload for _ in range(20)}
-        hub.kill()
-        hub.begin((tmp_path / "hub",))
-        with HubClient(feed, "desk", tmp_path / "positions") as client:
-            rest = [client.get(b"S", WAIT_S).payload for _ in range(40)]
-            assert again < set(rest)
-        assert sorted(int(each or b"") for each in done + rest) == list(range(100))
-        hub.kill()
 
 
 class Pair:
@@ -349,60 +312,3 @@ def test_a_table_at_the_other_site_reads_its_writes_and_ends_the_same(tmp_path: 
         assert table.digest() == tables[0].digest()
         assert table.at == tables[0].at
         assert peer.statistics().messages >= 3 * len(topics)
-
-
-def numbered(place: Path, feed: Feed) -> dict[tuple[int, int], list[tuple[int, bytes, bytes]]]:
-    """Return the messages of a hub by epoch and slice, in order."""
-    found = defaultdict(list)
-    for epoch, slice_id, sequence, topic, payload in published(place, feed):
-        found[epoch, slice_id].append((sequence, topic, payload or b""))
-    return found
-
-
-def test_both_hubs_of_a_pair_continue_the_sequences_of_each_slice(tmp_path: Path) -> None:
-    """Kill the hubs in turn, and cut one off, which withdraws sequences that were never acknowledged."""
-    feed = pair_feed(key_bytes=KEY_BYTES)
-    said: list[tuple[Place, bytes, bytes]] = []
-    with Hubs(feed) as hubs:
-        hubs.begin_both(tmp_path)
-        with HubClient(feed, "desk") as client, HubClient(feed, "reader", tmp_path / "reader") as reader:
-            reader.subscribe(b"S0", PATIENCE_S)
-            for turn in range(2):
-                texts = [(TOPICS[number % 25], b"%d %d" % (turn, number)) for number in range(200)]
-                puts = [(topic, text, client.put_soon(topic, text, text, timeout=PATIENCE_S)) for topic, text in texts]
-                puts[40][-1].result(PATIENCE_S)
-                leads = hubs.wait_for_step() if turn == 0 else next(r for r in ROLES if hubs.life(r) == "active")
-                hubs.kill(leads)
-                client.flush(PATIENCE_S)
-                hubs.begin(leads)
-                hubs.wait_for_step()
-                said += [(future.result(), topic, text) for topic, text, future in puts]
-                assert [client.put(topic, b"", text, timeout=PATIENCE_S) for topic, text, _ in puts[::20]] == [
-                    future.result() for *_, future in puts[::20]
-                ]
-            leads = hubs.wait_for_step()
-            line = ROLES.index(leads)
-            cut_off = msgspec.structs.replace(feed, hub=(feed.hub, feed.hub_backup)[line], hub_backup="")
-            near = HubClient(cut_off).start()
-            near.put(TOPICS[0], b"near", b"near", timeout=PATIENCE_S)
-            hubs.cable.cut()
-            with pytest.raises(NotStoredError):
-                near.put_many(TOPICS[:10], list(range(10)), bytes(10), offsets=range(11), timeout=1.0)
-            near.end()
-            said += [(client.put(topic, b"cut", timeout=PATIENCE_S), topic, b"cut") for topic in TOPICS[:20]]
-            hubs.cable.cut(False)
-            hubs.wait_for_step()
-            said += [(client.put(topic, b"end", timeout=PATIENCE_S), topic, b"end") for topic in TOPICS[:20]]
-            wanted = [each for each in said if each[1].startswith(b"S0")]
-            got = [reader.get(b"S0", PATIENCE_S) for _ in range(len(wanted) + 1)]
-            with pytest.raises(TimeoutError):
-                reader.get(b"S0", 0.1)
-            found = [(Place(each.slice_id, each.epoch, each.sequence), each.topic, each.payload or b"") for each in got]
-            assert sorted(each for each in found if each[2] != b"near") == sorted(wanted)
-        hubs.wait_for_step()
-        hubs.end_both()
-    primary, backup = (numbered(tmp_path / role, feed) for role in ROLES)
-    assert primary == backup
-    assert all([row[0] for row in rows] == list(range(len(rows))) for rows in primary.values())
-    rows = [(Place(s, e, n), t, p) for (e, s), rows in primary.items() for n, t, p in rows if p != b"near"]
-    assert sorted(rows) == sorted(said)

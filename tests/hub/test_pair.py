@@ -15,8 +15,7 @@ import pytest
 
 from blackbox import Feed, HubClient
 from blackbox.block.position import Place
-from blackbox.errors import HubError
-from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed, places_once
+from tests.hub.pairs import PATIENCE_S, Hubs, places_once
 
 LARGE_BYTES = 100_000
 OTHER = {"primary": "backup", "backup": "primary"}
@@ -138,22 +137,3 @@ def feed_of(hubs: Hubs, role: str) -> Feed:
     return msgspec.structs.replace(
         hubs.feed, hub=hubs.feed.hub if role == "primary" else hubs.feed.hub_backup, hub_backup=""
     )
-
-
-def test_a_hub_that_takes_over_counts_the_topics_that_the_other_one_had(tmp_path: Path) -> None:
-    feed = msgspec.structs.replace(pair_feed("room", slices=1), max_topics=4)
-    topics = [b"%d" % number for number in range(5)]
-    with Hubs(feed) as hubs:
-        hubs.begin_both(tmp_path)
-        with HubClient(feed, "desk") as client:
-            for topic in topics[:4]:
-                client.put(topic, b"x", timeout=PATIENCE_S)
-            hubs.kill("primary")
-            with pytest.raises(HubError, match="had 4 topics, its max_topics"):
-                client.put(topics[4], b"x", timeout=PATIENCE_S)
-            client.put(topics[0], b"y", timeout=PATIENCE_S)
-            hubs.begin("primary")
-            hubs.wait_for_step()
-        hubs.end_both()
-        for role in OTHER:
-            assert [topic for topic, _ in hubs.published_by(role).values()] == [*topics[:4], topics[0]]

@@ -313,3 +313,17 @@ def test_a_hub_that_takes_over_knows_an_old_id_and_has_few_turns_to_read(
             assert client.put(b"A", b"first", b"id", timeout=60) == first
         assert backup.statistics().life == "active"
         assert backup._judge.table.floor > 80
+
+
+def test_a_hub_that_takes_over_counts_the_topics_that_the_other_one_had(
+    tmp_path: Path, feed: Feed, links: tuple[str, ...]
+) -> None:
+    feed = msgspec.structs.replace(feed, max_topics=4)
+    with hub_of(feed, tmp_path, links, "backup") as backup, HubClient(feed) as client:
+        with hub_of(feed, tmp_path, links):
+            wait_until(lambda: backup.statistics().life == "armed", 60)
+            for topic in ("1", "2", "3", "4"):
+                client.put(topic, b"x", timeout=60)
+        with pytest.raises(HubError, match="had 4 topics, its max_topics"):
+            client.put("5", b"x", timeout=60)
+        client.put("1", b"y", timeout=60)

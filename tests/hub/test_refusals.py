@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy
 import pytest
-import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,8 +21,8 @@ from blackbox.feed.schema import load_schema
 from blackbox.hub.protocol import ANYWHERE, CONDITION, REFUSED, Passive, Put, Stored, unpack_places
 from blackbox.testing import wait_until
 from tests.examples import examples
-from tests.hub.hubs import damage_days, hub_feed, published, put_for_damage
-from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed
+from tests.hub.hubs import hub_feed, published
+from tests.hub.pairs import PATIENCE_S, pair_feed
 from tests.hub.test_driven_client import context, driven  # noqa: F401  # a fixture
 from tests.hub.test_pair_rules import hub_of
 from tests.hub.test_put import Peer
@@ -114,18 +113,6 @@ def test_a_request_has_at_most_a_hundred_reasons(tmp_path: Path) -> None:
     assert places["is_refused"].tolist() == [*range(REFUSED, REFUSED + 100), *[REFUSED + 100] * 100]
 
 
-def test_a_condition_that_cannot_be_judged_fails_no_other_row(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
-    with Hub(feed, tmp_path), HubClient(feed) as client:
-        put_for_damage(client)
-        damage_days(tmp_path)
-        with pytest.raises(RefusedError, match=r"b'B' was refused: if_at cannot be judged: .* was damaged") as refused:
-            client.put_many((b"A", b"B"), [0, 1, 0], payloads(3), if_at=[None, NOWHERE, None])
-        assert refused.value.places is not None
-        assert (refused.value.places["is_refused"] != 0).tolist() == [False, True, False]
-        assert client.published_count() == 103, "the refused put has used up its number"
-
-
 def test_the_error_of_a_call_names_the_first_conflict_or_refusal(tmp_path: Path) -> None:
     feed = narrow(hub_feed(slices=1))
     with Hub(feed, tmp_path), HubClient(feed) as client:
@@ -191,51 +178,6 @@ def test_a_repeated_request_receives_its_earlier_verdicts(tmp_path: Path) -> Non
     with Hub(narrow(feed), tmp_path), Peer(feed) as peer:
         assert peer.ask(put) == answer
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"1")]
-
-
-def test_a_driver_receives_refusals_and_other_puts_succeed(
-    tmp_path: Path,
-    context: zmq.Context[zmq.Socket[bytes]],  # noqa: F811
-) -> None:
-    feed = narrow(hub_feed(slices=1))
-    with Hub(feed, tmp_path / "hub"), driven(feed, tmp_path, context) as driver:
-        for number, topic in enumerate("ABCAB"):
-            driver.send(do="put", topic=topic, payload="", number=number)
-        answers = [driver.answer() or {} for _ in range(5)]
-        (refused,) = [answer for answer in answers if "error" in answer]
-        assert refused == {
-            "number": refused["number"],
-            "error": "RefusedError",
-            "why": f"topic {b'ABC'[refused['number'] :][:1]!r} was refused: slice 0 had 2 topics, its max_topics, "
-            "and this one is new",
-        }
-    assert len(published(tmp_path / "hub", feed)) == 4
-
-
-@pytest.mark.long
-def test_an_unreceived_verdict_is_the_same_after_a_takeover(tmp_path: Path) -> None:
-    """The hub that judged is killed; the other one has room for the refused put."""
-    feed = narrow(pair_feed(slices=1))
-    index = numpy.arange(3, dtype=numpy.int32).tobytes()
-    with Hubs(feed) as hubs:
-        hubs.begin_both(tmp_path)
-        with HubClient(feed) as client:
-            client.put(b"A", b"", timeout=PATIENCE_S)
-        with Peer(feed) as peer:
-            peer.hello()
-            put = peer.puts(1, b"1", b"2", b"3", topics=[b"A", b"B", b"C"], index=index)
-            answer = peer.ask(put)
-            assert [code for _, _, code, _, _ in judged(answer)[0]] == [0, 0, 2]
-        hubs.kill("primary")
-        with Peer(msgspec.structs.replace(feed, hub=feed.hub_backup)) as peer:
-            assert patiently(peer, put) == answer
-            assert judged(patiently(peer, peer.puts(4, b"4", topics=[b"A"])))[0][0][-1] == 3
-        hubs.begin("primary")
-        hubs.wait_for_step()
-        hubs.end_both()
-        assert hubs.published_by("primary") == hubs.published_by("backup")
-        said = [message for _, message in sorted(hubs.published().items())]
-        assert said == [(b"A", b""), (b"A", b"1"), (b"B", b"2"), (b"A", b"4")]
 
 
 # Comparison with a slow reference.

@@ -17,7 +17,6 @@ from blackbox.hub.load import load_hub
 from blackbox.testing import wait_until
 from tests.cli.commands import write_feed
 from tests.hub.hubs import hub_feed
-from tests.support import Script
 
 WAIT_S = 60.0
 SITES = ("ams", "ldn", "nyc", "tyo")
@@ -116,29 +115,6 @@ def test_topics_no_longer_wanted_are_not_sent_to_a_site(tmp_path: Path) -> None:
         with HubClient(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
             assert reading.get(b"A.", WAIT_S).payload == b"\0"  # from the archive of ldn
         assert messages == 1
-
-
-@pytest.mark.long
-def test_readers_wait_for_a_killed_hub_of_another_site(tmp_path: Path) -> None:
-    mesh = Mesh(SITES[:2])
-    code = f"""
-        with Hub(feed, {str(tmp_path / "ldn")!r}) as hub:
-            say("started")
-            hub.run()
-    """
-    put = []
-    with mesh.hub("ams", tmp_path), HubClient(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
-        for run in range(3):
-            with Script(code, mesh.feeds["ldn"]) as script, HubClient(mesh.feeds["ldn"]) as putting:
-                script.expect("started")
-                if run == 0:
-                    reading.subscribe(b"")
-                for number in range(100):
-                    payload = b"%d %d" % (run, number)
-                    put.append((putting.put(b"A.x", payload, timeout=WAIT_S), payload))
-                if run == 2:
-                    assert got(reading, 300) == put
-                script.kill()
 
 
 def test_a_loop_of_peers_ends_the_hub(tmp_path: Path) -> None:

@@ -16,13 +16,12 @@ import pytest
 from blackbox import ConfigError, Feed, Hub, HubClient, Subscriber
 from blackbox.archive import outbox as outbox_module
 from blackbox.block.position import NOWHERE, Place
-from blackbox.errors import ConflictError, HubError
+from blackbox.errors import ConflictError
 from blackbox.hub.deadlines import Deadlines
 from blackbox.hub.protocol import CONDITION
-from blackbox.hub.sender import Sender
 from blackbox.image.table import Table
 from blackbox.testing import wait_until
-from tests.hub.hubs import HUB, damage_days, hub_feed, leave, published, put_for_damage, sizes
+from tests.hub.hubs import HUB, hub_feed, leave, published, sizes
 from tests.torture.nursery import Nursery
 
 
@@ -163,39 +162,6 @@ def test_after_a_power_cut_the_revision_is_that_of_the_newest_remaining_message(
             client.put(b"A.x", b"10", if_at=NOWHERE)
         assert refused.value.found == first
         assert client.put(b"A.x", b"10", if_at=first) == Place(0, hub.epoch, 0)
-
-
-def test_with_unreadable_days_conditions_are_refused_and_the_hub_continues(tmp_path: Path, feed: Feed) -> None:
-    with Hub(feed, tmp_path), HubClient(feed) as client:
-        put_for_damage(client)
-        damage_days(tmp_path)
-        for _ in range(2):
-            with pytest.raises(HubError, match=r"if_at cannot be judged: .* was damaged"):
-                client.put(b"A", b"x", if_at=NOWHERE)
-        client.put(b"A", b"x")
-
-
-def test_a_put_sent_again_receives_its_earlier_verdict(
-    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answered, lost = Sender._answered, list[int]()
-
-    def loses(self: Sender, first: int, result: Any) -> None:
-        if self.name == "desk" and first == 2 and not lost:
-            lost.append(first)
-        else:
-            answered(self, first, result)
-
-    monkeypatch.setattr(Sender, "_answered", loses)
-    with Hub(feed, tmp_path) as hub, HubClient(feed, "desk") as client, HubClient(feed) as other:
-        first = client.put(b"A", b"1", if_at=NOWHERE)
-        refused = client.put_soon(b"A", b"2", if_at=NOWHERE)
-        wait_until(lambda: lost, 60)
-        other.put(b"A", None)
-        error = refused.exception(20)
-        assert isinstance(error, ConflictError)
-        assert error.found == first
-        assert hub.statistics().conflicts == 1
 
 
 def test_counters_incremented_concurrently_are_exact(tmp_path: Path, feed: Feed) -> None:
