@@ -213,7 +213,9 @@ class InflatingWindow(PackedWindow):
             else:
                 self._stop(f"gzip data is corrupt before compressed byte {self._at + 1}: {error}")
             return b""
-        used = len(piece) - len(self._inflater.unconsumed_tail) - len(self._inflater.unused_data)
+        # At the end of a member, zlib may keep the rest of the piece in both attributes.
+        left = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
+        used = len(piece) - len(left)
         self._at += used
         self._pending = self._pending[used:]
         self._member_began = self._member_began or used > 0
