@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import partial
+
+import pytest
+from blackbox_feeds.io.open_window import open_window
 
 from blackbox.feed.source import Chunk, Source
 
@@ -193,3 +197,9 @@ def pcapng(packets: Iterable[bytes], order: str = "<") -> bytes:
     """Return a pcapng file of one section and one interface with times in microseconds."""
     blocks = [enhanced(packet, 7 * number, order=order) for number, packet in enumerate(packets)]
     return section(order) + interface(order) + b"".join(blocks)
+
+
+def use_windows(monkeypatch: pytest.MonkeyPatch, feed: str, window_bytes: int) -> None:
+    """Let a feed open its files with windows of this size."""
+    small = partial(open_window, window_bytes=window_bytes)
+    monkeypatch.setattr(f"blackbox_feeds.{feed}.source.open_window", small)
