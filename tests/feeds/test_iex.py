@@ -1,24 +1,21 @@
-"""IEX captures: both feeds, all types, sequence resets, and allowed extensions of the specification."""
+"""IEX captures: both feeds, all types, sequence resets, allowed extensions of the specification, and damage."""
 
 from __future__ import annotations
 
 import gzip
-import struct
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import blackbox_feeds.io.columns
-import numpy
 import pyarrow
 import pytest
-from blackbox_feeds.iex import DEEP10, PRICE_SCALE, TOPS16, Iex
+from blackbox_feeds.iex import DEEP10, TOPS16, Iex
 from blackbox_feeds.io.statistics import InputStatistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox.errors import ConfigError
+from blackbox.errors import SourceError
 from tests.examples import examples
 from tests.feeds.build import (
     DEEP,
@@ -33,138 +30,49 @@ from tests.feeds.build import (
     pcapng,
 )
 
-DEEP_MESSAGES = [iex(kind, ns=k, symbol=f"S{k % 3}") for k, kind in enumerate(DEEP10.records)]
-
 
 def source_of(path: Path, datagrams: Sequence[bytes], **options: Any) -> Iex:
     path.write_bytes(pcap([ethernet(datagram) for datagram in datagrams]))
     return Iex(path, **options)
 
 
-TOPS_MESSAGES = [iex(kind, ns=k, symbol=f"S{k % 3}") for k, kind in enumerate(TOPS16.records)]
+def topics_of(source: Iex) -> list[bytes]:
+    return [topic for topic, _, _ in messages_of(source)]
 
 
-@pytest.mark.parametrize(
-    ("name", "schema", "symbols", "counts"),
-    [
-        (
-            "goiex_DEEP10.pcap.gz", DEEP10, 7_802,
-            {"S": 44, "H": 93_638, "O": 93_638, "P": 93_636, "5": 14_627, "8": 12_941, "T": 83_343,
-             "E": 59, "B": 73},
-        ),
-        (
-            "goiex_TOPS16.pcapng.gz", TOPS16, 7_799,
-            {"S": 6, "P": 7_802, "O": 7_801, "H": 7_803, "Q": 27_217, "D": 10, "T": 6_390,
-             "A": 642, "B": 3},
-        ),
-    ],
-)  # fmt: skip
-def test_real_capture_has_its_counts_by_type(
-    shared_data: Path, name: str, schema: Any, symbols: int, counts: dict[str, int]
-) -> None:
-    source = Iex(shared_data / "iex" / name)
-    assert source.schema is schema
-    types: Counter[bytes] = Counter()
-    topics: tuple[bytes, ...] = ()
-    total = 0
-    for chunk in source.chunks():
-        topics = chunk.topics
-        per_topic = numpy.bincount(chunk.topic_index, minlength=len(topics))
-        for topic, count in zip(topics, per_topic.tolist(), strict=True):
-            types[topic[-1:]] += count
-        first = chunk.payloads[chunk.starts]
-        assert all(bytes([byte]) in types for byte in numpy.unique(first))
-        total += len(chunk.starts)
-    assert {kind.decode(): count for kind, count in types.items()} == counts
-    assert total == sum(counts.values())
-    assert len({topic[:-2] for topic in topics} - {b"#system"}) == symbols
-
-
-def test_a_real_capture_reports_its_cut_end_and_restart(shared_data: Path) -> None:
-    path = shared_data / "iex/goiex_DEEP10.pcap.gz"
-    source = Iex(path)
-    assert sum(len(chunk.starts) for chunk in source.chunks()) == 391_999
-    assert source.truncated == (
-        f"{path}: input ended at byte 22196224 inside the pcap record that starts at byte 22195748"
-    )
-    assert source.notes == ("sequence restarts inside one session: 11",)
-    assert source.statistics() == InputStatistics(packets=121_314, datagrams=121_314, sessions=1, resets=11)
-
-
-def test_real_quotes_read_as_records(shared_data: Path) -> None:
-    source = Iex(shared_data / "iex/goiex_TOPS16.pcapng.gz")
-    quotes = b"".join(payload for topic, _, payload in messages_of(source) if topic[-1:] == b"Q")
-    records = numpy.frombuffer(quotes, source.schema.dtype("Q"))
-    assert len(records) == 27_217
-    assert set(records["message_type"]) == {b"Q"}
-    both = records[(records["bid_price"] > 0) & (records["ask_price"] > 0)]
-    assert (both["bid_price"] < both["ask_price"]).mean() > 0.99
-    assert 1 < numpy.median(both["bid_price"]) / PRICE_SCALE < 1_000
-
-
-def test_record_sizes_are_the_message_lengths() -> None:
-    for schema in (TOPS16, DEEP10):
-        for kind, dtype in schema.records.items():
-            assert dtype.itemsize == IEX_LENGTHS[kind]
-    assert set(TOPS16.records) == set("SDHIOPQTXBA")
-    assert set(DEEP10.records) == set("SDHIOPE85TXBA")
-
-
-def test_auction_message_reads_back() -> None:
-    fields = (b"A", b"C", 5, b"ZVZZT   ", 1, -2, 3, 4, b"B", 1, 1_493_150_400, 6, 7, 8, 9)
-    message = struct.pack("<ccq8sIqqIcBIqqqq", *fields)
-    assert numpy.frombuffer(message, TOPS16.dtype("A"))[0].tolist() == (
-        *fields[:3], b"ZVZZT   ", *fields[4:],
-    )  # fmt: skip
+def test_record_layouts() -> None:
+    for schema, types in ((TOPS16, "SDHIOPQTXBA"), (DEEP10, "SDHIOPE85TXBA")):
+        assert {kind: dtype.itemsize for kind, dtype in schema.records.items()} == {k: IEX_LENGTHS[k] for k in types}
     arrow = TOPS16.arrow("A")
     assert arrow.field("timestamp").type == pyarrow.timestamp("ns", tz="UTC")
     assert arrow.field("scheduled_auction_time").type == pyarrow.timestamp("s", tz="UTC")
-    assert arrow.field("reference_price").type == pyarrow.int64()
     assert arrow.field("reference_price").metadata == {b"decimals": b"4"}
+    assert [TOPS16.arrow("Q").field(f"{side}_price").metadata[b"absent"] for side in ("bid", "ask")] == [b"0", b"0"]
 
 
-@pytest.mark.parametrize("make", [pcap, pcapng])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(
-    ("protocol", "schema", "messages"),
-    [(DEEP, DEEP10, DEEP_MESSAGES), (TOPS, TOPS16, TOPS_MESSAGES)],
-)
-def test_every_type_reads_back(
-    tmp_path: Path, make: Any, packed: bool, protocol: int, schema: Any, messages: list[bytes]
-) -> None:
+@pytest.mark.parametrize(("make", "protocol", "schema"), [(pcap, DEEP, DEEP10), (pcapng, TOPS, TOPS16)])
+def test_every_type_reads_back(tmp_path: Path, make: Any, protocol: int, schema: Any) -> None:
+    messages = [iex(kind, ns=k, symbol=f"S{k % 3}") for k, kind in enumerate(schema.records)]
+    groups = [(1, messages[:0]), (1, messages[:4]), (5, messages[4:])]
     path = tmp_path / "capture"
-    datagrams = [
-        iex_tp(1, [], protocol=protocol),
-        iex_tp(1, messages[:4], protocol=protocol),
-        iex_tp(5, messages[4:], protocol=protocol),
-    ]
-    data = make([ethernet(datagram) for datagram in datagrams])
-    path.write_bytes(gzip.compress(data) if packed else data)
+    path.write_bytes(gzip.compress(make([ethernet(iex_tp(*group, protocol=protocol)) for group in groups])))
     source = Iex(path)
     assert source.schema is schema
     assert messages_of(source) == iex_expected(messages)
-    assert source.truncated is None
-    assert source.notes == ()
+    assert (source.truncated, source.notes) == (None, ())
 
 
-def test_unknown_types_and_longer_messages_follow_the_specification(
-    tmp_path: Path,
-) -> None:
-    messages = [iex("T"), b"Z" + b"\0" * 30, b"", iex("H", extra=b"new field"), iex("E")]
-    source = source_of(tmp_path / "capture", [iex_tp(1, messages)])
-    assert messages_of(source) == iex_expected([iex("T"), iex("H"), iex("E")])
+def test_messages_outside_the_specification_are_skipped_or_cut(tmp_path: Path) -> None:
+    odd = [b"Z" + b"\0" * 30, b"", iex("Q"), iex("H", extra=b"new field")]
+    symbols = ["A", "A\xff", "A B", "#1", "\x7f", ""]
+    source = source_of(tmp_path / "capture", [iex_tp(1, [*odd, *(iex("T", symbol=each) for each in symbols)])])
+    assert messages_of(source) == iex_expected([iex("H"), *(iex("T", symbol=each) for each in ("A", "A B", ""))])
     assert source.truncated is None
     assert source.notes == (
-        "messages skipped because their type is unknown ('Z' 1, '' 1): 2",
+        "messages skipped because their type is unknown ('Q' 1, 'Z' 1, '' 1): 3",
         "messages cut to the specified length: 1",
+        "messages skipped because their symbol cannot be one (b'A\\xff      ' first): 3",
     )
-
-
-def test_unusable_symbols_are_rejected_and_counted(tmp_path: Path) -> None:
-    messages = [iex("T", symbol=symbol) for symbol in ("A", "A\xff", "A B", "#1", "\x7f", "")]
-    source = source_of(tmp_path / "capture", [iex_tp(1, messages)])
-    assert [topic for topic, _, _ in messages_of(source)] == [b"A.T", b"A B.T", b"#0.T"]
-    assert source.notes == ("messages skipped because their symbol cannot be one (b'A\\xff      ' first): 3",)
 
 
 def test_a_gap_is_where_the_numbers_jump(tmp_path: Path) -> None:
@@ -180,76 +88,45 @@ def test_a_gap_is_where_the_numbers_jump(tmp_path: Path) -> None:
     )
 
 
-def test_a_type_of_the_other_feed_is_unknown(tmp_path: Path) -> None:
-    source = source_of(tmp_path / "capture", [iex_tp(1, [iex("Q"), iex("8")])])
-    assert [payload[:1] for _, _, payload in messages_of(source)] == [b"8"]
-    assert source.statistics().unknown == 1
-
-
 def test_other_traffic_is_skipped_and_counted(tmp_path: Path) -> None:
-    path = tmp_path / "capture"
-    datagrams = [
-        b"x",
-        iex_tp(1, [iex("T")], protocol=0x8005),
-        iex_tp(1, [iex("T")]),
-        iex_tp(1, [iex("T")], protocol=TOPS),
-        b"y" * 50,
-    ]
-    source = source_of(path, datagrams)
+    others = [iex_tp(1, [iex("T")], protocol=protocol) for protocol in (0x8005, TOPS)]
+    source = source_of(tmp_path / "capture", [b"x", others[0], iex_tp(1, [iex("T")]), others[1], b"y" * 50])
     assert source.schema is DEEP10
     assert messages_of(source) == iex_expected([iex("T")])
     assert source.notes == ("datagrams skipped because they were of another protocol: 4",)
+    here, there = iex_tp(1, [iex("T")]), iex_tp(1, [iex("Q")], protocol=TOPS)
+    source.path.write_bytes(pcap([ethernet(there, port=10), ethernet(here, port=20)]))
+    assert Iex(source.path).schema is TOPS16
+    assert Iex(source.path, port=20).schema is DEEP10
+    assert topics_of(Iex(source.path, port=20)) == [b"AAPL.T"]
 
 
 def test_duplicates_gaps_resets_and_late_messages(tmp_path: Path) -> None:
-    def named(name: str) -> bytes:
-        return iex("T", symbol=name)
+    def named(*names: str) -> list[bytes]:
+        return [iex("T", symbol=name) for name in names]
 
     datagrams = [
-        iex_tp(1, [named("A"), named("B")], send_time=10),
-        iex_tp(1, [named("A"), named("B")], send_time=10),
-        iex_tp(5, [named("E")], send_time=30),
-        iex_tp(3, [named("C"), named("D")], send_time=20),
+        iex_tp(1, named("A", "B"), send_time=10),
+        iex_tp(1, named("A", "B"), send_time=10),
+        iex_tp(5, named("E"), send_time=30),
+        iex_tp(3, named("C", "D"), send_time=20),
         iex_tp(1, [], send_time=40),
-        iex_tp(1, [named("F")], send_time=50),
-        iex_tp(1, [named("G")], send_time=5, session=8),
+        iex_tp(1, named("F"), send_time=50),
+        iex_tp(1, named("G"), send_time=5, session=8),
         iex_tp(9, [], send_time=60, session=8),
     ]
     source = source_of(tmp_path / "capture", datagrams)
-    assert [topic for topic, _, _ in messages_of(source)] == [
-        b"A.T", b"B.T", b"E.T", b"C.T", b"D.T", b"F.T", b"G.T",
-    ]  # fmt: skip
+    assert topics_of(source) == [b"A.T", b"B.T", b"E.T", b"C.T", b"D.T", b"F.T", b"G.T"]
     assert source.statistics() == InputStatistics(
         packets=8, datagrams=8, sessions=2, resets=1, gaps=2, missing=7, late=2, duplicates=2
     )
+    assert source.notes[0] == "sequence restarts inside one session: 1"
 
 
-@pytest.mark.parametrize(
-    ("template", "topics"),
-    [
-        ("{type}.{symbol}", [b"T.A", b"E.A", b"S.#system", b"T.#0"]),
-        ("{symbol}", [b"A", b"A", b"#system", b"#0"]),
-        ("{type}", [b"T", b"E", b"S", b"T"]),
-    ],
-)
-def test_topic_template(tmp_path: Path, template: str, topics: list[bytes]) -> None:
+def test_topic_template(tmp_path: Path) -> None:
     messages = [iex("T", symbol="A"), iex("E", symbol="A"), iex("S"), iex("T", symbol="")]
-    source = source_of(tmp_path / "capture", [iex_tp(1, messages)], topic=template)
-    assert [topic for topic, _, _ in messages_of(source)] == topics
-
-
-def test_there_is_no_locate_in_a_template() -> None:
-    with pytest.raises(ConfigError, match=r"expected text with \{symbol\}, \{type\}$"):
-        Iex("capture", topic="{locate}")
-
-
-def test_port(tmp_path: Path) -> None:
-    path = tmp_path / "capture"
-    here, there = iex_tp(1, [iex("T")]), iex_tp(1, [iex("Q")], protocol=TOPS)
-    path.write_bytes(pcap([ethernet(there, port=10), ethernet(here, port=20)]))
-    assert Iex(path).schema is TOPS16
-    assert Iex(path, port=20).schema is DEEP10
-    assert len(messages_of(Iex(path, port=20))) == 1
+    source = source_of(tmp_path / "capture", [iex_tp(1, messages)], topic="{type}.{symbol}")
+    assert topics_of(source) == [b"T.A", b"E.A", b"S.#system", b"T.#0"]
 
 
 def test_chunks_of_any_size_and_more_topics_than_the_first_table_holds(
@@ -259,9 +136,7 @@ def test_chunks_of_any_size_and_more_topics_than_the_first_table_holds(
     datagrams = [iex_tp(1 + k, messages[k : k + 40]) for k in range(0, len(messages), 40)]
     source = source_of(tmp_path / "capture", datagrams)
     expected = iex_expected(messages)
-    assert messages_of(source) == expected
-    assert messages_of(source) == expected
-    monkeypatch.undo()
+    assert messages_of(source) == messages_of(source) == expected
     monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", 50)
     assert messages_of(source) == expected
     assert [len(chunk.starts) for chunk in source.chunks()] == [40] * 100
@@ -283,7 +158,62 @@ def test_agrees_with_the_reference(tmp_path_factory: pytest.TempPathFactory, gro
     for group in groups:
         datagrams.append(iex_tp(sequence, group))
         sequence += len(group)
-    path = tmp_path_factory.getbasetemp() / "reference.pcap"
-    source = source_of(path, datagrams)
+    source = source_of(tmp_path_factory.getbasetemp() / "reference.pcap", datagrams)
     assert messages_of(source) == iex_expected([message for group in groups for message in group])
     assert source.truncated is None
+
+
+# Damage
+
+GOOD = iex_tp(1, [iex("E")])
+
+
+@pytest.mark.parametrize(
+    ("bad", "before", "words"),
+    [
+        ([iex("T"), iex("H")[:-1], iex("E")], [iex("T")], "its length was 21, expected 22 or more for type H"),
+        ({"payload_bytes": 41}, [], "its payload length was 41, expected 40 by its UDP header"),
+        ({"count": 2}, [], "its 2 messages do not fill its payload of 40 bytes"),
+        ({"count": 0}, [], "its 0 messages do not fill its payload of 40 bytes"),
+    ],
+)
+def test_an_inconsistent_datagram_stops_and_is_located(
+    tmp_path: Path, bad: Any, before: list[bytes], words: str
+) -> None:
+    is_message = isinstance(bad, list)
+    datagram = iex_tp(2, bad) if is_message else iex_tp(2, [iex("T")], **bad)
+    source = source_of(tmp_path / "capture", [GOOD, datagram, GOOD])
+    assert messages_of(source) == iex_expected([iex("E"), *before])
+    start = 24 + 2 * (16 + 42) + len(GOOD) + (40 + 2 + 38 if is_message else 0)
+    noun = "message" if is_message else "IEX-TP datagram"
+    assert source.truncated == f"{source.path}: no valid {noun} starts at byte {start}: {words}"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (pcap([]), "no IEX-TP datagram was found"),
+        (pcapng([]), "no IEX-TP datagram was found"),
+        (pcap([ethernet(b"x" * 60)]), "no IEX-TP datagram was found"),
+        (
+            pcap([ethernet(iex_tp(1, [iex("T")], protocol=0x8005))]),
+            r"protocol was 0x8005, expected 0x8003 \(iex_tops16\), 0x80",
+        ),
+        (b"some text, not a capture at all", "expected those of a pcap or pcapng capture"),
+    ],
+)
+def test_a_capture_without_iex_tp_is_one_clear_error(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "capture").write_bytes(content)
+    with pytest.raises(SourceError, match=words):
+        messages_of(Iex(tmp_path / "capture"))
+
+
+def test_messages_before_the_cut_end_of_a_capture_are_delivered(tmp_path: Path) -> None:
+    path = tmp_path / "capture"
+    packets = [ethernet(iex_tp(1 + k, [iex("T", ns=k)], send_time=k)) for k in range(3)]
+    whole = pcap(packets)
+    for size in (len(whole) - 1, len(pcap(packets[:2])) + 1):
+        path.write_bytes(gzip.compress(whole[:size]))
+        source = Iex(path)
+        assert messages_of(source) == iex_expected([iex("T", ns=k) for k in range(2)])
+        assert f"input ended at byte {size}" in (source.truncated or "")
