@@ -1,15 +1,26 @@
-"""Topics written in compiled code equal those of the template."""
+"""Topics: the template of each feed, and those written in compiled code equal those of the template."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy
+import pytest
+from blackbox_feeds.binance import Binance
+from blackbox_feeds.dbn import Dbn
+from blackbox_feeds.iex import Iex
 from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topic_text import is_symbol
 from blackbox_feeds.io.topics import SYSTEM_SYMBOL, TopicTable, key_number
+from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.tape import Tape
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.symbol import MARKET_SYMBOL, SymbolRule
+from tests.feeds.build import messages_of
 
 SYMBOLS = st.one_of(
     st.just(0),
@@ -74,3 +85,30 @@ def test_symbol_to_topic_to_symbol_is_the_identity(symbols: list[str]) -> None:
     rule = SymbolRule()
     assert [rule.symbol_of(table.topics[place]).decode() for place in index] == kept
     assert len(set(index.tolist())) == len(kept)
+
+
+FEEDS: list[tuple[Callable[..., Any], str]] = [
+    (Binance, "lines of receive time and"),
+    (Dbn, "a DBN file"),
+    (Iex, "a pcap or pcapng capture"),
+    (Tape, "a CSV of tape"),
+]
+
+
+@pytest.mark.parametrize(("feed", "_"), FEEDS)
+def test_only_itch_has_locates(feed: Callable[..., Any], _: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected text with \{symbol\}, \{type\}$"):
+        feed("file", topic="{locate}")
+
+
+@pytest.mark.parametrize("template", ["", "{price}", "{symbol", "{symbol!r}", "{type:>3}", "{}", "\0x"])
+def test_a_wrong_template_is_refused(template: str) -> None:
+    with pytest.raises(ConfigError, match="topic template was"):
+        Itch50("day.itch", "2019-12-30", template)
+
+
+@pytest.mark.parametrize(("feed", "expected"), [*FEEDS, (Itch50, "an ITCH 5.0 file or")])
+def test_a_missing_file_is_one_clear_error(feed: Callable[..., Any], expected: str) -> None:
+    options = {"date": "2019-12-30"} if feed is Itch50 else {}
+    with pytest.raises(SourceError, match=f"cannot be read: No such file or directory, expected {expected}"):
+        messages_of(feed("none", **options))
