@@ -6,17 +6,17 @@ import struct
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import numpy
 from blackbox_feeds.iex import Iex
 from blackbox_feeds.iex.book import BOOK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox.book.book import Level, counters, levels
-from blackbox.book.feed import load_book_feed
+from blackbox.book.book import Level, levels
 from blackbox.book.orders import BUY, SELL
 from tests.book.applied import applications, applied
 from tests.examples import examples
-from tests.feeds.build import iex, messages_of
+from tests.feeds.build import iex
 
 Side = dict[int, int]
 
@@ -85,24 +85,12 @@ def test_any_messages(payloads: list[bytes]) -> None:
 
 def test_levels_of_a_real_day_equal_a_plain_loops(shared_data: Path) -> None:
     """For each symbol. The prices are those of a test environment; no TOPS file of that day exists for comparison."""
-    payloads: dict[bytes, list[bytes]] = defaultdict(list)
-    for topic, _, payload in messages_of(Iex(shared_data / "iex" / "goiex_DEEP10.pcap.gz")):
-        if payload[:1] in (b"8", b"5"):
-            payloads[topic.rpartition(b".")[0]].append(payload)
+    payloads: dict[int, list[bytes]] = defaultdict(list)
+    for chunk in Iex(shared_data / "iex" / "goiex_DEEP10.pcap.gz", topic="{symbol}").chunks():
+        kinds = chunk.payloads[chunk.starts]
+        for row in numpy.flatnonzero((kinds == ord("8")) | (kinds == ord("5"))).tolist():
+            start = chunk.starts[row]
+            payloads[int(chunk.topic_index[row])].append(chunk.payloads[start : start + 30].tobytes())
     slow = [check(own) for own in payloads.values()]
     assert sum(map(len, payloads.values())) == 14_627 + 12_941
     assert sum(each.changes for each in slow) > 1_000
-
-
-def test_a_book_is_intermediate_until_its_event_is_complete() -> None:
-    """A bid moves above the ask before the ask is removed: the book was never crossed."""
-    payloads = [update("8", 1, 5, 100), update("5", 1, 5, 101), update("8", 0, 5, 101), update("5", 1, 0, 101)]
-    book, changes = applied(BOOK, payloads)
-    assert counters(book)["crossed"] == counters(book)["locked"] == 0
-    assert changes == 3
-    assert counters(applied(BOOK, payloads[:3])[0])["locked"] == 0
-    assert counters(applied(BOOK, [*payloads[:2], update("8", 1, 5, 101)])[0])["locked"] == 1
-
-
-def test_book_is_registered() -> None:
-    assert load_book_feed("iex_deep10") is BOOK

@@ -13,7 +13,6 @@ from blackbox_feeds.itch50.book import BOOK
 from blackbox_feeds.synthetic import Synthetic
 
 from blackbox.book.book import Level, counters, levels
-from blackbox.book.feed import load_book_feed
 from blackbox.book.orders import BUY, SELL
 from tests.book.applied import applications, applied
 from tests.feeds.build import itch, messages_of
@@ -145,7 +144,3 @@ def test_books_of_a_whole_synthetic_session() -> None:
         assert (found["unknown"], found["crossed"], found["too_many"], found["duplicate"]) == (0, 0, 0, 0)
         kinds = Counter(payload[:1] for payload in own)
         assert found["added"] == kinds[b"A"] + kinds[b"F"]
-
-
-def test_book_is_registered() -> None:
-    assert load_book_feed("itch50") is BOOK
