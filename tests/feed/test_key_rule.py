@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from zlib import crc32
 
 import numpy
@@ -14,12 +13,9 @@ from blackbox.block.block import Block
 from blackbox.block.format import HEADER_BYTES
 from blackbox.block.validate import Fault, check_block
 from blackbox.errors import ConfigError
-from blackbox.feed.compiled_key import find_key
 from blackbox.feed.feed import Feed
 from blackbox.feed.key_rule import may_have_key, rule_text
 from blackbox.feed.symbol_choice import SymbolChoice
-from blackbox.native.intrinsics import bytes_at
-from blackbox.native.jit import njit
 from tests.examples import examples
 
 LETTERS = st.sampled_from([b"A", b"B", b".", b"/", b"\xff", b"\0"])
@@ -42,13 +38,6 @@ def expected_key(feed: Feed, topic: bytes) -> bytes:
     return bytes([crc32(root) // 65_536 % feed.channels + 1])
 
 
-@njit
-def copy_key(rule: int, topic: int, size: int, out: Any) -> int:
-    key, many = find_key(rule, topic, size)
-    out[:many] = bytes_at(key, many)
-    return int(many)
-
-
 @settings(max_examples=examples(500), deadline=None)
 @given(FEEDS, TEXTS, TEXTS)
 def test_each_topic_has_the_key_of_the_reference_and_its_prefixes_request_it(
@@ -58,8 +47,6 @@ def test_each_topic_has_the_key_of_the_reference_and_its_prefixes_request_it(
     key = feed.key_of(topic)
     assert key == expected_key(feed, topic)
     assert len(key) <= feed.key_rule if feed.key_bytes else len(key) == (feed.channels > 1)
-    text, found = numpy.frombuffer(topic, numpy.uint8), numpy.zeros(8, numpy.uint8)
-    assert found[: copy_key(feed.key_rule, text.ctypes.data, len(topic), found)].tobytes() == key
     assert key.startswith(feed.subscription_of(topic[: len(prefix)]))
     assert key == feed.subscription_of(topic, whole=True)
     assert may_have_key(feed.key_rule, topic[: len(prefix)], key)
@@ -80,7 +67,7 @@ def test_a_symbol_requests_one_channel(feed: Feed, symbol: bytes) -> None:
         assert {feed.subscription_of(start, whole=whole) for start, whole in starts} == {expected_key(feed, symbol)}
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(FEEDS, st.lists(TOPICS, min_size=1, max_size=4, unique=True))
 def test_a_block_is_valid_exactly_if_all_its_topics_have_its_key(feed: Feed, topics: list[bytes]) -> None:
     key = feed.key_of(topics[0])

@@ -1,33 +1,28 @@
-"""Routing compared with a slow plain reference, and slices that do not fit together."""
+"""Routing, in Python and compiled, compared with a slow plain reference, and slices that do not fit together."""
 
 from typing import Any
 from zlib import crc32
 
-import msgspec
+import numpy
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from blackbox.block import format as layout
 from blackbox.errors import ConfigError
-from blackbox.feed import routing
+from blackbox.feed.compiled_routing import NO_SLICE, Routes, route, routes_of
 from blackbox.feed.feed import Feed, Slice
-from blackbox.feed.symbol import RULES
+from blackbox.feed.routing import MAX_TOPIC_BYTES, PrefixRouting, ShareRouting
+from blackbox.feed.symbol import SymbolRule
+from blackbox.native.jit import njit
 from tests.feeds_made import feed_of_prefixes, feed_of_shares
 
 
 @pytest.mark.parametrize(
     ("prefixes", "message"),
     [
-        (
-            (("A", "B"), ("C", "AA")),
-            "prefix 'AA' of slice 1 overlaps with prefix 'A' of slice 0",
-        ),
-        (
-            (("AA",), ("B", "A")),
-            "prefix 'AA' of slice 0 overlaps with prefix 'A' of slice 1",
-        ),
-        ((("A",), ("A",)), "prefix 'A' of slice 1 overlaps with prefix 'A' of slice 0"),
+        ((("A", "B"), ("C", "AA")), "prefix 'AA' of slice 1 overlaps with prefix 'A' of slice 0"),
+        ((("AA",), ("B", "A")), "prefix 'AA' of slice 0 overlaps with prefix 'A' of slice 1"),
         ((("",), ("A",)), "prefix 'A' of slice 1 overlaps with prefix '' of slice 0"),
         ((("A",), ()), "slice 1 has neither prefixes nor a share"),
         ((), "slices were 0, expected 1 to 65536"),
@@ -56,14 +51,9 @@ def test_shares_that_do_not_cover_each_topic_once_are_refused(
 
 
 def test_prefixes_mixed_with_shares_are_refused() -> None:
+    mixed = Slice(endpoints=("inproc://a",), prefixes=("A",)), Slice(endpoints=("inproc://b",), share=(0, 1))
     with pytest.raises(ConfigError, match="slice 1 has a share but others have none"):
-        Feed(
-            name="test",
-            slices=(
-                Slice(endpoints=("inproc://a",), prefixes=("A",)),
-                Slice(endpoints=("inproc://b",), share=(0, 1)),
-            ),
-        )
+        Feed(name="test", slices=mixed)
 
 
 def test_uncovered_topic_is_refused_with_the_known_prefixes() -> None:
@@ -74,9 +64,6 @@ def test_uncovered_topic_is_refused_with_the_known_prefixes() -> None:
         "topic b'X.trade' is covered by no slice, known prefixes: 'A' (slice 0), 'B' (slice 1), 'C' (slice 1)"
     )
     assert feed.slices_for(b"X") == ()
-
-
-def test_error_of_uncovered_topic_stays_short_with_many_prefixes() -> None:
     feed = feed_of_prefixes(tuple(f"S{number:04}" for number in range(1_000)))
     with pytest.raises(ConfigError, match=r"'S0007' \(slice 0\) and 992 more$"):
         feed.slice_of(b"X")
@@ -110,15 +97,11 @@ def test_a_topic_is_text_or_bytes() -> None:
             call(None)  # type: ignore[arg-type]
 
 
-def test_the_longest_topic_fits_into_a_block() -> None:
-    assert feed_of_prefixes(()).slice_of(b"x" * 65_535) == 0
-    assert routing.MAX_TOPIC_BYTES == layout.MAX_TOPIC_BYTES == 65_535
-
-
 def test_single_slice_without_prefixes_takes_every_topic() -> None:
     feed = feed_of_prefixes(())
-    assert feed.slice_of(b"anything") == 0
+    assert feed.slice_of(b"anything") == feed.slice_of(b"x" * 65_535) == 0
     assert feed.slices_for(b"") == feed.slices_for(b"any") == (0,)
+    assert MAX_TOPIC_BYTES == layout.MAX_TOPIC_BYTES == 65_535
 
 
 def test_share_is_crc32_of_the_root_and_slices_may_hold_shares_in_any_order() -> None:
@@ -128,24 +111,20 @@ def test_share_is_crc32_of_the_root_and_slices_may_hold_shares_in_any_order() ->
     assert feed.slice_of(b"123456789") == feed.slice_of(b"123456789.trade.x") == 0
 
 
-@pytest.mark.parametrize("symbol", RULES)
-def test_all_topics_of_a_symbol_are_in_one_slice(symbol: str) -> None:
-    feed = msgspec.structs.replace(feed_of_shares((0, 2), (1, 2)), symbol=symbol, separator="/")
-    for root in (b"BRK", b"A.B", b"X"):
-        assert {feed.slice_of(root + rest) for rest in (b"", b"/", b"/A", b"/A/P")} == set(feed.slices_for(root + b"/"))
-
-
-def test_prefix_with_a_dot_fixes_the_slice_and_one_without_does_not() -> None:
-    feed = feed_of_shares((0, 2), (1, 2))
-    assert feed.slices_for(b"AAPL.") == (feed.slice_of(b"AAPL.trade"),)
-    assert feed.slices_for(b"AAPL") == feed.slices_for(b"") == (0, 1)
-
-
 # An alphabet this small makes shared prefixes and dots frequent.
-topics = st.binary(min_size=1, max_size=6).map(lambda raw: bytes(b"AB."[byte % 3] for byte in raw))
-
-
+topics = st.binary(min_size=1, max_size=6).map(lambda raw: bytes(b"AB.\xff\0"[byte % 5] for byte in raw))
 prefix_texts = st.text("AB.", max_size=4)
+
+
+@njit(nogil=True)
+def _route(routes: Routes, topic: int, size: int) -> int:
+    return int(route(routes, topic, size))
+
+
+def routed(routing: PrefixRouting | ShareRouting, topic: bytes) -> int:
+    """Return the slice of a topic by the compiled routing."""
+    text = numpy.frombuffer(topic + b"\0", numpy.uint8)
+    return int(_route(routes_of(routing), text.ctypes.data, len(topic)))
 
 
 @st.composite
@@ -176,18 +155,35 @@ def slow_slices_of(feed: Feed, topic: bytes) -> list[int]:
 
 @given(feeds(), topics)
 def test_topic_has_the_slice_of_the_reference(feed: Feed, topic: bytes) -> None:
-    expected = slow_slices_of(feed, topic)
+    expected = [] if topic[0] == 0 else slow_slices_of(feed, topic)
+    assert routed(feed.routing, topic) == (expected[0] if expected else NO_SLICE)
+    for size in range(len(topic) + 1 if expected else 0):
+        assert set(expected) <= set(feed.slices_for(topic[:size]))
     if expected:
         assert [feed.slice_of(topic)] == expected
-    else:
+    elif topic[0]:
         with pytest.raises(ConfigError, match="is covered by no slice"):
             feed.slice_of(topic)
 
 
-@given(feeds(), topics, st.data())
-def test_a_topics_slice_is_among_those_of_each_of_its_prefixes(feed: Feed, topic: bytes, data: st.DataObject) -> None:
-    prefix = topic[: data.draw(st.integers(0, len(topic)))]
-    assert set(slow_slices_of(feed, topic)) <= set(feed.slices_for(prefix))
+@given(st.lists(st.lists(st.binary(max_size=4), max_size=3), min_size=1, max_size=4), st.binary(max_size=6))
+def test_compiled_routing_by_any_bytes_agrees(prefixes: list[list[bytes]], topic: bytes) -> None:
+    try:
+        routing = PrefixRouting(prefixes)
+    except ConfigError:
+        return
+    for each in (topic, *(prefix + topic for prefixes_of in prefixes for prefix in prefixes_of)):
+        found = [number for number, held in enumerate(prefixes) if any(map(each.startswith, held))]
+        assert routed(routing, each) == (found[0] if found and each and each[0] else NO_SLICE)
+
+
+@pytest.mark.parametrize("separator", [".", "~"])
+def test_a_topic_that_is_too_long_has_no_slice(separator: str) -> None:
+    routing = ShareRouting([(1, 2), (0, 2)], SymbolRule(separator=separator))
+    for root in (b"A", b"B", b"C"):
+        topic = (root + separator.encode()).ljust(65_535, b".")
+        assert routed(routing, topic) == routing.slice_of(topic) == (crc32(topic.split(separator.encode())[0]) + 1) % 2
+        assert routed(routing, topic + b".") == NO_SLICE
 
 
 @given(feeds(), prefix_texts.map(str.encode))
@@ -207,9 +203,7 @@ def test_slices_of_a_prefix_are_ascending_and_each_can_hold_a_topic(feed: Feed, 
 
 
 @given(st.lists(st.lists(prefix_texts, min_size=1, max_size=3), min_size=1, max_size=3))
-def test_prefixes_are_refused_exactly_if_a_topic_could_have_two_slices(
-    sets: list[list[str]],
-) -> None:
+def test_prefixes_are_refused_exactly_if_a_topic_could_have_two_slices(sets: list[list[str]]) -> None:
     overlap = any(
         one.startswith(other) or other.startswith(one)
         for first, ones in enumerate(sets)
