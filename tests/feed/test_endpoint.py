@@ -20,16 +20,11 @@ from blackbox.feed.feed import Feed, Slice
     ("endpoint", "message"),
     [
         ("udp://127.0.0.1:5000", "expected tcp://, ipc://, inproc:// or shm://"),
-        ("127.0.0.1:5000", "expected tcp://, ipc://, inproc:// or shm://"),
         ("", "expected tcp://, ipc://, inproc:// or shm://"),
-        ("tcp://", "expected an address after tcp://"),
         ("ipc://", "expected an address after ipc://"),
         ("ipc://\0", "expected an address after ipc://"),
-        ("inproc://", "expected an address after inproc://"),
         ("tcp://127.0.0.1", "expected tcp://HOST:PORT"),
-        ("tcp://127.0.0.1:", "expected tcp://HOST:PORT"),
         ("tcp://127.0.0.1:*", "expected tcp://HOST:PORT"),
-        ("tcp://127.0.0.1:-1", "expected tcp://HOST:PORT"),
         ("tcp://fe80::1:5000", "expected tcp://HOST:PORT"),
         ("tcp://10.0.0.1:0;10.0.0.2:5000", "expected tcp://HOST:PORT"),
         ("tcp://127.0.0.1:0", "was 0, expected 1 to 65535"),
@@ -38,11 +33,9 @@ from blackbox.feed.feed import Feed, Slice
         ("tcp://[fe80]:5000", "expected an address or a name"),
         ("tcp://two words:5000", "expected an address or a name"),
         ("tcp://*:5000", "set `bind` to listen on another"),
-        ("tcp://0.0.0.0:5000", "set `bind` to listen on another"),
         ("tcp://[::]:5000", "set `bind` to listen on another"),
         ("ipc://*", "expected a path to connect to"),
         ("ipc:///" + "x" * 103, "was 104 bytes long, expected at most 103"),
-        ("shm://", "expected an address after shm://"),
         ("shm:///dev/shm/x", "letters, digits, '.', '_' or '-', the first a letter or digit"),
         ("shm://" + "x" * 65, "letters, digits, '.', '_' or '-', the first a letter or digit"),
     ],
@@ -59,31 +52,16 @@ def test_shared_memory_comes_with_lines() -> None:
     assert part.lines == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
     assert part.shared_memory == "a"
     assert Slice(endpoints=part.lines).shared_memory == ""
-
-
-@pytest.mark.parametrize(
-    ("endpoints", "seen"),
-    [(("shm://a",), "0 and 1 in shared memory"), (("inproc://a", "shm://a", "shm://b"), "1 and 2 in shared memory")],
-)
-def test_shared_memory_is_not_a_line(endpoints: tuple[str, ...], seen: str) -> None:
     expected = "expected 1 or 2 (lines A and B) and at most one shm://"
-    with pytest.raises(ConfigError, match=re.escape(f"endpoints were {seen}, {expected}")):
-        Slice(endpoints=endpoints)
+    for endpoints, seen in ((("shm://a",), "0 and 1"), (("inproc://a", "shm://a", "shm://b"), "1 and 2")):
+        with pytest.raises(ConfigError, match=re.escape(f"endpoints were {seen} in shared memory, {expected}")):
+            Slice(endpoints=endpoints)
 
 
-@pytest.mark.parametrize(
-    "endpoint",
-    [
-        "tcp://127.0.0.1:1",
-        "tcp://md1.example.com:65535",
-        "tcp://[::1]:5000",
-        "ipc:///run/feed/0",
-        "ipc://@abstract",
-        "inproc://feed-0",
-    ],
-)
-def test_every_form_of_endpoint_is_accepted(endpoint: str) -> None:
-    assert Slice(endpoints=(endpoint,)).endpoints == (endpoint,)
+def test_every_form_of_endpoint_is_accepted() -> None:
+    tcp = ("tcp://127.0.0.1:1", "tcp://md1.example.com:65535", "tcp://[::1]:5000")
+    for endpoint in (*tcp, "ipc:///run/feed/0", "ipc://@abstract", "inproc://feed-0"):
+        assert Slice(endpoints=(endpoint,)).endpoints == (endpoint,)
 
 
 @pytest.mark.parametrize(
@@ -91,38 +69,30 @@ def test_every_form_of_endpoint_is_accepted(endpoint: str) -> None:
 )
 def test_endpoint_used_twice_is_refused(endpoints: tuple[tuple[str, ...], ...]) -> None:
     last = len(endpoints) - 1
-    with pytest.raises(ConfigError) as caught:
-        Feed(
-            name="test",
-            slices=tuple(
-                Slice(endpoints=lines, share=(index, len(endpoints))) for index, lines in enumerate(endpoints)
-            ),
-        )
-    assert str(caught.value) == (
-        f"feed 'test': endpoint 'inproc://a' of slice {last} is also an endpoint of slice 0, "
-        "expected each endpoint once"
-    )
+    slices = tuple(Slice(endpoints=lines, share=(index, last + 1)) for index, lines in enumerate(endpoints))
+    told = f"feed 'test': endpoint 'inproc://a' of slice {last} is also an endpoint of slice 0"
+    with pytest.raises(ConfigError, match=told):
+        Feed(name="test", slices=slices)
+
+
+def ports_of(feed: Feed) -> list[int]:
+    return [int(each.rpartition(":")[2]) for feed_slice in feed.slices for each in feed_slice.endpoints]
 
 
 def test_local_feed_has_free_ports_that_no_other_local_feed_has() -> None:
     feeds = [Feed.local("demo", slices=3, lines=2, schema="itch50", key_bytes=2) for _ in range(20)]
-    endpoints = [e for feed in feeds for feed_slice in feed.slices for e in feed_slice.endpoints]
-    assert len(set(endpoints)) == 20 * 3 * 2
+    offered = [port for feed in feeds for port in ports_of(feed)]
+    assert len(set(offered)) == 20 * 3 * 2
     assert (feeds[0].name, feeds[0].schema, feeds[0].key_bytes) == ("demo", "itch50", 2)
-    for endpoint in endpoints[:6]:
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    for port in offered[:6]:
         with socket.socket() as probe:
-            probe.bind((host, int(port)))
-
-
-def test_ports_of_local_feeds_are_not_ephemeral() -> None:
-    first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    offered = [int(each.endpoints[0].rpartition(":")[2]) for each in Feed.local("demo", slices=50).slices]
-    assert max(offered) < first
+            probe.bind(("127.0.0.1", port))
+    first_ephemeral, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert max(offered) < first_ephemeral
 
 
 def test_a_port_that_is_in_use_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, free = (int(each.endpoints[0].rpartition(":")[2]) for each in Feed.local("demo", slices=2).slices)
+    taken, free = ports_of(Feed.local("demo", slices=2))
     turns = iter((taken - ports._FIRST_PORT, free - ports._FIRST_PORT))
     monkeypatch.setattr(ports, "_turn", lambda: next(turns))
     with socket.socket() as busy:
@@ -140,26 +110,23 @@ def test_concurrent_processes_are_offered_different_ports() -> None:
     assert len(set(offered[0] + offered[1])) == 1_000
 
 
-def test_ports_are_offered_without_a_file_of_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ports_are_offered_whatever_the_file_of_turns_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert len({each.endpoints for each in Feed.local("demo", slices=20).slices}) == 20
-
-
-def test_ports_are_offered_whatever_the_file_of_turns_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert len(set(ports_of(Feed.local("demo", slices=20)))) == 20
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for number, content in enumerate((b"", b"torn", b"\xff" * 8, b"\xff" * 20)):
-        (tmp_path / "blackbox").mkdir(exist_ok=True)
+    (tmp_path / "blackbox").mkdir()
+    for content in (b"", b"torn", b"\xff" * 8, b"\xff" * 20):
         ports._turns_path().write_bytes(content)
-        assert len({each.endpoints for each in Feed.local("demo", slices=20).slices}) == 20, number
+        assert len(set(ports_of(Feed.local("demo", slices=20)))) == 20, content
 
 
 def test_concurrent_users_are_offered_different_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The same holds for containers on one network: they share no file of turns."""
-    offered = set[str]()
+    offered = set[int]()
     for user in range(20):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(user)))
-        offered |= {endpoint for each in Feed.local("demo", slices=1).slices for endpoint in each.endpoints}
+        offered |= set(ports_of(Feed.local("demo", slices=1)))
     assert len(offered) > 10
 
 
@@ -168,7 +135,7 @@ def test_a_process_stopped_while_taking_a_turn_blocks_no_other(monkeypatch: pyte
     Feed.local("demo")
     with ports._turns_path().open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert len({each.endpoints for each in Feed.local("demo", slices=20).slices}) == 20
+        assert len(set(ports_of(Feed.local("demo", slices=20)))) == 20
 
 
 def test_local_ipc_paths_are_private_and_removed_at_exit() -> None:
@@ -194,11 +161,6 @@ def test_local_ipc_paths_are_private_and_removed_at_exit() -> None:
     assert not directory.exists()
 
 
-def test_local_inproc_names_differ_between_feeds() -> None:
-    feeds = [Feed.local("demo", slices=1, transport="inproc") for _ in range(2)]
-    assert feeds[0].slices[0].endpoints != feeds[1].slices[0].endpoints
-
-
 def test_local_feed_out_of_range_is_refused() -> None:
     transport: Any = "udp"
     with pytest.raises(ConfigError, match="transport was 'udp', expected one of tcp, ipc, inproc"):
@@ -212,8 +174,7 @@ def test_local_feed_out_of_range_is_refused() -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc"])
-def test_local_feed_of_each_transport_takes_all_topics(
-    transport: Literal["tcp", "ipc", "inproc"],
-) -> None:
-    feed = Feed.local("demo", slices=3, transport=transport)
+def test_local_feed_of_each_transport_takes_all_topics(transport: Literal["tcp", "ipc", "inproc"]) -> None:
+    feed, other = (Feed.local("demo", slices=3, transport=transport) for _ in range(2))
+    assert not {each.endpoints for each in feed.slices} & {each.endpoints for each in other.slices}
     assert {feed.slice_of(b"S%d.t" % number) for number in range(100)} == {0, 1, 2}

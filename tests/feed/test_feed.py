@@ -18,6 +18,7 @@ from tests.feeds_made import feed_of_prefixes
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 CONFIG_FILES = sorted(CONFIGS.glob("*.toml"))
 ONE_SLICE = '[[slices]]\nendpoints = ["tcp://127.0.0.1:17001"]\n'
+NAMED = f"name = 'x'\n{ONE_SLICE}"
 
 
 def load_text(directory: Path, text: str) -> Feed:
@@ -27,16 +28,11 @@ def load_text(directory: Path, text: str) -> Feed:
 
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
-def test_each_config_loads_and_covers_every_symbol(path: Path) -> None:
+def test_each_config_covers_every_symbol_and_survives_a_round_trip(path: Path, tmp_path: Path) -> None:
     feed = Feed.load(path)
     assert feed.name == path.stem
     found = {feed.slice_of(b"S%d.trade" % number) for number in range(500)}
     assert found == set(range(len(feed.slices)))
-
-
-@pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
-def test_each_config_survives_a_round_trip(path: Path, tmp_path: Path) -> None:
-    feed = Feed.load(path)
     assert load_text(tmp_path, to_toml(feed)) == feed
 
 
@@ -51,12 +47,8 @@ def test_any_text_survives_a_round_trip(prefixes: list[str], path: str, checksum
 
 
 def test_ports_of_all_configs_differ_and_are_not_ephemeral() -> None:
-    ports = [
-        int(endpoint.rpartition(":")[2])
-        for path in CONFIG_FILES
-        for feed_slice in Feed.load(path).slices
-        for endpoint in feed_slice.endpoints
-    ]
+    slices = [feed_slice for path in CONFIG_FILES for feed_slice in Feed.load(path).slices]
+    ports = [int(endpoint.rpartition(":")[2]) for feed_slice in slices for endpoint in feed_slice.endpoints]
     assert len(set(ports)) == len(ports) >= 12
     assert all(1_024 < port < 32_768 for port in ports)
 
@@ -79,9 +71,7 @@ def test_local_config_names_every_setting_with_its_default() -> None:
 
 
 def test_every_setting_is_loaded(tmp_path: Path) -> None:
-    feed = load_text(
-        tmp_path,
-        """
+    text = """
         name = "full"
         schema = "itch50"
         key_bytes = 4
@@ -104,82 +94,49 @@ def test_every_setting_is_loaded(tmp_path: Path) -> None:
         [[slices]]
         endpoints = ["tcp://[fe80::1]:5000"]
         prefixes = ["Ä"]
-        """,
-    )
-    assert feed == Feed(
-        name="full",
-        schema="itch50",
-        key_bytes=4,
-        archives=("tcp://10.0.0.1:6000",),
-        topic="{symbol}.x.{type}",
-        symbol="before_first",
-        separator="/",
-        block_bytes=65_536,
-        linger_ns=1_000,
-        heartbeat_ns=5_000_000,
-        max_lag_ns=7,
-        checksum=False,
-        max_topics=9,
-        slices=(
-            Slice(
-                endpoints=("tcp://10.0.0.1:5000", "tcp://10.1.0.1:5000"),
-                prefixes=("A", "B"),
-                cpus=(1, 2),
-                io_cpus=(3,),
-                interface="10.0.0.2",
-            ),
-            Slice(endpoints=("tcp://[fe80::1]:5000",), prefixes=("Ä",)),
-        ),
-    )
+    """
+    feed = load_text(tmp_path, text)
+    assert msgspec.json.decode(msgspec.json.encode(set_in(feed))) == msgspec.toml.decode(text)
     assert feed.slice_of("Äpfel.trade".encode()) == 1
+
+
+def set_in(settings: msgspec.Struct) -> dict[str, Any]:
+    """Return the settings that differ from their defaults."""
+    found: dict[str, Any] = {}
+    for field in msgspec.structs.fields(settings):
+        value = getattr(settings, field.name)
+        if value != field.default:
+            is_tables = isinstance(value, tuple) and isinstance(value[0], msgspec.Struct)
+            found[field.name] = [set_in(each) for each in value] if is_tables else value
+    return found
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("nmae = 'x'\n" + ONE_SLICE, "unknown key 'nmae', did you mean 'name'?"),
+        (NAMED + "endpoint = 1", "unknown key 'slices[0].endpoint', did you mean 'endpoints'?"),
         (
-            "name = 'x'\n" + ONE_SLICE + "endpoint = 1",
-            "unknown key 'slices[0].endpoint', did you mean 'endpoints'?",
+            NAMED + "zzz = 1",
+            f"unknown key 'slices[0].zzz', expected one of {', '.join(Slice.__struct_fields__)}",
         ),
-        (
-            "name = 'x'\n" + ONE_SLICE + "zzz = 1",
-            (
-                "unknown key 'slices[0].zzz', expected one of "
-                "endpoints, bind, prefixes, share, cpus, io_cpus, idle, interface, allowed_keys"
-            ),
-        ),
-        ("name = 'x'\n[[slice]]\n", "unknown key 'slice', did you mean 'slices'?"),
         (ONE_SLICE, "key 'name' was missing"),
         ("name = 'x'\nslices = [{}]", "slices[0]: key 'endpoints' was missing"),
         ("name = 3\n" + ONE_SLICE, "name was 3, expected str"),
-        ("name = 'x'\nkey_bytes = '1'\n" + ONE_SLICE, "key_bytes was '1', expected int"),
-        ("name = 'x'\nkey_bytes = true\n" + ONE_SLICE, "key_bytes was True, expected int"),
-        ("name = 'x'\nkey_bytes = 1.0\n" + ONE_SLICE, "key_bytes was 1.0, expected int"),
-        ("name = 'x'\nchecksum = 1\n" + ONE_SLICE, "checksum was 1, expected bool"),
+        ("key_bytes = true\n" + NAMED, "key_bytes was True, expected int"),
+        ("key_bytes = 1.0\n" + NAMED, "key_bytes was 1.0, expected int"),
+        ("checksum = 1\n" + NAMED, "checksum was 1, expected bool"),
         ("name = 'x'\nslices = 3", "slices was 3, expected array"),
         ("name = 'x'\nslices = [3]", "slices[0] was 3, expected table"),
+        (NAMED + "cpus = [1, 'a']", "slices[0].cpus[1] was 'a', expected int"),
+        (NAMED + "share = [1]", "slices[0].share was [1], expected array of length 2"),
         (
-            "name = 'x'\n" + ONE_SLICE + "cpus = [1, 'a']",
-            "slices[0].cpus[1] was 'a', expected int",
-        ),
-        (
-            "name = 'x'\n" + ONE_SLICE + "share = [1]",
-            "slices[0].share was [1], expected array of length 2",
-        ),
-        (
-            "name = 'x'\n" + ONE_SLICE + "prefixes = 'A'",
-            "slices[0].prefixes was 'A', expected array",
-        ),
-        (
-            f"name = '{'x' * 300}'\nslices = [{{endpoints = '{'y' * 300}'}}]",
+            f"name = 'x'\nslices = [{{endpoints = '{'y' * 300}'}}]",
             f"slices[0].endpoints was '{'y' * 59}..., expected array",
         ),
-        (
-            "name = 'x'\n" + ONE_SLICE + "interface = 'eth0'",
-            "slices[0]: interface was 'eth0', expected an IP address",
-        ),
-        ("name = 'x'\nkey_bytes = 9\n" + ONE_SLICE, "feed 'x': key_bytes was 9, expected 0 to 8"),
+        (NAMED + "interface = 'eth0'", "slices[0]: interface was 'eth0', expected an IP address"),
+        ("key_bytes = 9\n" + NAMED, "feed 'x': key_bytes was 9, expected 0 to 8"),
+        ("separator = ''\n" + NAMED, "feed 'x': separator was '', expected one ASCII character other than zero"),
     ],
 )
 def test_wrong_file_is_refused_with_key_position_and_value(tmp_path: Path, text: str, message: str) -> None:
@@ -188,26 +145,19 @@ def test_wrong_file_is_refused_with_key_position_and_value(tmp_path: Path, text:
     assert str(caught.value) == f"{tmp_path / 'feed.toml'}: {message}"
 
 
-def test_file_that_is_not_toml_is_refused_with_line_and_column(tmp_path: Path) -> None:
+def test_file_that_cannot_be_read_is_refused_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"feed.toml is not TOML: .*line 2, column 7"):
         load_text(tmp_path, "schema = 'raw'\nname =\n")
     (tmp_path / "feed.toml").write_bytes(b"name = '\xff'")
     with pytest.raises(ConfigError, match=r"feed.toml is not TOML: .*utf-8.*0xff"):
         Feed.load(tmp_path / "feed.toml")
-
-
-def test_missing_file_is_refused_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        Feed.load("gone.toml")
-    assert str(caught.value) == f"feed file 'gone.toml' was not found in {tmp_path}"
-    with pytest.raises(ConfigError, match=r"feed file '.*gone.toml' was not found$"):
-        Feed.load(tmp_path / "gone.toml")
-
-
-def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read: it is a directory"):
         Feed.load(tmp_path)
+    with pytest.raises(ConfigError, match=r"feed file '.*gone.toml' was not found$"):
+        Feed.load(tmp_path / "gone.toml")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"feed file 'gone.toml' was not found in {tmp_path}$"):
+        Feed.load("gone.toml")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +189,7 @@ def test_invalid_directory_name_is_refused(name: str) -> None:
         msgspec.structs.replace(feed_of_prefixes(()), name=name)
 
 
-@pytest.mark.parametrize("topic", ["", "{symbol", "{}", "{0}", "{symbol.x}", "{type!r}", "{a:>3}"])
+@pytest.mark.parametrize("topic", ["", "{symbol", "{}", "{symbol.x}", "{type!r}", "{a:>3}"])
 def test_malformed_topic_template_is_refused(topic: str) -> None:
     with pytest.raises(ConfigError, match="feed 'test': topic template"):
         msgspec.structs.replace(feed_of_prefixes(()), topic=topic)
@@ -249,21 +199,15 @@ def test_malformed_topic_template_is_refused(topic: str) -> None:
     ("settings", "message"),
     [
         ({"endpoints": ()}, "endpoints were 0, expected 1 or 2 (lines A and B)"),
-        (
-            {"endpoints": ("inproc://a", "inproc://b", "inproc://c")},
-            "endpoints were 3, expected 1 or 2 (lines A and B)",
-        ),
         ({"prefixes": ("\0x",)}, "prefix b'\\x00x' starts with a zero byte"),
         ({"prefixes": ("x" * 65_536,)}, "was 65536 bytes long, expected at most 65535"),
         ({"prefixes": ("A",), "share": (0, 1)}, "prefixes and a share were both set"),
         ({"share": (2, 2)}, "share was 2 of 2, expected 0 to 1"),
-        ({"share": (-1, 2)}, "share was -1 of 2, expected 0 to 1"),
         ({"share": (0, 0)}, "share was one of 0, expected one of 1 to 65536"),
         ({"cpus": (-1,)}, "cpus had CPU -1, expected 0 to 65535"),
         ({"io_cpus": (2**64,)}, f"io_cpus had CPU {2**64}, expected 0 to 65535"),
         ({"cpus": (1, 1)}, "cpus were (1, 1), expected each CPU once"),
         ({"idle": "sleep"}, "idle was 'sleep', expected 'park' or 'spin'"),
-        ({"interface": "eth0"}, "interface was 'eth0', expected an IP address"),
         ({"interface": "0.0.0.0"}, "expected the address of one interface"),
         (
             {"endpoints": ("tcp://a:1", "ipc://b"), "interface": "10.0.0.1"},
@@ -287,11 +231,6 @@ def test_feed_made_in_code_is_checked_like_a_file() -> None:
         Feed(name="test", slices=slices, key_bytes=wrong)
 
 
-def test_invalid_symbol_rule_is_refused() -> None:
-    with pytest.raises(ConfigError, match="feed 'test': separator was '', expected one ASCII character"):
-        msgspec.structs.replace(feed_of_prefixes(()), separator="")
-
-
 def test_feed_is_frozen_hashable_and_survives_pickling() -> None:
     feed = feed_of_prefixes(("A",), ("B",))
     with pytest.raises(AttributeError):
@@ -307,12 +246,10 @@ def test_repr_is_short() -> None:
     slices = (
         Slice(endpoints=("tcp://a:1", "tcp://b:1")),
         Slice(endpoints=("tcp://a:1",), prefixes=("A",)),
-        Slice(endpoints=("tcp://a:1",), prefixes=("A", "B")),
         Slice(endpoints=("tcp://a:1",), share=(0, 2)),
     )
     assert [repr(feed_slice) for feed_slice in slices] == [
         "Slice(tcp://a:1 + tcp://b:1, all topics)",
         "Slice(tcp://a:1, 1 prefix)",
-        "Slice(tcp://a:1, 2 prefixes)",
         "Slice(tcp://a:1, share 0 of 2)",
     ]

@@ -6,7 +6,7 @@ import ctypes
 import math
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from datetime import UTC, datetime, time
 from decimal import Decimal, localcontext
 from typing import Any, NamedTuple
@@ -35,16 +35,14 @@ SCHEMAS = [
 ]
 TYPES = [(schema, kind) for schema in SCHEMAS for kind in schema.records]
 
-TRADE = numpy.dtype(
-    [
-        ("type", "S1"),
-        ("price", price("<i4", 4, absent=-1)),
-        ("size", "<u2"),
-        ("time", utc_time(">i8", "ns", absent=0)),
-        ("day", utc_time("<u4", "s")),
-        ("venue", "S3"),
-    ]
-)
+TRADE = numpy.dtype([
+    ("type", "S1"),
+    ("price", price("<i4", 4, absent=-1)),
+    ("size", "<u2"),
+    ("time", utc_time(">i8", "ns", absent=0)),
+    ("day", utc_time("<u4", "s")),
+    ("venue", "S3"),
+])  # fmt: skip
 TRADES = Schema("trades", 1_006, {"t": TRADE}, names={"trade": "t"})
 VALUES = {"price": 189.98, "size": 3, "time": 1_700_000_000_123_456_789, "day": 1_700_000_000, "venue": "XNY"}
 
@@ -95,23 +93,18 @@ def test_values_of_any_record_of_any_schema_are_read_back(of: tuple[Schema, str]
 
 
 @given(
-    st.lists(
-        st.one_of(
-            st.floats(),
-            st.floats(-1e4, 1e4),
-            st.integers(-(2**33), 2**33).map(lambda units: units / 10_000),
-            st.decimals(-300_000, 300_000, places=5, allow_nan=False),
-            st.integers(-(2**33), 2**33),
-            st.none(),
-        ),
-        min_size=1,
-        max_size=1,
+    st.one_of(
+        st.floats(),
+        st.floats(-1e4, 1e4),
+        st.integers(-(2**33), 2**33).map(lambda units: units / 10_000),
+        st.decimals(-300_000, 300_000, places=5, allow_nan=False),
+        st.integers(-(2**33), 2**33),
+        st.none(),
     )
 )
 @settings(max_examples=examples(400), deadline=None)
-def test_a_record_and_a_table_have_one_rule_for_prices(prices: list[Any]) -> None:
-    (value,) = prices
-    table = {"topic": ["A"], "ts_event": [0], **{name: [value] for name, value in VALUES.items()}, "price": prices}
+def test_a_record_and_a_table_have_one_rule_for_prices(value: Any) -> None:
+    table = {"topic": ["A"], "ts_event": [0], **{name: [value] for name, value in VALUES.items()}, "price": [value]}
     try:
         by_record = TRADES.pack({**VALUES, "price": value})
     except ConfigError:
@@ -121,29 +114,8 @@ def test_a_record_and_a_table_have_one_rule_for_prices(prices: list[Any]) -> Non
     assert columns_of(table, TRADES, "t").payloads.tobytes() == by_record
 
 
-@dataclass
-class DataTrade:
-    price: float
-    size: int
-    time: int
-    day: int
-    venue: str
-
-
-class StructTrade(msgspec.Struct):
-    price: float
-    size: int
-    time: int
-    day: int
-    venue: str
-
-
-class TupleTrade(NamedTuple):
-    price: float
-    size: int
-    time: int
-    day: int
-    venue: str
+FIELDS: list[tuple[str, Any]] = [("price", float), ("size", int), ("time", int), ("day", int), ("venue", str)]
+DATA_TRADE: Any = make_dataclass("Trade", FIELDS)
 
 
 def test_every_kind_of_record_has_the_same_payload() -> None:
@@ -151,7 +123,8 @@ def test_every_kind_of_record_has_the_same_payload() -> None:
     expected = numpy.array([row], TRADE)
     payload = expected.tobytes()
     records: list[Any] = [VALUES, expected[0], expected.reshape(()), read(TRADES, "t", payload)]
-    records += [kind(**VALUES) for kind in (DataTrade, StructTrade, TupleTrade)]  # type: ignore[arg-type]
+    kinds: list[Any] = [DATA_TRADE, msgspec.defstruct("Trade", FIELDS), NamedTuple("Trade", FIELDS)]  # type: ignore[misc]
+    records += [kind(**VALUES) for kind in kinds]
     records.append(pandas.DataFrame([VALUES]).to_dict("records")[0])
     for record in records:
         for message_type in (None, "t", "trade"):
@@ -165,20 +138,14 @@ NOON_NS = 1_764_590_400_000_005_000
 @pytest.mark.parametrize(
     ("field", "given", "stored"),
     [
-        ("price", 1, 1),
         ("price", 1.0, 10_000),
         ("price", 189.98, 1_899_800),
         ("price", 0.1 + 0.2, 3_000),
         ("price", "-1.5", -15_000),
-        ("price", Decimal("1.2345"), 12_345),
         ("price", Decimal("1.23450000"), 12_345),
-        ("price", numpy.int64(5), 5),
-        ("price", numpy.float64(0.5), 5_000),
         ("price", Decimal("0E+99999999"), 0),
         ("price", None, -1),
         ("price", math.nan, -1),
-        ("price", -1, -1),
-        ("time", 5, 5),
         ("time", NOON, NOON_NS),
         ("time", "2025-12-01T12:00:00.000005Z", NOON_NS),
         ("time", "2025-12-01T12:00:00.000005", NOON_NS),
@@ -191,9 +158,7 @@ NOON_NS = 1_764_590_400_000_005_000
         ("day", "2025-12-01", 1_764_547_200),
         ("day", NOON.replace(microsecond=0), 1_764_590_400),
         ("venue", "A", b"A"),
-        ("venue", b"ABC", b"ABC"),
         ("venue", "\xe9", b"\xe9"),
-        ("size", 65_535, 65_535),
     ],
 )
 def test_a_value_is_stored_as(field: str, given: Any, stored: Any) -> None:
@@ -204,7 +169,6 @@ def test_a_value_is_stored_as(field: str, given: Any, stored: Any) -> None:
 
 MISFITS: list[tuple[str, Any, str]] = [
     ("price", 1.00001, "was 1.00001, expected a price with at most 4 decimals, or the venue's integer"),
-    ("price", Decimal("1.00001"), "a price with at most 4 decimals"),
     ("price", Decimal("1.0000000000000000000000000000000001"), "a price with at most 4 decimals"),
     ("price", Decimal("1E+99999999"), "a price with at most 4 decimals"),
     ("price", Decimal("1E-99999999"), "a price with at most 4 decimals"),
@@ -268,7 +232,7 @@ def test_the_type_defaults_to_that_of_the_record_or_the_only_one() -> None:
         load_schema("raw").pack(VALUES)
 
 
-@pytest.mark.parametrize("record", [5, b"t", [1, 2], None, DataTrade, "text", numpy.zeros(2, TRADE), (1, 2)])
+@pytest.mark.parametrize("record", [5, b"t", [1, 2], None, DATA_TRADE, "text", numpy.zeros(2, TRADE), (1, 2)])
 def test_non_records_are_refused(record: Any) -> None:
     with pytest.raises(TypeError, match="expected a dict, a dataclass, a msgspec Struct or a numpy record"):
         TRADES.pack(record, "trade")

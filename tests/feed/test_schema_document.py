@@ -16,23 +16,12 @@ from blackbox.feed.schema import RAW, BreakFields, QuoteFields, TradeFields, loa
 from blackbox.feed.schema_document import SchemaDocument
 
 LEG = numpy.dtype([("price", price("<i8", 4)), ("size", "<u4")])
-EVERY = numpy.dtype(
-    {
-        "names": ["kind", "level", "sizes", "legs", "flag", "rate", "time", "note"],
-        "formats": [
-            "S1",
-            "f8",
-            (numpy.dtype(">u2"), (3, 2)),
-            (LEG, (2,)),
-            "?",
-            ">f4",
-            utc_time("<u4", "s", absent=0xFFFFFFFF),
-            "V3",
-        ],
-        "offsets": [2, 8, 16, 28, 52, 53, 57, 61],
-        "itemsize": 70,
-    }
-)
+EVERY = numpy.dtype({
+    "names": ["kind", "level", "sizes", "legs", "flag", "rate", "time", "note"],
+    "formats": ["S1", "f8", (">u2", (3, 2)), (LEG, (2,)), "?", ">f4", utc_time("<u4", "s", absent=9), "V3"],
+    "offsets": [2, 8, 16, 28, 52, 53, 57, 61],
+    "itemsize": 70,
+})  # fmt: skip
 NAMES = ("raw", "itch50", "iex_tops16", "iex_deep10", "dbn", "dbn_ts_out", "tape", "binance")
 
 
@@ -72,17 +61,8 @@ def test_arrays_nested_records_and_padding_survive_a_round_trip() -> None:
     )
     made = again(schema)
     assert all_of(made) == all_of(schema)
+    assert again(schema) is made  # one object for all days
     assert made.dtype("every")["legs"].base["price"].metadata == {"decimals": 4}
-    memory = numpy.arange(140, dtype=numpy.uint8)
-    told, found = memory.view(EVERY), memory.view(made.dtype("E"))
-    assert found["legs"]["size"].tolist() == told["legs"]["size"].tolist()
-    assert found["sizes"].tolist() == told["sizes"].tolist()
-
-
-def test_one_schema_is_one_object_for_all_days() -> None:
-    schema = Schema("every", 1_000, {"E": EVERY}, type_offset=2)
-    assert again(schema) is again(schema)
-    assert again(schema) is not again(Schema("every", 1_000, {"E": LEG}, type_offset=2))
 
 
 FORMATS = ["<i1", ">i2", "<i4", ">i8", "<u8", "<f4", ">f8", "?", "S1", "S7", "V3"]
@@ -119,11 +99,6 @@ def test_an_impossible_payload_type_is_refused_by_the_schema(records: Any, text:
         Schema("x", 9, records)
 
 
-def test_a_type_beyond_the_end_of_its_payloads_is_refused() -> None:
-    with pytest.raises(ConfigError, match="type_offset was 12, expected one within the 12 bytes of type 'A'"):
-        Schema("x", 9, {"A": LEG}, type_offset=12)
-
-
 FIELD = {"name": "a", "format": "<i4", "offset": 0}
 
 
@@ -131,22 +106,18 @@ FIELD = {"name": "a", "format": "<i4", "offset": 0}
     ("changed", "text"),
     [
         ({"format": "|O"}, "field 'a' had the format '|O', expected one such as '<u4'"),
-        ({"format": "|O8"}, "field 'a' had the format '|O8', expected"),
         ({"format": "i4,i4"}, "field 'a' had the format 'i4,i4', expected"),
         ({"format": "|V8", "items": "|O8"}, "field 'a' had the format '|O8', expected"),
         ({"format": "|V99999999"}, "field 'a'|offset|itemsize"),
         ({"format": "|S0"}, "had field 'a' of"),
         ({"offset": -4}, "field 'a' was at byte -4, expected 0 or more"),
-        ({"offset": 5}, "type 'A'"),
         ({"offset": 1 << 70}, "int"),
         ({"format": "|V4", "items": "<i4", "shape": [1 << 40, 1 << 40]}, "type 'A'"),
         ({"format": "|V8", "items": "<i4", "shape": [-2]}, "type 'A'"),
         ({"format": "|V8", "items": "<i4", "shape": [3]}, r"field 'a' had 12 bytes, expected the 8 of '\|V8'"),
-        ({"format": "|V8", "fields": [{**FIELD, "format": "|O8"}]}, "field 'a' had the format '|O8'"),
         ({"format": "|V8", "fields": [{**FIELD, "offset": 6}]}, "type 'A'"),
         ({"name": ""}, "had a field named '', expected a printable name"),
         ({"name": "__class__"}, "had a field named '__class__', expected"),
-        ({"name": "_fields_"}, "had a field named '_fields_', expected"),
         ({"name": "a\x1b[31m"}, "expected a printable name"),
         ({"format": "|V8", "fields": [{**FIELD, "name": "_pack_", "format": "<i8"}]}, "had a field named '_pack_'"),
         ({"decimals": 19}, "expected an integer with decimals of 0 to 18"),
@@ -164,19 +135,15 @@ def test_a_hostile_field_is_refused(changed: dict[str, Any], text: str) -> None:
     ("changed", "text"),
     [
         ({"types": {"A": {"bytes": 0, "fields": [FIELD]}}}, "its bytes were 0, expected 1 to"),
-        ({"types": {"A": {"bytes": 1 << 40, "fields": [FIELD]}}}, "its bytes were 1099511627776, expected 1 to"),
         ({"types": {"A": {"bytes": 8, "fields": []}}}, "type 'A' was dtype"),
         ({"types": {"A": {"bytes": 8, "fields": [FIELD, FIELD]}}}, "type 'A': "),
         ({"types": {"AB": {"bytes": 8, "fields": [FIELD]}}}, "a type was 'AB', expected one character"),
-        ({"types": {"": {"bytes": 8, "fields": [FIELD]}}}, "a type was '', expected one character"),
         ({"types": {"A": {"bytes": 8, "fields": [FIELD]}}, "type_offset": 8}, "type_offset was 8, expected one within"),
         ({"name": "x\n"}, "a name was 'x.n', expected printable text"),
-        ({"name": ""}, "a name was '', expected"),
         ({"types": {"A": {"name": "q\0", "bytes": 8, "fields": [FIELD]}}}, "a name was 'q.x00', expected"),
         ({"id": 65_536}, "schema_id was 65536, expected 0 to 65535"),
         ({"id": "1"}, "Expected `int`"),
         ({"trades": [{"message_type": "A", "price": "a", "size": "a"}]}, "message type was 'A', expected one of"),
-        ({"trades": [{"message_type": "A"}]}, "missing required field"),
         ({"code": "import os"}, "unknown field `code`"),
     ],
 )

@@ -37,10 +37,6 @@ def test_a_slice_may_have_its_own_readers(tmp_path: Path) -> None:
     feed = Feed.load(path)
     assert feed.slices[0].allowed_keys == str(tmp_path / "few")
     assert "few" not in str(msgspec.to_builtins(as_recorded(feed)))
-
-
-def test_readers_of_a_slice_without_keys_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "feed.toml"
     path.write_text(FILE.replace("[security]", 'allowed_keys = "few"'))
     with pytest.raises(ConfigError, match=r"slice 0 had allowed_keys without a table \[security\], expected both"):
         Feed.load(path)
@@ -48,13 +44,9 @@ def test_readers_of_a_slice_without_keys_are_refused(tmp_path: Path) -> None:
 
 def test_a_tilde_is_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/desk")
-    found = load(tmp_path, 'key = "~/me.key_secret"').security
-    assert found is not None
-    assert found.key == "/home/desk/me.key_secret"
-
-
-def test_a_feed_with_security_can_be_pickled(tmp_path: Path) -> None:
-    feed = load(tmp_path, 'key = "me.key_secret"')
+    feed = load(tmp_path, 'key = "~/me.key_secret"')
+    assert feed.security is not None
+    assert feed.security.key == "/home/desk/me.key_secret"
     assert pickle.loads(pickle.dumps(feed)) == feed
     assert msgspec.json.decode(msgspec.json.encode(feed), type=Feed) == feed
 
@@ -66,7 +58,6 @@ def test_a_feed_with_security_can_be_pickled(tmp_path: Path) -> None:
         ("kye = 'x'", "unknown key 'security.kye', did you mean 'key'?"),
         ("key = 3", "security.key was 3, expected str"),
         ("key = ''", "security: key was empty, expected the path of a secret key file"),
-        ("key = 'x'\nserver_keys = 'y'", "security.server_keys was 'y', expected array"),
         (
             "key = 'x'\nserver_keys = ['']",
             "security: server_keys had an empty path, expected paths of public key files",
@@ -105,21 +96,10 @@ def test_one_archive_of_a_feed_keeps_its_key() -> None:
     assert alone.security.key_of_archive(0) == "y"
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "is_ours"),
-    [
-        ("tcp://127.0.0.1:1", True),
-        ("tcp://127.9.9.9:1", True),
-        ("tcp://[::1]:1", True),
-        ("tcp://localhost:1", True),
-        ("tcp://10.0.0.5:0;127.0.0.1:1", True),
-        ("tcp://10.0.0.1:1", False),
-        ("tcp://[fe80::1]:1", False),
-        ("tcp://exchange.example:1", False),
-    ],
-)
-def test_loopback_is_recognized(endpoint: str, is_ours: bool) -> None:
-    assert is_loopback(endpoint) is is_ours
+def test_loopback_is_recognized() -> None:
+    ours = ("127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1", "10.0.0.5:0;127.0.0.1:1")
+    others = ("10.0.0.1:1", "[fe80::1]:1", "exchange.example:1")
+    assert [address for address in (*ours, *others) if is_loopback(f"tcp://{address}")] == list(ours)
 
 
 def test_a_feed_without_security_is_logged_once(
