@@ -13,13 +13,20 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
+from blackbox import Batch, CallbackError, Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.errors import SubscriberError
 from blackbox.subscribe.compiled_callback import little_endian, payload
+from blackbox.subscribe.slice_failure import SliceFailure
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
-from tests.subscribe.subscribers import in_both_places
-from tests.support import Script
+from tests.subscribe.subscribers import nothing
+from tests.support import Script, in_child
+
+
+def two_slices() -> tuple[Feed, list[bytes]]:
+    """A feed, and a topic of each of its slices."""
+    feed = Feed.local("processes", slices=2)
+    return feed, [next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == each) for each in range(2)]
 
 
 def children_of(subscriber: Subscriber) -> list[int]:
@@ -83,27 +90,33 @@ def test_everything_is_delivered_and_counted_in_the_parent() -> None:
     assert children_of(subscriber) == []
 
 
-@in_both_places
-def test_compiled_state_is_visible_while_it_runs(worker: bool) -> None:
+def test_compiled_states_are_visible_while_they_change_and_callbacks_cannot() -> None:
     feed = Feed.local("processes", slices=1)
     subscriber = Subscriber(feed, processes=True)
 
-    @subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64), worker=worker)
     def last(batch: Any, state: Any) -> None:
         state[0] = little_endian(payload(batch, batch.rows[-1]), 0, 8)
 
-    with RawPublisher(feed) as publisher, subscriber:
+    states = [subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64), worker=w)(last) for w in (False, True)]
+    with RawPublisher(feed) as publisher:
+        subscriber.start(timeout=60)
         for number in (1, 2, 3):
             publisher.send(publisher.encode([(b"T", number.to_bytes(8, "little"))]))
-            wait_until(lambda: last.states[0][0] == number)
-        assert subscriber.statistics().delivery.delivered == 3
+            wait_until(lambda: [each.states[0][0] for each in states] == [number] * 2)
+        wait_until(lambda: subscriber.statistics().delivery.delivered == 6)
         assert subscriber.statistics().lag.max_ns > 0
+        for change in (lambda: subscriber.on(b"T")(nothing), lambda: subscriber.remove(states[0])):
+            with pytest.raises(SubscriberError, match="cannot be changed while running with processes=True"):
+                change()
+        assert len(subscriber.callbacks) == 2
+        subscriber.terminate()
+    assert children_of(subscriber) == []
 
 
 def test_a_killed_process_is_reported_and_ends_the_others() -> None:
-    feed = Feed.local("processes", slices=2)
+    feed, _ = two_slices()
     subscriber = Subscriber(feed, processes=True)
-    subscriber.on(b"")(lambda message: None)
+    subscriber.on(b"")(nothing)
     with Publisher(feed):
         subscriber.start(timeout=60)
         pids = children_of(subscriber)
@@ -114,41 +127,31 @@ def test_a_killed_process_is_reported_and_ends_the_others() -> None:
     assert subscriber.state is SubscriberLife.ENDED
 
 
-def test_processes_end_when_their_parent_is_killed() -> None:
-    feed = Feed.local("processes", slices=2)
+def test_processes_end_when_their_parent_is_killed_also_with_a_hung_callback() -> None:
+    feed, topics = two_slices()
     code = """
-        subscriber = Subscriber(feed, processes=True)
-        subscriber.on(b"")(lambda message: None)
+        subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(grace=0.3, start_grace=0))
+        @subscriber.on(b"")
+        def hang(message):
+            say("hangs")
+            time.sleep(1000)
         subscriber.start(timeout=60)
         from multiprocessing import active_children
         say(*(child.pid for child in active_children()))
         subscriber.run()
     """
-    with Publisher(feed), Script(code, feed) as script:
+    with RawPublisher(feed) as publisher, Script(code, feed) as script:
         pids = [int(pid) for pid in script.read().split()]
         assert len(pids) == 2
         assert all(map(is_alive, pids))
+        publisher.send(publisher.encode([(topics[0], b"")]))
+        script.expect("hangs")
         script.process.kill()
         wait_until(lambda: not any(map(is_alive, pids)), what="the children of a killed parent are gone")
 
 
-@pytest.mark.parametrize("end", ["stop", "terminate"])
-def test_no_process_is_left_behind(end: str) -> None:
-    feed = Feed.local("processes", slices=3)
-    subscriber = Subscriber(feed, processes=True)
-    subscriber.on(b"")(lambda message: None)
-    with Publisher(feed) as publisher:
-        subscriber.start(timeout=60)
-        for number in range(100):
-            publisher.publish(b"S%d" % number, b"")
-        wait_until(lambda: subscriber.statistics().delivery.delivered == 100)
-        getattr(subscriber, end)()
-    assert children_of(subscriber) == []
-    assert subscriber.statistics().delivery.delivered == 100
-
-
 def test_a_signal_to_the_whole_group_stops_cleanly() -> None:
-    feed = Feed.local("processes", slices=2)
+    feed, topics = two_slices()
     code = """
         os.setpgrp()
         subscriber = Subscriber(feed, processes=True)
@@ -165,15 +168,13 @@ def test_a_signal_to_the_whole_group_stops_cleanly() -> None:
     with RawPublisher(feed) as publisher, Script(code, feed) as script:
         script.expect("started")
         for number in range(10):
-            slice_id = number % 2
-            topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == slice_id)
-            publisher.send(publisher.encode([(topic, b"")], slice_id=slice_id))
+            publisher.send(publisher.encode([(topics[number % 2], b"")], slice_id=number % 2))
         status, out, errors = script.finish()
     assert (status, out.strip()) == (0, "delivered 10"), errors
 
 
 def test_a_callback_that_raises_in_its_process_raises_with_its_traceback() -> None:
-    feed = Feed.local("processes", slices=2)
+    feed, _ = two_slices()
     subscriber = Subscriber(feed, processes=True)
 
     @subscriber.on(b"")
@@ -183,67 +184,58 @@ def test_a_callback_that_raises_in_its_process_raises_with_its_traceback() -> No
     with Publisher(feed) as publisher:
         subscriber.start(timeout=60)
         publisher.publish(b"T", b"42")
-        with pytest.raises(SubscriberError) as caught:
+        with pytest.raises(CallbackError) as caught:
             subscriber.run()
     assert "LookupError: over there 42" in str(caught.value)
     assert "in fail_over_there" in str(caught.value)
     assert subscriber.statistics().delivery.callback_errors == 1
 
 
+def test_an_error_with_text_that_is_not_utf8_leaves_its_process() -> None:
+    failure = SliceFailure()
+    assert in_child(lambda: failure.keep(CallbackError("file-\udcff"))) == ""
+    with pytest.raises(CallbackError, match=r"file-\\udcff"):
+        raise failure.seen() or AssertionError
+
+
 def test_a_slow_slice_alerts_in_the_parent_and_ends_all() -> None:
-    feed = Feed.local("processes", slices=2)
+    feed, topics = two_slices()
     heard: list[str] = []
     subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(on_alert=heard.append, start_grace=0))
-    subscriber.on(b"")(lambda message: None)
-    topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == 1)
+    subscriber.on(b"")(nothing)
     with RawPublisher(feed) as publisher:
         subscriber.start(timeout=60)
-        publisher.send(publisher.encode([(topic, b"")], slice_id=1, ts_out=time.time_ns() - 500 * 10**9))
+        publisher.send(publisher.encode([(topics[1], b"")], slice_id=1, ts_out=time.time_ns() - 500 * 10**9))
         with pytest.raises(SlowSubscriberError, match="slice 1 lags 50"):
             subscriber.run()
     assert len(heard) == 1
     assert children_of(subscriber) == []
 
 
-def test_a_hung_callback_in_its_process_does_not_block_the_parent() -> None:
-    feed = Feed.local("processes", slices=2)
-    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=2, grace=0.3, start_grace=0))
-    hangs = get_context("fork").Event()
-
-    @subscriber.on(b"")
-    def hang(message: Message) -> None:
-        hangs.set()
-        threading.Event().wait()
-
-    with RawPublisher(feed) as publisher:
-        subscriber.start(timeout=60)
-        topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == 0)
-        publisher.send(publisher.encode([(topic, b"")]))
-        assert hangs.wait(60)
-        publisher.send(publisher.encode([(topic, b"")]))  # it waits, so the subscriber is slow
-        with pytest.raises(SlowSubscriberError, match="slice 0 lags"):
-            subscriber.run()
-    assert children_of(subscriber) == []
-
-
-@in_both_places
-def test_a_hung_compiled_callback_in_its_process_does_not_block_the_parent(worker: bool) -> None:
-    feed = Feed.local("processes", slices=2)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_hung_callback_in_its_process_does_not_block_the_parent(is_compiled: bool) -> None:
+    """A compiled one hangs in the slice thread itself."""
+    feed, topics = two_slices()
     subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=0.2, grace=0.3, start_grace=0))
 
-    @subscriber.on_compiled(b"", state=numpy.zeros(1), worker=worker)
-    def hang(batch: Any, state: Any) -> None:
+    def hang(message: Message) -> None:
+        threading.Event().wait()
+
+    def hang_compiled(batch: Any, state: Any) -> None:
         while state[0] >= 0:
             state[0] += 1
 
+    if is_compiled:
+        subscriber.on_compiled(b"", state=numpy.zeros(1))(hang_compiled)
+    else:
+        subscriber.on(b"")(hang)
     with RawPublisher(feed) as publisher:
         subscriber.start(timeout=60)
-        topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == 0)
         is_over = threading.Event()
 
         def send_on() -> None:
             while not is_over.wait(0.02):  # one of them waits for the hung callback
-                publisher.send(publisher.encode([(topic, b"")]))
+                publisher.send(publisher.encode([(topics[0], b"")]))
 
         sending = threading.Thread(target=send_on)
         sending.start()
@@ -254,53 +246,14 @@ def test_a_hung_compiled_callback_in_its_process_does_not_block_the_parent(worke
     assert children_of(subscriber) == []
 
 
-def test_a_callback_in_its_process_may_stop_the_subscriber() -> None:
-    feed = Feed.local("processes", slices=2)
-    subscriber = Subscriber(feed, processes=True)
-
-    @subscriber.on(b"T")
-    def enough(message: Message) -> None:
-        subscriber.stop()
-
+def test_a_callback_in_its_process_may_stop_the_subscriber_also_without_workers() -> None:
+    feed, _ = two_slices()
+    subscriber = Subscriber(feed, workers=0, processes=True)
+    subscriber.on(b"T")(lambda message: subscriber.stop())
     with Publisher(feed) as publisher:
         subscriber.start(timeout=60)
         publisher.publish(b"T", b"")
         subscriber.run()
     assert subscriber.state is SubscriberLife.ENDED
+    assert subscriber.statistics().delivery.delivered == 1
     assert children_of(subscriber) == []
-
-
-def test_a_hung_callback_does_not_outlive_its_killed_parent() -> None:
-    feed = Feed.local("processes", slices=1)
-    code = """
-        subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(grace=0.3, start_grace=0))
-        @subscriber.on(b"")
-        def hang(message):
-            say(os.getpid())
-            time.sleep(1000)
-        subscriber.start(timeout=60)
-        say("started")
-        subscriber.run()
-    """
-    with RawPublisher(feed) as publisher, Script(code, feed) as script:
-        script.expect("started")
-        publisher.send(publisher.encode([(b"T", b"")]))
-        pid = int(script.read())
-        script.process.kill()
-        wait_until(lambda: not is_alive(pid), what="the hung child of a killed parent is gone")
-
-
-def test_callbacks_cannot_change_while_processes_run() -> None:
-    feed = Feed.local("processes", slices=1)
-    subscriber = Subscriber(feed, processes=True)
-
-    def first(message: Message) -> None:
-        pass
-
-    subscriber.on(b"")(first)
-    with Publisher(feed), subscriber:
-        with pytest.raises(SubscriberError, match="cannot be changed while running with processes=True"):
-            subscriber.on(b"T")(lambda message: None)
-        with pytest.raises(SubscriberError, match="cannot be changed while running with processes=True"):
-            subscriber.remove(first)
-        assert len(subscriber.callbacks) == 1
