@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from blackbox import Feed, SlowPolicy
+from blackbox import Feed, SlowPolicy, Subscriber
 from blackbox.errors import NotConfirmedError
-from blackbox.testing import Collector
+from blackbox.testing import Collector, RawPublisher
 
 _PATIENT_NS = 60_000_000_000
 PATIENT = SlowPolicy(max_lag=_PATIENT_NS / 1e9)
@@ -38,6 +38,16 @@ def error_of_start(make: Callable[[], Any], expected: str) -> Any:
         if re.search(expected, str(caught.value)):
             return made
     raise AssertionError(f"the last error was {caught.value}, expected {expected}")
+
+
+def deliver(subscriber: Subscriber, feed: Feed, *blocks: Sequence[tuple[bytes, bytes]]) -> None:
+    """Run a subscriber to the end of a publisher that sends these blocks to slice 0."""
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for rows in blocks:
+            publisher.send(publisher.encode(rows))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
 
 
 def numbers_of(got: Collector) -> list[int]:
