@@ -10,12 +10,19 @@ import numpy
 
 from blackbox import Batch, Feed, Publisher, Subscriber
 from blackbox.publish.slice_sender import SliceSender
-from tests.subscribe.subscribers import _PATIENT_NS
+from blackbox.testing import Collector
+from tests.subscribe.subscribers import _PATIENT_NS, PATIENT
 
 
 def shared_feed(**settings: Any) -> Feed:
     feed = Feed.local("shared", slices=1, transport="shm", lines=settings.pop("lines", 1))
     return msgspec.structs.replace(feed, **{"max_lag_ns": _PATIENT_NS, "heartbeat_ns": 50_000_000} | settings)
+
+
+def collecting(feed: Feed) -> tuple[Subscriber, Collector]:
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
+    subscriber.on(b"")(got.message)
+    return subscriber, got
 
 
 def by_sockets(feed: Feed) -> Feed:
