@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import time
@@ -22,7 +21,7 @@ from tests.support import Script
 
 def test_a_breakpoint_in_a_callback_is_named_in_the_error() -> None:
     feed, gate = one_slice(), Gate()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=0.2, grace=0.1, start_grace=0))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=2, grace=0.1, start_grace=0))
 
     @subscriber.on(b"")
     def stands_at_a_breakpoint(message: Message) -> None:
@@ -34,7 +33,7 @@ def test_a_breakpoint_in_a_callback_is_named_in_the_error() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"0")]))
-        assert gate.entered.wait(10)
+        assert gate.entered.wait(60)
         publisher.send(publisher.encode([(b"T", b"1")]))
         with pytest.raises(SlowSubscriberError) as caught:
             subscriber.run()
@@ -51,31 +50,35 @@ def test_a_breakpoint_in_a_callback_is_named_in_the_error() -> None:
     wait_until(lambda: subscriber.is_done)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_thread_left_behind_does_not_block_the_exit_of_the_interpreter(workers: int) -> None:
+def test_threads_left_behind_do_not_block_the_exit_of_the_interpreter() -> None:
     feed = one_slice()
-    code = f"""
-        subscriber = Subscriber(feed, workers={workers}, slow=SlowPolicy(max_lag=0.2, grace=0.1, start_grace=0))
-        @subscriber.on(b"")
-        def hang(message):
-            say("hangs")
-            time.sleep(1000)
-        subscriber.start()
+    code = """
+        subscribers = []
+        for workers in (0, 2):
+            slow = SlowPolicy(max_lag=2, grace=0.1, start_grace=0)
+            subscribers.append(Subscriber(feed, workers=workers, slow=slow))
+            @subscribers[-1].on(b"")
+            def hang(message):
+                say("hangs")
+                time.sleep(1000)
+            subscribers[-1].start()
         say("started")
-        try:
-            subscriber.run()
-        except SlowSubscriberError as error:
-            say(str(error))
+        for subscriber in subscribers:
+            try:
+                subscriber.run()
+            except SlowSubscriberError as error:
+                say(str(error))
         say("alive")
     """
     with RawPublisher(feed) as publisher, Script(code, feed) as script:
         script.expect("started")
         publisher.send(publisher.encode([(b"T", b"0")]))
         script.expect("hangs")
+        script.expect("hangs")
         publisher.send(publisher.encode([(b"T", b"1")]))
-        status, output, _ = script.finish(timeout=30)
+        status, output, _ = script.finish(timeout=60)
     assert status == 0
-    assert "callback hang (" in output
+    assert output.count("callback hang (") == 2
     assert output.rstrip().endswith("alive")
 
 
@@ -106,33 +109,7 @@ def test_a_notebook_cell_that_holds_the_gil_ends_only_the_subscriber() -> None:
     assert output.rstrip().endswith("alive")
 
 
-def test_a_process_stopped_for_a_minute_survives() -> None:
-    feed = one_slice()
-    code = """
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=1, start_grace=0))
-        subscriber.on(b"")(lambda message: None)
-        subscriber.start()
-        say("started")
-        try:
-            subscriber.run()
-        except SlowSubscriberError as error:
-            say(str(error))
-        say("alive")
-    """
-    with RawPublisher(feed) as publisher, Script(code, feed) as script:
-        script.expect("started")
-        os.kill(script.process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, script.process.pid, os.WSTOPPED | os.WNOWAIT)
-        # By the publisher's clock, this block was sent a minute before the process continues.
-        publisher.send(publisher.encode([(b"T", b"")], ts_out=time.time_ns() - 60 * 10**9))
-        os.kill(script.process.pid, signal.SIGCONT)
-        status, output, _ = script.finish(timeout=30)
-    assert status == 0
-    assert "lags 60." in output
-    assert output.rstrip().endswith("alive")
-
-
-def test_the_policy_does_not_act_in_the_first_seconds() -> None:
+def test_the_policy_does_not_act_in_the_first_seconds_and_while_the_process_compiles() -> None:
     feed, got = one_slice(), Collector()
     subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=3_600))
     subscriber.on(b"")(got.message)
@@ -143,29 +120,24 @@ def test_the_policy_does_not_act_in_the_first_seconds() -> None:
         assert subscriber.statistics().lag.slow_blocks == 0
         [thread] = subscriber._supervisor._slices.values()
         assert time.monotonic_ns() < thread.state.acts_from_ns < NO_LIMIT_NS
-        thread.state.acts_from_ns = time.monotonic_ns()  # as if an hour later
-        late(publisher, b"later")
-        with pytest.raises(SlowSubscriberError):
-            subscriber.run()
-    assert got.payloads == [b"at once"]
-
-
-def test_the_policy_does_not_act_while_the_process_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed, got = one_slice(), Collector()
-    subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=3_600))
-    subscriber.on(b"")(got.message)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        [thread] = subscriber._supervisor._slices.values()
         before = thread.state.acts_from_ns = time.monotonic_ns()  # as if an hour later
         compiling._compilations.active.append(time.monotonic())
         try:
             wait_until(lambda: thread.state.acts_from_ns > max(before, time.monotonic_ns()))
-            late(publisher, b"late")
-            got.wait(1)
+            late(publisher, b"compiling")
+            got.wait(2)
         finally:
             compiling._compilations.active.pop()
-        subscriber.stop()
+
+        def is_over() -> bool:
+            thread.state.acts_from_ns = time.monotonic_ns()  # the slice may still be postponing it
+            late(publisher, b"later")
+            return subscriber.is_finished
+
+        wait_until(is_over)
+        with pytest.raises(SlowSubscriberError):
+            subscriber.run()
+    assert got.payloads[:2] == [b"at once", b"compiling"]
 
 
 def test_start_logs_once_what_it_waits_for_and_continues(caplog: pytest.LogCaptureFixture) -> None:
@@ -185,10 +157,9 @@ def test_start_logs_once_what_it_waits_for_and_continues(caplog: pytest.LogCaptu
     assert caplog.record_tuples.count(("blackbox", logging.WARNING, text)) == 1
 
 
-@pytest.mark.parametrize("wait", ["subscriber.start()", "subscriber.run()"])
-def test_ctrl_c_ends_the_wait_for_publishers(wait: str) -> None:
+def test_ctrl_c_ends_the_wait_for_publishers() -> None:
     feed = one_slice()
-    code = f"""
+    code = """
         import logging
         subscriber = Subscriber(feed)
         subscriber.on(b"")(lambda message: None)
@@ -197,9 +168,9 @@ def test_ctrl_c_ends_the_wait_for_publishers(wait: str) -> None:
                 say("log " + record.getMessage())
         logging.getLogger("blackbox").addHandler(Said())
         try:
-            {wait}
+            subscriber.run()
         except KeyboardInterrupt:
-            say(f"interrupted {{subscriber.state.value}} {{subscriber.is_done}}")
+            say(f"interrupted {subscriber.state.value} {subscriber.is_done}")
     """
     with Script(code, feed) as script:
         assert script.read().startswith(f"log feed {feed.name!r}: waiting for the publisher of slice 0 at ")
