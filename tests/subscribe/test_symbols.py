@@ -67,8 +67,7 @@ def test_a_replay_gives_each_callback_the_messages_of_its_symbols(
         assert [collector.payloads for collector in got] == expected
 
 
-@pytest.mark.parametrize("key_bytes", [0, 4])
-@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize(("slices", "key_bytes"), [(1, 0), (3, 4)])
 def test_live_each_kind_of_callback_gets_the_messages_of_its_symbols(slices: int, key_bytes: int) -> None:
     local = Feed.local("symbols", slices=slices)
     feed = msgspec.structs.replace(local, key_bytes=key_bytes, max_lag_ns=60 * 10**9)
@@ -119,8 +118,6 @@ def test_symbols_that_a_callback_cannot_choose_are_rejected() -> None:
         ConfigError, match="symbols had b'BRK.B', but a symbol of feed 'subscriber' ends before the first"
     ):
         subscriber.on(symbols=["BRK.B"])
-    with pytest.raises(TypeError, match="symbols was 'AAPL', expected a list or tuple"):
-        subscriber.stream(symbols="AAPL")
     assert subscriber.callbacks == ()
 
 
