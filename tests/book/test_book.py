@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blackbox.book import book as books
 from blackbox.book.book import Level
-from blackbox.book.orders import BUY, SELL
+from blackbox.book.orders import BUY, SELL, UNKNOWN_PRICE
 from tests.book.applied import applications
 from tests.examples import examples
 
@@ -161,11 +161,7 @@ def test_order_without_room_is_counted_and_not_confused_with_another() -> None:
     book = books.new_book(8, 2)
     for reference in range(5):
         books.add(book.ctypes.data, reference, BUY, 100 + reference, 1)
-    assert applications(book) == {
-        "orders": 2,
-        "added": 5,
-        "forgotten": 3,
-    }
+    assert applications(book) == {"orders": 2, "added": 5, "forgotten": 3}
     assert not books.has_room(book.ctypes.data)
     assert books.take(book.ctypes.data, 4, 1) == -1
     assert books.levels(book, BUY, 9) == [Level(101, 1, 1), Level(100, 1, 1)]
@@ -185,6 +181,17 @@ def test_many_orders_come_and_go() -> None:
         books.remove(book.ctypes.data, reference)
     assert applications(book) == {"added": 20_000, "removed": 20_000}
     assert books.levels(book, BUY, 100) == []
+
+
+def test_a_book_of_many_orders_grows_within_its_room_and_then_forgets() -> None:
+    room = 1 << 12
+    book = books.new_book(room, 4)
+    for reference in range(room + 1):
+        books.add(book.ctypes.data, reference * 7, BUY, 100, 1)
+    assert applications(book) == {"orders": room, "added": room + 1, "forgotten": 1}
+    assert books.levels(book, BUY, 9) == [Level(100, room, room)]
+    assert all(books.take(book.ctypes.data, reference * 7, 1) == 100 for reference in range(room))
+    assert books.take(book.ctypes.data, room * 7, 1) == UNKNOWN_PRICE
 
 
 def test_show_returns_true_if_the_best_levels_changed() -> None:

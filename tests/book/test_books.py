@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import signal
 import struct
 from collections.abc import Iterator
@@ -10,24 +11,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy
 import pytest
-from blackbox_feeds.iex import Iex
-from blackbox_feeds.itch50 import Itch50
-from blackbox_feeds.itch50.book import apply
 from blackbox_feeds.synthetic import Synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, ConfigError, Feed, Message, Publisher, Recording, Replay, Subscriber
-from blackbox.book.book import Level, levels, new_book
+from blackbox import Batch, CallbackError, ConfigError, Feed, Message, Publisher, Recording, Replay, Schema, Subscriber
+from blackbox.book.book import Level
 from blackbox.book.books import Best, Books
-from blackbox.book.orders import BUY, SELL
 from tests.book.sessions import ITCH, gone, made_up, order
 from tests.examples import examples
 from tests.feeds.build import messages_of
 from tests.feeds.test_itch50_book import Slow, all_levels, apply_slowly, slow_book
 from tests.journals import Day, Put, Row, feed_of
-from tests.recorded import recorded
 from tests.subscribe.subscribers import PATIENT
 
 SYMBOLS = (b"A", b"B", b"C")
@@ -176,29 +173,27 @@ def test_symbol_without_a_book_is_empty() -> None:
         book.tops(0)
 
 
-def test_books_are_bounded_and_left_out_messages_are_counted(session: Recording) -> None:
+def test_books_are_bounded_and_symbols_that_were_left_out_have_books_after_clear(session: Recording) -> None:
     small = Books("itch50", max_bytes=40_000)
     for batch in session.batches():
         small.apply(batch)
-    totals = small.counters()
+    totals, kept = small.counters(), set(small.symbols)
     assert totals["left_out"] > 0
-    assert 0 < len(small.symbols) < 25
+    assert 0 < len(kept) < 25
     assert totals["left_out"] + totals["messages"] == updates_of(made_up())
-
-
-def test_symbols_that_were_left_out_have_books_after_clear(session: Recording) -> None:
-    small = Books("itch50", max_bytes=40_000)
-    for _ in range(2):
-        for batch in session.batches():
-            small.apply(batch)
-        left_out = small.counters()["left_out"]
-        kept = set(small.symbols)
-        small.clear()
-    assert left_out > 0
+    assert not small.synced
+    small.clear()
+    assert not small._addresses.any()
     other = next(symbol for symbol, _, _ in expected_levels() if symbol not in kept and symbol != b"#system")
     for batch in session.batches(other + b"."):
         small.apply(batch)
     assert small.symbols == [other]
+    small.clear()
+    small._max_bytes = 0
+    for batch in session.batches():
+        small.apply(batch)
+    assert small.symbols == [], "no earlier book is touched"
+    assert small.counters()["left_out"] > 0
 
 
 def test_books_continue_after_one_could_not_be_made(session: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,19 +236,6 @@ def test_ctrl_c_while_a_book_is_made_keeps_addresses_in_order(
     kept = [memory.ctypes.data for memory in book._books if memory is not None]
     assert len(kept) > 1
     assert book._addresses[: len(kept)].tolist() == kept
-
-
-def test_books_without_memory_after_clear_touch_no_earlier_books(session: Recording) -> None:
-    book = Books("itch50")
-    for batch in session.batches():
-        book.apply(batch)
-    book.clear()
-    assert not book._addresses.any()
-    book._max_bytes = 0
-    for batch in session.batches():
-        book.apply(batch)
-    assert book.symbols == []
-    assert book.counters()["left_out"] > 0
 
 
 def test_book_that_may_not_grow_forgets_orders(tmp_path: Path) -> None:
@@ -318,23 +300,6 @@ def test_a_loss_before_the_first_message_of_a_run_unsyncs_its_books(tmp_path: Pa
     assert (book.synced, book.counters(b"B")["unsynced"] > 0) == (False, True)
 
 
-def test_another_run_of_the_publisher_unsyncs_the_books(tmp_path: Path) -> None:
-    """Messages between the last of one run and the first of the next are unknown."""
-    day = Day(tmp_path, feed_of())
-    day.put(0, Put((Row(b"A.A", order(1, b"B", 5), 1), Row(b"B.A", order(1, b"B", 5), 2)), schema=ITCH))
-    day.put(0, Put((Row(b"A.A", order(2, b"B", 6), 3),), schema=ITCH, epoch=1 << 60, ts_out=9))
-    subscriber = Subscriber(feed_of())
-    book = subscriber.book(b"", schema="itch50")
-    synced: list[bool] = []
-    subscriber.on(b"")(lambda message: synced.append(book.synced))
-    subscriber.replay(Recording.open(tmp_path))
-    assert synced == [True, True, False]
-    assert (book.counters(b"A")["unsynced"], book.counters(b"B")["unsynced"]) == (1, 0)
-    book.clear()
-    assert book.synced
-    assert book.symbols == []
-
-
 def test_books_are_emptied_when_a_replay_goes_back(session: Recording) -> None:
     """A replay that seeks back to its beginning ends with the same books as one that does not."""
     once = Subscriber(session.feed)
@@ -358,34 +323,14 @@ def test_books_are_emptied_when_a_replay_goes_back(session: Recording) -> None:
     assert book.counters() == expected.counters()
 
 
-def test_books_are_emptied_when_a_publisher_goes_back() -> None:
-    """A live session, sent again after going back in time, leaves the book of one session, in sync throughout."""
-    feed = Feed.local("books-back", slices=2, schema="itch50")
-    subscriber = Subscriber(feed, slow=PATIENT)
-    book = subscriber.book(b"", group="books")
-    source = Synthetic(5_000, symbols=10)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        publisher.wait_for_subscribers(b"", timeout=60)
-        source.publish(publisher)
-        publisher.new_epoch()
-        source.publish(publisher)
-        publisher.flush()
-    subscriber.run(until_end=True)
-    for symbol, own in by_symbol(source).items():
-        orders, _ = slow_book(own)
-        assert book.levels(symbol, 10_000) == (all_levels(orders, b"B"), all_levels(orders, b"S"))
-    totals = book.counters()
-    assert (totals["unknown"], totals["duplicate"], totals["unsynced"], book.synced) == (0, 0, 0, True)
-
-
-def test_callbacks_of_the_group_see_the_books_after_their_message_live() -> None:
-    feed = Feed.local("books-live", slices=1, schema="itch50")
+def test_callbacks_of_the_group_see_the_books_after_their_message_live_also_when_a_publisher_goes_back() -> None:
+    """A session, sent again after going back in time, leaves the book of one session, in sync throughout."""
+    feed = Feed.local("books-live", slices=2, schema="itch50")
     subscriber = Subscriber(feed, slow=PATIENT)
     book = subscriber.book(b"", group="books")
     wrong: list[bytes] = []
-    messages = by_symbol(Synthetic(4_000, symbols=5))
-    tops = {symbol: iter(_every_top(own)) for symbol, own in messages.items()}
+    messages = by_symbol(Synthetic(2_000, symbols=5))
+    tops = {symbol: iter(2 * _every_top(own)) for symbol, own in messages.items()}
 
     @subscriber.on(b"", group="books")
     def _(message: Message) -> None:
@@ -396,11 +341,15 @@ def test_callbacks_of_the_group_see_the_books_after_their_message_live() -> None
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         publisher.wait_for_subscribers(b"", timeout=60)
-        Synthetic(4_000, symbols=5).publish(publisher)
+        Synthetic(2_000, symbols=5).publish(publisher)
+        publisher.new_epoch()
+        Synthetic(2_000, symbols=5).publish(publisher)
         publisher.flush()
     subscriber.run(until_end=True)
     assert wrong == []
     assert [next(each, None) for each in tops.values()] == [None] * len(tops)
+    totals = book.counters()
+    assert (totals["unknown"], totals["duplicate"], totals["unsynced"], book.synced) == (0, 0, 0, True)
 
 
 def _every_top(payloads: list[bytes]) -> list[Best]:
@@ -428,45 +377,55 @@ def test_schema_without_books_is_refused() -> None:
         Subscriber(feed_of()).book(b"")
 
 
-def test_books_of_levels_of_a_real_day(shared_data: Path, tmp_path: Path) -> None:
-    recording = recorded(tmp_path, lambda: Iex(shared_data / "iex" / "goiex_DEEP10.pcap.gz"))
-    subscriber = Subscriber(recording.feed)
-    book = subscriber.book(b"", schema="iex_deep10")
-    subscriber.replay(recording, order="sent")
-    expected: dict[bytes, tuple[dict[int, int], dict[int, int]]] = {}
-    for topic, _, payload in messages_of(Iex(shared_data / "iex" / "goiex_DEEP10.pcap.gz")):
-        if payload[:1] in (b"8", b"5"):
-            side = expected.setdefault(topic.rpartition(b".")[0], ({}, {}))[payload[:1] == b"5"]
-            size, price = struct.unpack_from("<Iq", payload, 18)
-            side[price] = size
-    for symbol, (bids, asks) in expected.items():
-        rising = [Level(price, size, 0) for price, size in sorted(asks.items()) if size]
-        falling = [Level(price, size, 0) for price, size in sorted(bids.items(), reverse=True) if size]
-        assert book.levels(symbol, 10_000) == (falling, rising)
-    assert sorted(book.symbols) == sorted(expected)
+def _span(recording: Recording) -> tuple[int, int]:
+    times = numpy.concatenate([batch.ts_event for batch in recording.batches()])
+    return int(times.min()), int(times.max())
 
 
-def test_book_in_callbacks(shared_data: Path) -> None:
-    """The subscriber's book equals one that a compiled callback keeps as its state."""
-    source = Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30")
-    feed = Feed.local("books", slices=1, schema="itch50")
-    subscriber = Subscriber(feed, slow=PATIENT)
-    book = subscriber.book(b"AAPL.")
+def test_books_of_one_of_two_feeds_in_a_replay(session: Recording, tmp_path: Path) -> None:
+    """The other feed of the merged replay has another schema with the same message types and symbols."""
+    schema = Schema("other", 1_002, {"A": numpy.dtype([("type", "S1"), ("rest", "V35")])})
+    other = Feed.local("other", schema=schema, key_bytes=1)
+    noise = Recording.create(
+        tmp_path,
+        other,
+        {
+            "topic": [b"AAPL.A"] * 5_000,
+            "ts_event": numpy.linspace(*_span(session), 5_000).astype(numpy.int64),
+            "payload": [order(number, b"B", 1) for number in range(5_000)],
+        },
+        date=datetime.date(2026, 1, 5),
+    )
+    both, alone = Subscriber(session.feed), Subscriber(session.feed)
+    merged, expected = both.book(b"", schema="itch50"), alone.book(b"", schema="itch50")
+    assert both.replay([session, noise]).messages == alone.replay(session).messages + 5_000
+    assert numpy.array_equal(merged.tops(5), expected.tops(5))
+    assert merged.counters() == expected.counters()
 
-    @subscriber.on_compiled(b"AAPL.", state=new_book(8_192, 1_024))
-    def follow(batch, state):  # type: ignore[no-untyped-def]
-        for row in batch.rows:
-            start = row * batch.stride if batch.stride >= 0 else batch.offsets[row]
-            size = batch.stride if batch.stride >= 0 else batch.offsets[row + 1] - start
-            apply(state.ctypes.data, batch.payloads.ctypes.data + start, size)
 
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        publisher.wait_for_subscribers(b"AAPL.", timeout=60)
-        source.publish(publisher)
-        publisher.flush()
-    subscriber.run(until_end=True)
-    orders, _ = slow_book([payload for _, _, payload in messages_of(source)])
-    expected = all_levels(orders, b"B"), all_levels(orders, b"S")
-    assert book.levels(b"AAPL", 10_000) == expected
-    assert (levels(follow.states[0], BUY, 10_000), levels(follow.states[0], SELL, 10_000)) == expected
+def test_books_of_a_raw_feed_replayed_with_others_are_refused(session: Recording, tmp_path: Path) -> None:
+    """Alone, a raw feed is assumed to carry the schema; among several feeds, the one that carries it is unknown."""
+    day = datetime.date(2026, 1, 5)
+    columns = {"topic": [b"AAPL.A"], "ts_event": [_span(session)[0]], "payload": [order(1, b"B", 50)]}
+    raw = Recording.create(tmp_path, Feed.local("raw"), columns, date=day)
+    schema = Schema("beside", 1_003, {"A": numpy.dtype([("type", "S1"), ("rest", "V35")])})
+    other = Recording.create(tmp_path, Feed.local("other", schema=schema), columns, date=day)
+    subscriber = Subscriber(raw.feed)
+    book = subscriber.book(b"", schema="itch50")
+    subscriber.replay(raw)
+    assert book.levels(b"AAPL", 9).bids == [Level(50, 1, 1)]
+    with pytest.raises(CallbackError, match=r"'other' \(beside\), 'raw' \(raw\), expected one of that schema"):
+        subscriber.replay([raw, other])
+
+
+def test_books_of_two_feeds_of_one_schema_applied_by_hand_are_refused(session: Recording, tmp_path: Path) -> None:
+    Day(tmp_path / "day", feed_of(schema="itch50")).put(0, Put((Row(b"A.x", order(1, b"B", 50)),)))
+    other = Recording.open(tmp_path / "day")
+    assert other.feed.name != session.feed.name
+    book = Books("itch50")
+    book.apply(next(iter(session.batches())))
+    with pytest.raises(ConfigError, match="expected one: replay them apart"):
+        book.apply(next(iter(other.batches())))
+    book.clear()
+    book.apply(next(iter(other.batches())))
+    assert book.symbols == [b"A"]

@@ -8,18 +8,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-import numpy
 import pytest
 from blackbox_feeds.dbn import SCHEMA as DBN
 from blackbox_feeds.dbn.book import BOOK as MBO
 from blackbox_feeds.iex.book import BOOK as DEEP
-from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.itch50.book import BOOK as ORDERS
-from blackbox_feeds.synthetic import Synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, Feed, Message, Publisher, Recording, Replay, Subscriber
+from blackbox import ConfigError, Feed, Publisher, Recording, Replay, Subscriber
 from blackbox.archive.newest_books import NewestBooks
 from blackbox.book.book import head_of, is_synced
 from blackbox.book.books import Books
@@ -28,11 +25,10 @@ from tests.book.applied import applied
 from tests.book.sessions import ITCH, gone, order
 from tests.damaged import damage_body, damage_head
 from tests.examples import examples
-from tests.feeds.build import itch, messages_of
+from tests.feeds.build import itch
 from tests.feeds.test_dbn_book import SNAPSHOT, mbo
 from tests.feeds.test_iex_book import update
-from tests.journals import Day, Put, Row, feed_of
-from tests.recorded import recorded
+from tests.journals import Day, Put, Row, Segment, feed_of
 from tests.subscribe.subscribers import PATIENT
 
 A1, A2 = Row(b"A.A", order(1, b"B", 5), 10), Row(b"A.A", order(2, b"B", 6), 20)
@@ -46,39 +42,41 @@ def played(recording: Recording, book_prefix: bytes = b"", **settings: Any) -> B
     return book
 
 
-def day_of(path: Path, *puts: Put, key_bytes: int = 0) -> Recording:
-    day = Day(path, feed_of(key_bytes=key_bytes))
+def day_of(path: Path, *puts: Put, **settings: Any) -> Recording:
+    day = Day(path, feed_of(**settings))
     for put in puts:
         day.put(0, put)
     return Recording.open(path)
 
 
+def orders_one_by_one(count: int, skipped: int | None = None) -> list[Put]:
+    """Blocks of one order each, at 10, 20, ...; the numbers from `skipped` on are one higher."""
+    rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, count + 1)]
+    after = count if skipped is None else skipped
+    return [Put((row,), schema=ITCH, sequence=n + (n >= after), ts_out=n) for n, row in enumerate(rows)]
+
+
+FIRST = order(1, b"B", 5)
+
+
 @pytest.mark.parametrize(
-    ("message", "counter"),
+    ("feed", "first", "message", "counter"),
     [
-        (gone(7), "unknown"),
-        (itch("E"), "unknown"),
-        (itch("X"), "unknown"),
-        (itch("U"), "unknown"),
-        (order(1, b"B", 9), "duplicate"),
-        (gone(1) + b"x", "refused"),
+        (ORDERS, FIRST, gone(7), "unknown"),
+        (ORDERS, FIRST, itch("E"), "unknown"),
+        (ORDERS, FIRST, itch("X"), "unknown"),
+        (ORDERS, FIRST, itch("U"), "unknown"),
+        (ORDERS, FIRST, order(1, b"B", 9), "duplicate"),
+        (ORDERS, FIRST, gone(1) + b"x", "refused"),
+        (ORDERS, order(0x1111111111111111, b"B", 5, 2), itch("E"), "too_many"),
+        (DEEP, update("8", 1, 5, 100), update("8", 1, 0, 101), "unknown"),
     ],
 )
-def test_itch_message_that_does_not_fit_unsyncs_the_book(message: bytes, counter: str) -> None:
-    book, _ = applied(ORDERS, [order(1, b"B", 5)])
+def test_a_message_that_does_not_fit_unsyncs_the_book(feed: Any, first: bytes, message: bytes, counter: str) -> None:
+    book, _ = applied(feed, [first])
     assert is_synced(book)
-    book, _ = applied(ORDERS, [order(1, b"B", 5), message])
+    book, _ = applied(feed, [first, message])
     assert (is_synced(book), getattr(head_of(book), counter), head_of(book).unsynced) == (False, 1, 1)
-
-
-def test_execution_of_more_shares_than_rest_unsyncs_the_book() -> None:
-    book, _ = applied(ORDERS, [order(0x1111111111111111, b"B", 5, 2), itch("E")])
-    assert (is_synced(book), head_of(book).too_many) == (False, 1)
-
-
-def test_removing_an_unknown_level_unsyncs_the_book() -> None:
-    assert is_synced(applied(DEEP, [update("8", 1, 5, 100), update("8", 1, 0, 100)])[0])
-    assert not is_synced(applied(DEEP, [update("8", 1, 5, 100), update("8", 1, 0, 101)])[0])
 
 
 def test_dbn_book_is_synced_after_a_snapshot_or_a_clear() -> None:
@@ -89,60 +87,6 @@ def test_dbn_book_is_synced_after_a_snapshot_or_a_clear() -> None:
     assert is_synced(applied(MBO, [mbo("A", order=1), *snapshot])[0])
     assert not is_synced(applied(MBO, [*snapshot, mbo("C", order=9)])[0])
     assert is_synced(applied(MBO, [mbo("C", order=9), *snapshot])[0])
-
-
-def test_real_snippet_from_the_middle_of_a_day(tmp_path: Path, shared_data: Path) -> None:
-    """Books of symbols with unknown orders are not synced; the other books are."""
-    path = shared_data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50"
-    book = played(recorded(tmp_path, lambda: Itch50(path, "2019-12-30")))
-    assert book.counters()["unknown"] > 100
-    assert not book.synced
-    for symbol in book.symbols:
-        assert book.is_synced(symbol) == (book.counters(symbol)["unknown"] == 0)
-
-
-def test_replay_that_starts_in_the_middle_of_a_day(tmp_path: Path, shared_data: Path) -> None:
-    path = shared_data / "itch50" / "runk_locate-13-10k.bin"
-    recording = recorded(tmp_path, lambda: Itch50(path, "2020-01-30"), slices=1)
-    times = [time for _, time, _ in messages_of(Itch50(path, "2020-01-30"))]
-    whole = played(recording)
-    assert (whole.synced, whole.counters()["unknown"]) == (True, 0)
-    late = played(recording, start=times[5_000])
-    assert not late.synced
-    first = played(recording, start=times[0])
-    assert first.synced
-    ahead = played(recording, stop=times[5_000])
-    assert ahead.synced
-
-
-def test_late_replay_without_unknown_orders(tmp_path: Path) -> None:
-    """No played message reveals that an order is missing."""
-    recording = day_of(tmp_path, Put((A1, A2, B1), schema=ITCH))
-    book = played(recording, start=20)
-    assert (book.counters()["unknown"], book.synced, book.is_synced(b"A"), book.is_synced(b"B")) == (
-        0, False, False, False,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("key_bytes", [0, 2])
-def test_recording_that_began_late(tmp_path: Path, key_bytes: int) -> None:
-    puts = [Put((A1,), schema=ITCH, sequence=3), Put((B1,), schema=ITCH, sequence=4, previous=0, key_sequence=0)]
-    book = played(day_of(tmp_path, *puts, key_bytes=key_bytes))
-    assert (book.synced, book.is_synced(b"A"), book.is_synced(b"B")) == (False, False, False)
-
-
-def test_gap_and_epoch_and_damage_of_a_recording(tmp_path: Path) -> None:
-    gap = day_of(tmp_path / "gap", Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, sequence=3))
-    assert not played(gap).synced
-    run = day_of(tmp_path / "run", Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, epoch=1 << 60, ts_out=9))
-    anew = played(run)
-    assert (anew.synced, anew.orders(b"A")["reference"].tolist()) == (False, [2])
-    whole = day_of(tmp_path / "whole", Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, sequence=1))
-    assert played(whole).synced
-    day = Day(tmp_path / "damaged", feed_of())
-    blocks = [Put((row,), schema=ITCH, sequence=number) for number, row in enumerate((A1, A2, B1))]
-    damage_body(day.put(0, *blocks), 1)
-    assert not played(Recording.open(day.path)).synced
 
 
 @pytest.mark.parametrize(("prefix", "synced"), [(b"", True), (b"A", True), (b"A.", True), (b"A.A", False)])
@@ -242,50 +186,6 @@ def test_late_subscriber_to_a_feed_with_keys() -> None:
     assert (book.is_synced(b"A"), book.is_synced(b"B"), book.synced) == (False, True, False)
 
 
-def test_image_of_a_book_with_an_unknown_order_is_unsure(tmp_path: Path) -> None:
-    for name, rows, is_unsure in (("good", (A1, A2), False), ("bad", (A1, Row(b"A.D", gone(9))), True)):
-        recording = day_of(tmp_path / name, Put(rows, schema=ITCH))
-        feed = Feed.local("image", slices=1, schema="itch50")
-        books = NewestBooks(0, feed)
-        for run in recording.runs():
-            books.take(run)
-        assert books.blocks([b""]).is_unsure == is_unsure
-
-
-def test_book_without_memory_is_not_synced(tmp_path: Path) -> None:
-    recording = recorded(tmp_path, lambda: Synthetic(5_000, symbols=10))
-    small = Books("itch50", max_bytes=40_000)
-    for batch in recording.batches():
-        small.apply(batch)
-    assert small.counters()["left_out"] > 0
-    assert not small.synced
-
-
-def test_the_book_is_synced_at_each_message_until_one_does_not_fit(tmp_path: Path) -> None:
-    recording = day_of(tmp_path, Put((A1, Row(b"A.D", gone(9), 15), A2), schema=ITCH))
-    subscriber = Subscriber(recording.feed)
-    book = subscriber.book(b"", schema="itch50")
-    found: list[bool] = []
-    see: Callable[[Message], object] = lambda message: found.append(book.synced)  # noqa: E731
-    subscriber.on(b"")(see)
-    subscriber.replay(recording)
-    assert found == [True, False, False]
-
-
-def test_dbn_recording_without_a_snapshot(tmp_path: Path) -> None:
-    rows = [mbo("A", order=1), mbo("A", order=2), mbo("R"), mbo("A", order=3)]
-    feed = Feed.local("mbo", slices=1, schema="dbn")
-    day = Day(tmp_path, feed)
-    day.put(0, Put(tuple(Row(b"X.mbo", row, 1 + n) for n, row in enumerate(rows)), schema=DBN.schema_id))
-    subscriber = Subscriber(feed)
-    book = subscriber.book(b"")
-    found: list[bool] = []
-    subscriber.on(b"")(lambda message: found.append(book.synced))
-    subscriber.replay(Recording.open(tmp_path))
-    assert found == [False, False, True, True]
-    assert numpy.array_equal(book.orders(b"X")["reference"], [3])
-
-
 def synced_at_each(*recordings: Recording, symbol: bytes = b"", **settings: Any) -> list[bool]:
     """Return for each message whether all books, or the book of `symbol`, were synced."""
     subscriber = Subscriber(recordings[0].feed)
@@ -294,18 +194,6 @@ def synced_at_each(*recordings: Recording, symbol: bytes = b"", **settings: Any)
     subscriber.on(b"")(lambda message: found.append(book.is_synced(symbol) if symbol else book.synced))
     subscriber.replay(recordings, **settings)
     return found
-
-
-def damaged_day(path: Path) -> Recording:
-    day = Day(path, feed_of())
-    rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, 5)]
-    damage_body(day.put(0, *(Put((row,), schema=ITCH, sequence=n, ts_out=n) for n, row in enumerate(rows))), 1)
-    return Recording.open(path)
-
-
-@pytest.mark.parametrize(("by", "found"), [("sent", [True, False, False]), ("event", [False, False, False])])
-def test_damaged_block_unsyncs_the_book_before_the_next_message(tmp_path: Path, by: str, found: list[bool]) -> None:
-    assert synced_at_each(damaged_day(tmp_path), order=by)[1:] == found[1:]
 
 
 @pytest.mark.parametrize(("clears", "synced"), [({0}, False), ({0, 2}, True), ({2}, True), (set(), False)])
@@ -329,49 +217,31 @@ def test_books_lose_sync_at_the_position_of_a_damaged_block(tmp_path: Path, clea
 
 
 @pytest.mark.parametrize("by", ["sent", "event"])
-def test_damaged_block_is_a_gap_of_its_messages(tmp_path: Path, by: Literal["sent", "event"]) -> None:
-    recording = damaged_day(tmp_path)
-    subscriber = Subscriber(recording.feed)
-    book = subscriber.book(b"", schema="itch50")
-    found: list[Any] = []
-    subscriber.on(b"")(lambda message: found.append(book.synced))
-    subscriber.on_gap(b"")(lambda gap: found.append((gap.slice_id, gap.epoch, gap.sequence, gap.count)))
-    statistics = subscriber.replay(recording, order=by)
-    assert [each for each in found if isinstance(each, tuple)] == [(0, 1, 1, 1)]
-    assert found[-2:] == [False, False]
-    assert statistics.damaged == 1
-
-
-@pytest.mark.parametrize("by", ["sent", "event"])
-@pytest.mark.parametrize("block", [1, 3])
-def test_record_with_a_damaged_head_is_a_gap(tmp_path: Path, by: Literal["sent", "event"], block: int) -> None:
-    """The record cannot be found, but the index counts its messages."""
-    day = Day(tmp_path, feed_of())
-    rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, 5)]
-    puts = [Put((row,), schema=ITCH, sequence=n, ts_out=n) for n, row in enumerate(rows)]
-    damage_head(day.put(0, *puts), block)
+@pytest.mark.parametrize(("damage", "block"), [(damage_body, 1), (damage_head, 1), (damage_head, 3)])
+def test_a_damaged_block_is_a_gap_of_its_messages(
+    tmp_path: Path, by: Literal["sent", "event"], damage: Callable[[Segment, int], None], block: int
+) -> None:
+    """A record with a damaged head cannot be found, but the index counts its messages."""
+    damage(Day(tmp_path, feed_of()).put(0, *orders_one_by_one(4)), block)
     recording = Recording.open(tmp_path)
     subscriber = Subscriber(recording.feed)
     book = subscriber.book(b"", schema="itch50")
-    gaps: list[tuple[int, int]] = []
+    gaps: list[Any] = []
     synced: list[bool] = []
     subscriber.on(b"")(lambda message: synced.append(book.synced))
-    subscriber.on_gap(b"")(lambda gap: gaps.append((gap.sequence, gap.count)))
-    subscriber.replay(recording, order=by)
-    assert gaps == [(block, 1)]
-    assert synced == [n < block for n in range(4) if n != block]
+    subscriber.on_gap(b"")(lambda gap: gaps.append((gap.slice_id, gap.epoch, gap.sequence, gap.count)))
+    statistics = subscriber.replay(recording, order=by)
+    assert gaps == [(0, 1, block, 1)]
+    assert synced[-2:] == [n < block for n in range(4) if n != block][-2:]
+    assert damage is damage_head or statistics.damaged == 1
     assert not book.synced
     assert not recording.book_at(40).synced
 
 
 def test_damaged_block_of_a_recording_with_gaps_is_reported_once(tmp_path: Path) -> None:
-    day = Day(tmp_path, feed_of())
-    rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, 6)]
-    puts = [Put((row,), schema=ITCH, sequence=n + (n > 2), ts_out=n) for n, row in enumerate(rows)]
-    damage_body(day.put(0, *puts), 1)
+    damage_body(Day(tmp_path, feed_of()).put(0, *orders_one_by_one(5, skipped=3)), 1)
     recording = Recording.open(tmp_path)
-    subscriber = Subscriber(recording.feed)
-    found: list[Any] = []
+    subscriber, found = Subscriber(recording.feed), list[Any]()
     subscriber.on(b"")(lambda message: None)
     subscriber.on_gap(b"")(lambda gap: found.append((gap.sequence, gap.count)))
     subscriber.replay(recording)
@@ -388,8 +258,7 @@ def test_books_true_requires_a_book(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["stop", "seek"])
 def test_stop_and_seek_end_the_building_of_books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, 60)]
-    recording = day_of(tmp_path, *(Put((row,), schema=ITCH, sequence=n, ts_out=n) for n, row in enumerate(rows)))
+    recording = day_of(tmp_path, *orders_one_by_one(59))
     subscriber = Subscriber(recording.feed)
     book = subscriber.book(b"", schema="itch50")
     played: list[int] = []
@@ -474,12 +343,9 @@ def test_a_run_of_a_publisher_over_two_days(tmp_path: Path, number: int, synced:
 
 
 @pytest.mark.parametrize("by", ["sent", "event"])
-@pytest.mark.parametrize("slices", [1, 2])
-def test_orders_of_yesterday_do_not_rest_in_the_book_of_today(
-    tmp_path: Path, by: Literal["sent", "event"], slices: int
-) -> None:
+def test_orders_of_yesterday_do_not_rest_in_the_book_of_today(tmp_path: Path, by: Literal["sent", "event"]) -> None:
     """Two imported days are two runs, so the books start empty on each."""
-    days = []
+    days, slices = [], 2
     for epoch, date in ((1, "2026-01-05"), (2, "2026-01-06")):
         day = Day(tmp_path / date, feed_of(slices=slices), date=date)
         for slice_id in range(slices):
@@ -495,36 +361,56 @@ def test_orders_of_yesterday_do_not_rest_in_the_book_of_today(
     assert found == [([1], True), ([1, 11], True)] * slices + [([2], True), ([2, 12], True)] * slices
 
 
-def test_run_that_begins_late_after_a_complete_one(tmp_path: Path) -> None:
-    puts = Put((A1,), schema=ITCH, epoch=1), Put((B1, D1), schema=ITCH, epoch=2, sequence=500, ts_out=9)
-    assert synced_at_each(day_of(tmp_path, *puts)) == [True, False, False]
-
-
 TWO_RUNS = Put((A1, B1), schema=ITCH, epoch=5), Put((D1, D2), schema=ITCH, epoch=9, ts_out=9)
 
 
-@pytest.mark.parametrize("by", ["sent", "event"])
-def test_second_run_of_a_publisher_in_a_day_is_not_synced(tmp_path: Path, by: str) -> None:
-    """Messages between the runs may be lost, which later starts and batches without a subscriber detect, too."""
-    recording = day_of(tmp_path, *TWO_RUNS)
-    assert synced_at_each(recording, order=by) == [True, True, False, False]
-    assert synced_at_each(recording, order=by, start=120) == [False]
-    assert synced_at_each(recording, order=by, start=120, books=True) == [False]
-    for book in (recording.book_at(200), given_batches(*recording.batches())):
-        assert (book.synced, book.is_synced(b"A"), book.symbols) == (False, False, [b"A", b"B"])
-        assert [book.orders(symbol)["reference"].tolist() for symbol in book.symbols] == [[3], [4]]
+RUN_AGAIN = TWO_RUNS[0], replace(TWO_RUNS[1], epoch=6)
+"""`new_epoch` increments the epoch by 1, and the publisher sends the whole day."""
+WHOLE = (Put((A1, A2, B1), schema=ITCH),)
 
 
 @pytest.mark.parametrize("by", ["sent", "event"])
-def test_run_that_goes_back_in_time_is_synced(tmp_path: Path, by: str) -> None:
-    """`new_epoch` increments the epoch by 1, and the publisher sends the whole day."""
-    recording = day_of(tmp_path, TWO_RUNS[0], replace(TWO_RUNS[1], epoch=6))
-    assert synced_at_each(recording, order=by) == [True, True, True, True]
-    assert recording.book_at(200).synced
-    assert given_batches(*recording.batches()).synced
+@pytest.mark.parametrize(
+    ("puts", "settings", "expected"),
+    [
+        (WHOLE, {}, [True, True, True]),
+        (WHOLE, {"start": 20}, [False, False]),  # no played message reveals that an order is missing
+        ((Put((A1, Row(b"A.D", gone(9), 15), A2), schema=ITCH),), {}, [True, False, False]),
+        ((Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, sequence=3, ts_out=9)), {}, [True, False]),
+        (
+            (Put((A1,), schema=ITCH), Put((B1, D1), schema=ITCH, epoch=2, sequence=500, ts_out=9)),
+            {},
+            [True, False, False],
+        ),
+        (TWO_RUNS, {}, [True, True, False, False]),  # messages between the runs may be lost
+        (TWO_RUNS, {"start": 120}, [False]),
+        (TWO_RUNS, {"start": 120, "books": True}, [False]),
+        (RUN_AGAIN, {}, [True, True, True, True]),
+    ],
+    ids=["whole", "late", "unknown", "gap", "begins late", "restart", "late restart", "restart with books", "again"],
+)
+def test_books_of_a_replay_are_synced_until_a_message_may_be_missing(
+    tmp_path: Path, by: str, puts: tuple[Put, ...], settings: dict[str, Any], expected: list[bool]
+) -> None:
+    assert synced_at_each(day_of(tmp_path, *puts), order=by, **settings) == expected
 
 
-@pytest.mark.parametrize(("more", "synced"), [(0, True), (1, False), (1_000_000_000, False)])
+def test_books_of_two_runs_have_the_orders_of_the_second(tmp_path: Path) -> None:
+    for name, puts, synced in (("restart", TWO_RUNS, False), ("again", RUN_AGAIN, True)):
+        recording = day_of(tmp_path / name, *puts)
+        for book in (recording.book_at(200), given_batches(*recording.batches()), played(recording)):
+            assert (book.synced, book.is_synced(b"A"), book.symbols) == (synced, synced, [b"A", b"B"])
+            assert [book.orders(symbol)["reference"].tolist() for symbol in book.symbols] == [[3], [4]]
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_recording_that_began_late(tmp_path: Path, key_bytes: int) -> None:
+    puts = [Put((A1,), schema=ITCH, sequence=3), Put((B1,), schema=ITCH, sequence=4, previous=0, key_sequence=0)]
+    book = played(day_of(tmp_path, *puts, key_bytes=key_bytes))
+    assert (book.synced, book.is_synced(b"A"), book.is_synced(b"B")) == (False, False, False)
+
+
+@pytest.mark.parametrize(("more", "synced"), [(0, True), (1, False)])
 def test_run_after_a_restart_is_not_synced_live(more: int, synced: bool) -> None:
     feed = Feed.local("books-restart", slices=1, schema="itch50")
     subscriber = Subscriber(feed, slow=PATIENT)
@@ -544,13 +430,22 @@ def test_run_after_a_restart_is_not_synced_live(more: int, synced: bool) -> None
     assert [book.is_synced(symbol) for symbol in book.symbols] == [synced, synced]
 
 
-@pytest.mark.parametrize(("epoch", "is_new_day", "is_unsure"), [(9, False, True), (6, False, False), (9, True, False)])
-def test_image_of_books_after_a_restart_is_unsure(
-    tmp_path: Path, epoch: int, is_new_day: bool, is_unsure: bool
+@pytest.mark.parametrize(
+    ("puts", "is_new_day", "is_unsure"),
+    [
+        ((Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, sequence=1)), False, False),
+        ((Put((A1,), schema=ITCH), Put((Row(b"A.D", gone(9)),), schema=ITCH, sequence=1)), False, True),
+        (TWO_RUNS, False, True),
+        (RUN_AGAIN, False, False),
+        (TWO_RUNS, True, False),
+    ],
+    ids=["whole", "unknown order", "restart", "back in time", "new day"],
+)
+def test_image_of_books_is_unsure_if_one_is_not_synced(
+    tmp_path: Path, puts: tuple[Put, ...], is_new_day: bool, is_unsure: bool
 ) -> None:
-    recording = day_of(tmp_path, TWO_RUNS[0], replace(TWO_RUNS[1], epoch=epoch))
     books = NewestBooks(0, Feed.local("image", slices=1, schema="itch50"))
-    (run,) = recording.runs()
+    (run,) = day_of(tmp_path, *puts).runs()
     for number in range(2):
         if number and is_new_day:
             books.begin_day()
