@@ -14,14 +14,13 @@ import polars
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NEW_YORK = ZoneInfo("America/New_York")
 TRADE = ["ms", "price", "size", "exchange", "condition", "suspicious"]
 QUOTE = ["ms", "bid_price", "bid_size", "ask_price", "ask_size", "exchange", "condition", "suspicious"]
 
 
-def midnight(date: str) -> int:
-    """Return midnight in New York, ns since the epoch."""
-    return int(datetime.datetime.fromisoformat(date).replace(tzinfo=NEW_YORK).timestamp()) * 10**9
+def wall(text: str, zone: str = "America/New_York") -> int:
+    """Return the time of a wall clock, ns since the epoch."""
+    return int(datetime.datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp() * 1e6) * 1_000
 
 
 def tape(shared_data: Path, symbol: str, kind: str, *dates: str) -> polars.DataFrame:
@@ -37,24 +36,13 @@ def tape(shared_data: Path, symbol: str, kind: str, *dates: str) -> polars.DataF
             day.select(
                 polars.lit(symbol).alias("symbol"),
                 polars.lit(kind).alias("type"),
-                (polars.col("ms").cast(polars.Int64) * 1_000_000 + midnight(date)).alias("ts_event"),
+                (polars.col("ms").cast(polars.Int64) * 1_000_000 + wall(date)).alias("ts_event"),
                 polars.lit(0, polars.Int32).alias("slice"),
                 (polars.int_range(polars.len(), dtype=polars.Int64) + number * 10**9).alias("sequence"),
                 *(polars.col(name).cast(polars.Int64) for name in names if name.endswith(("price", "size"))),
             )
         )
     return polars.concat(days)
-
-
-def first_rows(shared_data: Path, directory: Path) -> Path:
-    """Write IBM's first 1,000 trades and 5,000 quotes of 2013-10-07 as files of the tape; return their directory."""
-    directory.mkdir()
-    for kind, count in (("trade", 1_000), ("quote", 5_000)):
-        name = f"ibm_20131007_{kind}.zip"
-        with zipfile.ZipFile(shared_data / "lean" / name) as whole, zipfile.ZipFile(directory / name, "w") as part:
-            (member,) = whole.namelist()
-            part.writestr(member, b"".join(whole.read(member).splitlines(keepends=True)[:count]))
-    return directory
 
 
 def to_spark(spark: SparkSession, frame: polars.DataFrame, path: Path) -> DataFrame:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import polars
 import pytest
 from blackbox_feeds.iex import Iex
 from hypothesis import HealthCheck, given, settings
@@ -20,66 +19,16 @@ from pyspark.sql import functions
 from blackbox import ConfigError
 from blackbox.analysis import asof_join, asof_recorded
 from blackbox.errors import JournalError
-from tests.analysis.tape import from_spark, midnight, tape, to_spark
+from tests.analysis.tape import from_spark
 from tests.damaged import damage_body
-from tests.examples import examples, first_of
-from tests.feeds.build import messages_of
+from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import record
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 TOPS = "iex/goiex_TOPS16.pcapng.gz"
-MS = 1_000_000
-QUOTE = ["bid_price", "bid_size", "ask_price", "ask_size"]
-
-
-@pytest.fixture(scope="module")
-def days(shared_data: Path) -> tuple[polars.DataFrame, polars.DataFrame]:
-    """IBM's trades and quotes before 9:40 of one day, and BAC's trades without quotes."""
-    trades = [tape(shared_data, symbol, "trade", "2013-10-07") for symbol in ("IBM", "BAC")]
-    early = col("ts_event") < midnight("2013-10-07") + 580 * 60_000 * MS
-    return polars.concat(trades).filter(early), tape(shared_data, "IBM", "quote", "2013-10-07").filter(early)
-
-
-@pytest.fixture(scope="module")
-def frames(
-    spark: SparkSession, days: tuple[polars.DataFrame, polars.DataFrame], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[DataFrame, DataFrame]:
-    path = tmp_path_factory.mktemp("asof")
-    return to_spark(spark, days[0], path / "trades"), to_spark(spark, days[1], path / "quotes")
-
-
-@pytest.mark.parametrize(
-    ("tolerance", "exact"),
-    first_of([(None, True), (0, False), (200 * MS, True), (None, False), (0, True)]),
-)
-def test_trades_and_quotes_of_a_real_day(
-    days: tuple[polars.DataFrame, polars.DataFrame],
-    frames: tuple[DataFrame, DataFrame],
-    tolerance: int | None,
-    exact: bool,
-) -> None:
-    """Times are whole milliseconds and often equal: the last quote of each is used."""
-    trades, quotes = days
-    found = from_spark(asof_join(*frames, tolerance=tolerance, exact=exact), "symbol", "sequence")
-    right = quotes.sort("ts_event", "slice", "sequence").select(
-        "symbol", "ts_event", col("ts_event").alias("ts_event_quote"), col("sequence").alias("sequence_quote"), *QUOTE
-    )
-    expected = trades.sort("ts_event").join_asof(
-        right, on="ts_event", by="symbol", tolerance=tolerance, allow_exact_matches=exact, check_sortedness=False
-    )
-    expected = expected.sort("symbol", "sequence")
-    assert_frame_equal(found.select(expected.columns), expected)
-    assert len(found) == len(trades)
-    matched = found["bid_price"].is_not_null().sum()
-    assert matched == 0 if tolerance == 0 and not exact else 100 < matched <= len(trades.filter(symbol="IBM"))
-    assert found.columns == [
-        *trades.columns, "type_quote", "ts_event_quote", "slice_quote", "sequence_quote", *QUOTE
-    ]  # fmt: skip
-
-
 Pair = tuple[Any, Any, Any]
 
 
@@ -125,12 +74,14 @@ def test_any_rows(spark: SparkSession, left: list[Any], right: list[Any], tolera
     assert found == plain_join(trades, quotes, tolerance, exact)
 
 
-def test_quotes_of_one_time_are_ordered_by_ties(frames: tuple[DataFrame, DataFrame]) -> None:
-    trades, quotes = frames
-    alone = quotes.drop("slice")  # as in an order book's result
-    found = from_spark(asof_join(trades, alone), "symbol", "sequence")
-    assert_frame_equal(found, from_spark(asof_join(trades, alone, ties=["sequence"]), "symbol", "sequence"))
-    assert found["bid_price"].null_count() < len(found)
+def test_quotes_of_one_time_are_ordered_by_slice_and_sequence_if_there_are_such_columns(spark: SparkSession) -> None:
+    trades = spark.createDataFrame([("A", 5, 1.0)], "symbol string, ts_event bigint, price double")
+    rows = [("A", 4, 0, 9, 1), ("A", 5, 0, 7, 2), ("A", 5, 1, 6, 3), ("A", 5, 0, 8, 4), ("A", 6, 2, 9, 5)]
+    quotes = spark.createDataFrame(rows, "symbol string, ts_event bigint, slice int, sequence bigint, bid int")
+    joined = asof_join(trades, quotes)
+    assert joined.columns == ["symbol", "ts_event", "price", "ts_event_quote", "slice", "sequence", "bid"]
+    assert [tuple(row) for row in joined.collect()] == [("A", 5, 1.0, 5, 1, 6, 3)]
+    assert [row.bid for row in asof_join(trades, quotes.drop("slice")).collect()] == [4]
 
 
 def test_time_may_be_a_timestamp(spark: SparkSession) -> None:
@@ -165,30 +116,6 @@ def tops(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
     return record(tmp_path_factory.mktemp("asof"), "tops", lambda: Iex(shared_data / TOPS))
 
 
-def tops_trades(shared_data: Path) -> Iterator[tuple[Any, ...]]:
-    """Return each trade in file order with its symbol's last quote; a side of price 0 is absent."""
-    quotes: dict[bytes, tuple[int | None, ...]] = {}
-    for topic, ts, payload in messages_of(Iex(shared_data / TOPS)):
-        symbol = topic.rpartition(b".")[0]
-        if payload[:1] == b"Q":
-            quotes[symbol] = (ts, *(value or None for value in struct.unpack_from("<IqqI", payload, 18)))
-        elif payload[:1] == b"T":
-            size, price, trade_id = struct.unpack_from("<Iqq", payload, 18)
-            yield symbol.decode(), ts, size, price, trade_id, *quotes.get(symbol, (None,) * 5)
-
-
-COLUMNS = ["symbol", "ts_event", "size", "price", "trade_id", "ts_event_quote", "bid_size", "bid_price", "ask_price",
-           "ask_size"]  # fmt: skip
-
-
-@pytest.mark.long
-def test_recorded_trades_have_the_quote_before_them(spark: SparkSession, tops: Path, shared_data: Path) -> None:
-    found = asof_recorded(spark, tops, "T", "Q", columns=COLUMNS, prices="integer").collect()
-    expected = sorted(tops_trades(shared_data), key=repr)
-    assert sorted((tuple(row) for row in found), key=repr) == expected
-    assert len(found) == 6_390
-
-
 @pytest.mark.long
 def test_recorded_join_equals_the_join_of_frames(spark: SparkSession, tops: Path) -> None:
     """All columns, including decimals. The file's times never go back, and quotes follow trades of the same time."""
@@ -204,16 +131,13 @@ def test_recorded_join_equals_the_join_of_frames(spark: SparkSession, tops: Path
     assert fast.columns == slow.columns
     assert [field.dataType for field in fast.schema] == [field.dataType for field in slow.schema]
     keys = ["slice", "topic", "sequence"]
-    assert_frame_equal(from_spark(fast, *keys), from_spark(slow, *keys))
-
-
-@pytest.mark.long
-def test_recorded_join_has_a_tolerance(spark: SparkSession, tops: Path, shared_data: Path) -> None:
-    tolerance = 30 * 10**9
-    found = asof_recorded(spark, tops, "T", "Q", columns=["bid_price", "ts_event"], tolerance=tolerance / 1e9).collect()
-    expected = sum(row[7] is not None and row[1] - row[5] <= tolerance for row in tops_trades(shared_data))
-    assert sum(row.bid_price is not None for row in found) == expected
-    assert 0 < expected < 6_390
+    expected = from_spark(slow, *keys)
+    assert_frame_equal(from_spark(fast, *keys), expected)
+    assert len(expected) == 6_390
+    near = asof_recorded(spark, tops, "T", "Q", columns=["bid_price"], tolerance=30.0).collect()
+    known = expected.filter(col("ts_event") - col("ts_event_quote") <= 30 * 10**9)["bid_price"].is_not_null().sum()
+    assert sum(row.bid_price is not None for row in near) == known
+    assert 0 < known < len(expected)
 
 
 def quote(size: int) -> bytes:

@@ -6,7 +6,6 @@ import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
 import polars
 import pytest
@@ -14,7 +13,7 @@ from polars import col
 
 from blackbox import ConfigError
 from blackbox.analysis import Hours, count_bars, time_bars, twap, volume_bars, vwap
-from tests.analysis.tape import from_spark, midnight, tape, to_spark
+from tests.analysis.tape import from_spark, tape, to_spark, wall
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,23 +57,10 @@ def rows_of(spark: SparkSession, *rows: tuple[str, int, Any, Any]) -> DataFrame:
     )
 
 
-def wall(text: str, zone: str = "America/New_York") -> int:
-    return int(datetime.datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp() * 1e6) * 1_000
-
-
-def test_minutes_of_real_days(trades: DataFrame, days: polars.DataFrame) -> None:
-    found = from_spark(time_bars(trades, "1m"), "symbol", "start")
-    start = (col("ts_event") - col("ts_event") % MINUTE).alias("start")
-    expected = days.group_by("symbol", start, maintain_order=True).agg(BAR).sort("symbol", "start")
-    same(found.drop("start_time"), expected)
-    assert found["trades"].sum() == len(days)
-    assert (found["start_time"].dt.epoch("us") * 1_000 == found["start"]).all()
-
-
 def test_sessions_of_real_days_with_empty_minutes(trades: DataFrame, days: polars.DataFrame) -> None:
     """Every session has 390 minutes, from its own trades alone; those without a trade repeat the previous close."""
     found = from_spark(time_bars(trades, "1m", hours=Hours(), fill="previous"), "symbol", "start").drop("start_time")
-    opens = [(date, midnight(date) + 570 * MINUTE) for date in DATES]
+    opens = [(date, wall(date) + 570 * MINUTE) for date in DATES]
     minutes = polars.concat(
         [
             polars.DataFrame({"symbol": symbol, "session": date, "start": [opened + i * MINUTE for i in range(390)]})
@@ -96,21 +82,18 @@ def test_sessions_of_real_days_with_empty_minutes(trades: DataFrame, days: polar
     assert found["trades"].sum() < len(days)  # the tape has trades before the open and after the close
 
 
-def test_bars_by_count(trades: DataFrame, days: polars.DataFrame) -> None:
-    found = from_spark(count_bars(trades, 50), "symbol", "bar")
+def test_bars_by_count_and_by_volume_and_vwap_of_real_days(trades: DataFrame, days: polars.DataFrame) -> None:
     place = polars.int_range(polars.len()).over("symbol")
-    times = [col("ts_event").first().alias("start"), col("ts_event").last().alias("end")]
-    expected = days.with_columns((place // 50).alias("bar")).group_by("symbol", "bar", maintain_order=True)
-    same(found, expected.agg(*times, *BAR).sort("symbol", "bar"))
-
-
-@pytest.mark.parametrize("volume", [25_000, 25_000.0, Decimal(25_000)])
-def test_bars_by_volume(trades: DataFrame, days: polars.DataFrame, volume: Any) -> None:
-    found = from_spark(volume_bars(trades, volume), "symbol", "bar")
     before = (col("size").cum_sum() - col("size")).over("symbol")
     times = [col("ts_event").first().alias("start"), col("ts_event").last().alias("end")]
-    expected = days.with_columns((before // 25_000).alias("bar")).group_by("symbol", "bar", maintain_order=True)
-    same(found, expected.agg(*times, *BAR).sort("symbol", "bar"))
+    for bars, number in (
+        (count_bars(trades, 50), place // 50),
+        (volume_bars(trades, Decimal(25_000)), before // 25_000),
+        (volume_bars(trades, 25_000.0), before // 25_000),
+    ):
+        expected = days.with_columns(number.alias("bar")).group_by("symbol", "bar", maintain_order=True)
+        same(from_spark(bars, "symbol", "bar"), expected.agg(*times, *BAR).sort("symbol", "bar"))
+    same(from_spark(vwap(trades), "symbol"), days.group_by("symbol").agg(BAR).sort("symbol"))
 
 
 def test_trades_are_not_split(spark: SparkSession) -> None:
@@ -119,11 +102,6 @@ def test_trades_are_not_split(spark: SparkSession) -> None:
     assert found["bar"].to_list() == [0, 1, 6]
     assert found["volume"].to_list() == [120, 510, 1]
     assert found["start"].to_list() == [1, 3, 5]
-
-
-def test_vwap_of_real_days(trades: DataFrame, days: polars.DataFrame) -> None:
-    found = from_spark(vwap(trades), "symbol")
-    same(found, days.group_by("symbol").agg(BAR).sort("symbol"))
 
 
 def plain_twap(days: polars.DataFrame, carry: bool) -> list[tuple[str, int, int, float]]:
@@ -167,19 +145,7 @@ def test_twap_ends_with_the_session(spark: SparkSession) -> None:
     assert found["session"].to_list() == [datetime.date(2026, 3, 5)] * 2 + [datetime.date(2026, 3, 6)]
 
 
-def test_session_has_its_open_and_not_its_close(spark: SparkSession) -> None:
-    opened, closed = wall("2026-01-05T09:30:00"), wall("2026-01-05T16:00:00")
-    rows = rows_of(
-        spark, ("A", opened - 1, 1.0, 1), ("A", opened, 2.0, 1), ("A", closed - 1, 3.0, 1), ("A", closed, 4.0, 1)
-    )
-    found = from_spark(time_bars(rows, "1h", hours=Hours()), "start")
-    assert found["open"].to_list() == [2.0, 3.0]
-    assert found["start"].to_list() == [opened, opened + 6 * 3600 * 10**9]  # half past, like the session
-
-
-@pytest.mark.parametrize(
-    ("date", "hours_of_day", "utc_open"), [("2026-03-08", 23, 5), ("2026-11-01", 25, 4), ("2026-07-01", 24, 4)]
-)
+@pytest.mark.parametrize(("date", "hours_of_day", "utc_open"), [("2026-03-08", 23, 5), ("2026-11-01", 25, 4)])
 def test_day_on_which_the_clocks_change(spark: SparkSession, date: str, hours_of_day: int, utc_open: int) -> None:
     """A session of a whole day has as many hours as the day; its end and the next one's start are one instant."""
     start = wall(f"{date}T00:00:00")
@@ -195,22 +161,10 @@ def test_day_on_which_the_clocks_change(spark: SparkSession, date: str, hours_of
 
 
 @pytest.mark.parametrize(
-    ("date", "utc"), [("2026-03-06", 14), ("2026-03-09", 13), ("2026-10-30", 13), ("2026-11-02", 14)]
-)
-def test_session_opens_by_local_time(spark: SparkSession, date: str, utc: int) -> None:
-    opened = int(datetime.datetime.fromisoformat(f"{date}T{utc}:30:00+00:00").timestamp()) * 10**9
-    rows = rows_of(spark, ("A", opened - 1, 1.0, 1), ("A", opened, 2.0, 1))
-    found = from_spark(time_bars(rows, "5m", hours=Hours()), "start")
-    assert found["open"].to_list() == [2.0]
-
-
-@pytest.mark.parametrize(
     ("hours", "opens", "closes"),
     [
-        (("02:30", "04:00"), "2026-03-08T07:30", "2026-03-08T08:00"),  # half past two is skipped
-        (("02:30", "02:30"), "2026-03-08T07:30", "2026-03-09T06:30"),
-        (("01:30", "04:00"), "2026-11-01T05:30", "2026-11-01T09:00"),  # half past one occurs twice
-        (("00:00", "01:30"), "2026-11-01T04:00", "2026-11-01T05:30"),
+        (("02:30", "02:30"), "2026-03-08T07:30", "2026-03-09T06:30"),  # half past two is skipped
+        (("00:00", "01:30"), "2026-11-01T04:00", "2026-11-01T05:30"),  # half past one occurs twice
         (("01:30", "01:30"), "2026-11-01T05:30", "2026-11-02T06:30"),
     ],
 )
@@ -225,18 +179,6 @@ def test_session_bound_that_the_clocks_skip_or_repeat(
     assert own["start"].to_list() == [ts for ts in times if first <= ts < last]
     if hours[0] == hours[1]:  # sessions without a break: every trade is in one
         assert found["start"].to_list() == times
-
-
-def test_session_over_midnight_has_the_date_of_its_open(spark: SparkSession) -> None:
-    """A futures session of Sunday evening with a change of the clocks: 22 hours."""
-    hours = Hours("18:00", "17:00")
-    opened, closed = wall("2026-03-07T18:00:00"), wall("2026-03-08T17:00:00")
-    assert closed - opened == 22 * 3600 * 10**9
-    rows = rows_of(spark, ("A", opened, 1.0, 1), ("A", closed - 1, 2.0, 1), ("A", closed, 3.0, 1))
-    found = from_spark(time_bars(rows, "1h", hours=hours, fill="previous"), "start")
-    assert found["session"].unique().to_list() == [datetime.date(2026, 3, 7)]
-    assert len(found) == 22
-    assert found["close"].to_list() == [1.0] * 21 + [2.0]
 
 
 def test_session_over_midnight_of_two_recorded_days_is_one_group(spark: SparkSession) -> None:
@@ -289,37 +231,18 @@ def test_prices_stay_decimals_and_times_may_be_timestamps(spark: SparkSession) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("make", "arguments", "message"),
     [
-        ({"every": "1 fortnight"}, "every was '1 fortnight', expected a positive duration such as"),
-        ({"every": 0}, "every was 0, expected a positive duration"),
-        ({"every": "1m", "fill": "zero"}, "fill was 'zero', expected one of: none, null, previous"),
-        ({"every": "1m", "price": "px"}, "trades had no column 'px', expected it among: symbol, ts_event"),
-        ({"every": "1m", "by": ("volume",)}, "trades had no column 'volume'"),
+        (time_bars, {"every": "1 fortnight"}, "every was '1 fortnight', expected a positive duration such as"),
+        (time_bars, {"every": 0}, "every was 0, expected a positive duration"),
+        (time_bars, {"every": "1m", "fill": "zero"}, "fill was 'zero', expected one of: none, null, previous"),
+        (time_bars, {"every": "1m", "price": "px"}, "trades had no column 'px', expected it among: bar, ts_event"),
+        (time_bars, {"every": "1m", "by": ("bar",)}, "by had 'bar', a result column: rename it"),
+        (count_bars, {"count": 0}, "count was 0, expected 1 or more"),
+        (volume_bars, {"volume": 0}, "volume was 0, expected more than 0"),
     ],
 )
-def test_wrong_arguments_are_reported(spark: SparkSession, arguments: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        time_bars(rows_of(spark, ("A", 1, 1.0, 1)), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("9.30",), "a time of day was '9.30', expected for example '09:30'"),
-        (("09:30", "16:00", "New York"), "zone was 'New York', expected one such as 'America/New_York'"),
-    ],
-)
-def test_invalid_hours_are_reported(arguments: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Hours(*arguments)
-
-
-def test_columns_to_group_by_must_not_be_result_columns(spark: SparkSession) -> None:
+def test_wrong_arguments_are_reported(spark: SparkSession, make: Any, arguments: dict[str, Any], message: str) -> None:
     rows = rows_of(spark, ("A", 1, 1.0, 1)).withColumnRenamed("symbol", "bar")
-    with pytest.raises(ConfigError, match="by had 'bar', a result column: rename it"):
-        time_bars(rows, "1m", by=("bar",))
-    with pytest.raises(ConfigError, match="count was 0, expected 1 or more"):
-        count_bars(rows, 0, by=())
-    with pytest.raises(ConfigError, match="volume was 0, expected more than 0"):
-        volume_bars(rows, 0, by=())
+    with pytest.raises(ConfigError, match=message):
+        make(rows, **{"by": ()} | arguments)

@@ -55,16 +55,6 @@ def best(row: Any) -> tuple[Any, ...]:
     )
 
 
-def test_best_bids_and_offers_of_a_real_day(apple: DataFrame, shared_data: Path) -> None:
-    payloads = [payload for _, _, payload in messages_of(Itch50(shared_data / RUNK, "2020-01-30"))]
-    _, expected = slow_book(payloads)
-    rows = order_book(apple).orderBy("sequence").collect()
-    assert [best(row) for row in rows] == expected
-    assert {row.symbol for row in rows} == {"AAPL"}
-    assert rows == sorted(rows, key=lambda row: row.ts_event)
-    assert all((row.bid_count is None) == (row.bid_size is None) for row in rows)
-
-
 def test_levels_of_a_real_day(apple: DataFrame, shared_data: Path) -> None:
     """The five levels after their last change equal those of the whole file."""
     payloads = [payload for _, _, payload in messages_of(Itch50(shared_data / RUNK, "2020-01-30"))]
@@ -133,16 +123,6 @@ def test_books_of_other_feeds(
         assert {each: counts[symbol][each] for each in COUNTERS} == counters(book)
         assert len(tops.get(symbol, [])) == changes
     assert sum(map(len, tops.values())) > 0
-
-
-def test_a_day_recorded_late_counts_unknown_orders(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
-    path = record(tmp_path, "later", lambda: Itch50(shared_data / JAMISON, "2019-12-30"))
-    counts = order_book_counts(spark.read.format("blackbox").load(str(path))).collect()
-    assert sum(row.messages for row in counts) == 367 + 193 + 225 + 167 + 28 + 6 + 1
-    assert sum(row.added for row in counts) == 367 + 193
-    known = sum(row.taken + row.removed + row.replaced for row in counts)
-    assert known + sum(row.unknown for row in counts) == 225 + 167 + 28 + 6 + 1
-    assert sum(row.unknown for row in counts) > 0
 
 
 def test_rows_need_not_come_from_a_recording(spark: SparkSession, shared_data: Path) -> None:

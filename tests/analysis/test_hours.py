@@ -5,40 +5,32 @@ from __future__ import annotations
 import datetime
 import sys
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
 import pytest
 from pyspark.errors import PySparkException
 
 from blackbox import ConfigError
 from blackbox.analysis import Hours, time_bars
+from tests.analysis.tape import wall
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HOUR = 3_600 * 10**9
-
-
-def wall(text: str, zone: str = "America/New_York") -> int:
-    return int(datetime.datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp() * 1e6) * 1_000
-
-
-HALF_DAY = datetime.date(2013, 7, 3)
+HALF_DAY, LAST_DAY = datetime.date(1999, 11, 26), datetime.date(1999, 11, 29)
 TIMES = {
-    "2013-07-03T09:29:59": False,
-    "2013-07-03T12:59:59": True,
-    "2013-07-03T13:00:00": False,  # a half day
-    "2013-07-04T10:00:00": False,  # a holiday
-    "2013-07-05T15:59:59": True,
-    "2013-07-05T16:00:00": False,
+    "1999-11-25T10:00:00": False,  # Thanksgiving, a holiday
+    "1999-11-26T09:29:59": False,
+    "1999-11-26T12:59:59": True,
+    "1999-11-26T13:00:00": False,  # a half day
+    "1999-11-29T15:59:59": True,
+    "1999-11-29T16:00:00": False,
 }
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        {"close": {HALF_DAY: "13:00", "2013-07-04": None}},
-        {"close": {"default": "16:00", "2013-07-03": "13:00", datetime.date(2013, 7, 4): None}},
+        {"close": {"default": "16:00", "1999-11-26": "13:00", datetime.date(1999, 11, 25): None}},
         {"exchange": "XNYS"},
     ],
 )
@@ -48,9 +40,9 @@ def test_half_days_and_holidays(spark: SparkSession, given: dict[str, Any]) -> N
     trades = spark.createDataFrame(rows, "symbol string, ts_event bigint, price double, size bigint")
     found = time_bars(trades, "1ns", hours=hours).collect()
     assert sorted(row["start"] for row in found) == [wall(text) for text, is_open in TIMES.items() if is_open]
-    assert sorted(row["session"] for row in found) == [HALF_DAY, datetime.date(2013, 7, 5)]
+    assert sorted(row["session"] for row in found) == [HALF_DAY, LAST_DAY]
     filled = time_bars(trades, "30m", hours=hours, fill="previous").groupBy("session").count().collect()
-    assert sorted(filled) == [(HALF_DAY, 7), (datetime.date(2013, 7, 5), 13)]
+    assert sorted(filled) == [(HALF_DAY, 7), (LAST_DAY, 13)]
 
 
 def test_sessions_of_an_exchange_over_midnight_and_a_weekend(spark: SparkSession) -> None:
@@ -65,18 +57,10 @@ def test_sessions_of_an_exchange_over_midnight_and_a_weekend(spark: SparkSession
         time_bars(early, "1h", hours=Hours(exchange="XNYS")).collect()
 
 
-def test_calendar_of_an_exchange_has_old_sessions(spark: SparkSession) -> None:
-    texts = ("1999-11-26T12:59", "1999-11-26T13:00")  # the day after Thanksgiving closes at 13:00
-    rows = [("A", wall(text), 1.0, 1) for text in texts]
-    trades = spark.createDataFrame(rows, "symbol string, ts_event bigint, price double, size bigint")
-    (bar,) = time_bars(trades, "1h", hours=Hours(exchange="XNYS")).collect()
-    assert (bar["session"], bar["trades"]) == (datetime.date(1999, 11, 26), 1)
-
-
 def test_hours_with_closes_by_date_are_hashable() -> None:
-    closes: dict[str | datetime.date, str | None] = {HALF_DAY: "13:00", "2013-07-04": None}
+    closes: dict[str | datetime.date, str | None] = {HALF_DAY: "13:00", "1999-11-25": None}
     hours = Hours(close=closes)
-    same = Hours(close={"2013-07-04": None, "2013-07-03": "13:00"})
+    same = Hours(close={"1999-11-25": None, "1999-11-26": "13:00"})
     assert hash(hours) == hash(same)
     assert hours == same
     closes[HALF_DAY] = "12:00"
@@ -90,6 +74,7 @@ def test_hours_with_closes_by_date_are_hashable() -> None:
         ({"close": {"July 3": "13:00"}}, "close had the key 'July 3', expected a date such as '2013-07-03'"),
         ({"close": {"default": "4 pm"}}, "a time of day was '4 pm'"),
         ({"close": 16}, "a time of day was 16, expected for example '09:30'"),
+        ({"zone": "New York"}, "zone was 'New York', expected one such as 'America/New_York'"),
         ({"exchange": "NOWHERE"}, "exchange was 'NOWHERE', expected a name that exchange_calendars knows"),
         ({"exchange": "XNYS", "close": "13:00"}, "exchange was 'XNYS' with open, close or zone, expected either"),
     ],

@@ -15,13 +15,9 @@ if TYPE_CHECKING:
 
 WRONG = {
     "timestamp_ntz": "timestamp_ntz'2020-01-02 09:30:00'",
-    "date": "date'2020-01-02'",
     "string": "'2020-01-02T09:30:00Z'",
     "double": "1577957400.5D",
-    "float": "1577957400F",
     "int": "1577957400",
-    "boolean": "true",
-    "decimal(20,0)": "cast(1577957400000000000 as decimal(20,0))",
 }
 SECOND_NS = 1_577_957_400 * 10**9
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from blackbox_feeds.binance import Binance
-from blackbox_feeds.tape import Tape
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrameReader
 from pyspark.sql import functions as f
 
-from blackbox import ConfigError, Recording, Recordings
+from blackbox import ConfigError, Recording
 from blackbox.analysis import (
     asof_join,
     asof_recorded,
@@ -28,19 +27,17 @@ from blackbox.analysis import (
     time_bars,
     twap,
     vwap,
-    with_spread,
 )
 from blackbox.analysis.measure_day import measure_day
 from blackbox.report.day_report import PRICE
 from blackbox.report.page import page
-from tests.analysis.tape import first_rows
 from tests.archive.test_left_out import JSON_ROWS, JSON_TRADES, nan_day
 from tests.archive.test_recordings import several_schemas
 from tests.deals import Counted, Deal, Sides, carried, counted, days_of_deals, days_of_sides, write_deals
 from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.odd_json import odd_day, odd_quotes, odd_trades
-from tests.recorded import AS_SENT, record
+from tests.recorded import record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,18 +107,6 @@ def test_sides_of_quotes_equal_those_of_a_plain_loop(
     same_as_frames(spark, recording)
 
 
-def test_sides_of_quotes_whose_times_go_back_follow_the_recording(spark: SparkSession, tmp_path: Path) -> None:
-    rows = [Sides("A", 5, None, 5), Sides("A", None, 7, 3), Sides("A", 6, None, 4), Sides("A", None, 9, 6)]
-    recording = write_deals(tmp_path, rows)
-    quotes = recorded_quotes(spark, tmp_path)
-    assert quotes is not None
-    found = (
-        quotes.orderBy("sequence").selectExpr("cast(100 * bid_price as int)", "cast(100 * ask_price as int)").collect()
-    )
-    assert [tuple(row) for row in found] == [(5, None), (5, 7), (6, 7), (6, 9)]
-    same_as_frames(spark, recording)
-
-
 @some
 @given(st.lists(st.one_of(days_of_sides(1), days_of_deals(1)), max_size=20).map(lambda each: [*itertools.chain(*each)]))
 def test_asof_recorded_has_both_sides_as_by_a_plain_loop(
@@ -139,28 +124,6 @@ def test_asof_recorded_has_both_sides_as_by_a_plain_loop(
     assert rows_of(found, "sequence", "bid", "bid_size", "ask", "ask_size") == sorted(expected, key=repr)
     some_columns = asof_recorded(spark, path, "T", "Q", ["sequence", "ask_size"])
     assert rows_of(some_columns, "sequence", "ask_size") == sorted(((row[0], row[4]) for row in expected), key=repr)
-
-
-def test_asof_recorded_of_the_tape_has_both_sides(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
-    source = first_rows(shared_data, tmp_path / "lean")
-    feed = record(tmp_path, "tape", lambda: Tape(source), slices=1, time_zone="America/New_York")
-    found = asof_recorded(spark, feed, "T", "Q")
-    recording = Recording.open(day_of(feed))
-    quotes = recording.quotes.to_polars(prices="decimal", times="integer")
-    trades = recording.to_polars(message_type="T", **AS_SENT)
-    last: dict[str, Any] = {}
-    merged = [(row["sequence"], row) for frame in (quotes, trades) for row in frame.iter_rows(named=True)]
-    expected = []
-    for place, row in sorted(merged, key=lambda each: each[0]):
-        if "bid_price" in row:
-            last = row
-        else:
-            expected.append((place, *(last.get(name) for name in QUOTED)))
-    assert rows_of(found, "sequence", *QUOTED) == sorted(expected, key=repr)
-    spreads = with_spread(found).agg(f.count("*"), f.count("spread")).first()
-    assert spreads is not None
-    assert spreads[0] == len(trades)
-    assert spreads[1] > 0.9 * len(trades)
 
 
 def test_broken_trades_of_iex_are_left_out(spark: SparkSession, captured: Callable[[str], Path]) -> None:
@@ -202,6 +165,7 @@ def test_repetitions_and_fills_of_binance(spark: SparkSession, tmp_path: Path, s
 
 
 def test_json_trades_without_a_price_or_size_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    """Trades without an id are not repetitions of each other."""
     day = Day(tmp_path, feed_of(schema="binance"))
     day.put(0, Put(JSON_ROWS))
     assert rows_of(recorded_trades(spark, day.path), "price", "size", "trade_id") == sorted(JSON_TRADES, key=repr)
@@ -273,11 +237,6 @@ def test_results_of_several_days_equal_those_of_each_day(spark: SparkSession, tm
         assert sorted(map(repr, function(trades).collect())) == sorted(map(repr, alone))
     sides = rows_of(quotes, "date", "bid_price", "ask_price")
     assert [row[1:] for row in sides] == [(Decimal("0.01"), Decimal("0.03")), (None, Decimal("0.05"))]
-    frames = Recordings.open(tmp_path)
-    form: Any = {"prices": "decimal", "times": "integer"}
-    for spark_rows, ticks in ((trades, frames.trades), (quotes, frames.quotes)):
-        names = [name for name in spark_rows.columns if name != "epoch"]
-        assert rows_of(spark_rows, *names) == sorted(ticks.to_polars(**form).select(names).rows(), key=repr)
 
 
 def test_trades_of_feeds_of_several_schemas_have_columns_for_all(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import numpy
 import pytest
 from blackbox_feeds.iex import Iex
-from blackbox_feeds.itch50 import Itch50
 
-from blackbox import ConfigError, Recording
+from blackbox import Recording
 from blackbox.analysis.measure_day import measure_day
 from blackbox.cli.ui.drawing import draw
 from blackbox.cli.ui.status import Status
 from blackbox.errors import JournalError
 from blackbox.report.page import page
-from tests.cli.commands import Command, assert_one_line, invoke
+from tests.cli.commands import assert_one_line, invoke
 from tests.damaged import damage_body
 from tests.deals import DEALS, Deal
 from tests.journals import Day, Put, Row, feed_of
@@ -75,23 +74,6 @@ def test_quotes_and_trades_of_iex(spark: SparkSession, tmp_path: Path, shared_da
     assert report.instruments[0].symbol in page(report)
 
 
-@pytest.mark.long
-def test_books_of_itch_give_spreads(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
-    day = day_of(record(tmp_path, "itch", lambda: Itch50(shared_data / ITCH, date="2020-01-30")))
-    report = measure_day(spark, day, ["AAPL"])
-    (apple,) = report.instruments
-    recording = Recording.open(day)
-    hidden, executed = recording.to_pandas(message_type="P"), recording.to_pandas(message_type="E")
-    assert sum(bar.volume for bar in apple.bars) == hidden["shares"].sum() + executed["executed_shares"].sum()
-    assert sum(bar.trades for bar in apple.bars) == len(hidden) + len(executed)
-    assert 0 < min(bar.low for bar in apple.bars) <= hidden["price"].min()
-    assert apple.spreads
-    assert all(0 <= point.low <= point.mean <= 100 for point in apple.spreads)
-    assert "Spreads are of the order book" in report.prices
-    with pytest.raises(ConfigError, match="symbol was 'MSFT', expected one with trades or quotes on that day"):
-        measure_day(spark, day, ["MSFT"])
-
-
 def test_gaps_damage_and_plain_bytes(spark: SparkSession, tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of(time_zone="America/New_York"))
     sent = [10**18 + k * 10**9 for k in range(6)]
@@ -124,18 +106,6 @@ def test_an_empty_day_and_a_missing_day(spark: SparkSession, tmp_path: Path) -> 
     assert "No message has a time." in page(report)
     with pytest.raises(JournalError, match="was not found"):
         measure_day(spark, tmp_path / "nothing")
-
-
-@pytest.mark.long
-def test_command_writes_a_page(tmp_path: Path) -> None:
-    day = Day(tmp_path / "day", feed_of())
-    day.put(0, *(Put((Row(b"A.t", b"", 10**18 + k),), sequence=k, ts_out=10**18, ts_recv=10**18) for k in range(9)))
-    with Command("analyse", day.path, "--out", tmp_path / "new" / "day.html", "--master", "local[1]") as command:
-        ended = command.end(timeout=200)
-    assert ended.status == Status.OK, ended.errors
-    assert ended.errors.splitlines()[-1] == f"wrote {tmp_path}/new/day.html"
-    assert "<title>recorded, 2026-11-20</title>" in (tmp_path / "new" / "day.html").read_text()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["day.html"]
 
 
 def test_command_reports_damage_and_gaps(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

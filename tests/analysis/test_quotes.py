@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import polars
 import pytest
-from polars import col
-from polars.testing import assert_frame_equal
 
 from blackbox import ConfigError
 from blackbox.analysis import with_both_sides, with_spread
-from tests.analysis.tape import from_spark, tape, to_spark
+from tests.analysis.tape import from_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def test_real_quotes_of_one_side_each(spark: SparkSession, shared_data: Path, tmp_path: Path) -> None:
-    told = tape(shared_data, "IBM", "quote", "2013-10-07")[:10_000]
-    sides = [col(f"{side}_{part}") for side in ("bid", "ask") for part in ("price", "size")]
-    raw = told.with_columns(polars.when(col(f"{each.meta.output_name()[:3]}_price") != 0).then(each) for each in sides)
-    frame = to_spark(spark, raw, tmp_path / "quotes")
-    assert with_spread(frame).where("spread is not null or mid is not null or imbalance is not null").count() == 0
-    found = from_spark(with_spread(with_both_sides(frame)), "sequence")
-    quotes = raw.sort("ts_event", "sequence").with_columns(each.forward_fill() for each in sides).sort("sequence")
-    both = col("bid_price").is_not_null() & col("ask_price").is_not_null()
-    total = col("bid_size") + col("ask_size")
-    expected = quotes.with_columns(
-        polars.when(both).then(col("ask_price") - col("bid_price")).alias("spread"),
-        polars.when(both).then((col("ask_price") + col("bid_price")) / 2).alias("mid"),
-        polars.when(both & (total > 0)).then((col("bid_size") - col("ask_size")) / total).alias("imbalance"),
-    )
-    assert_frame_equal(found, expected)
-    assert 0 < found["spread"].null_count() < 100
 
 
 def test_absent_sides_sizes_and_decimals(spark: SparkSession) -> None:
