@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy
 import pytest
 
 from bench.scaling.costs import Costs
-from bench.scaling.scenario import die, simulate, zap
+from bench.scaling.scenario import die, zap
 from bench.scaling.tree import Tree, traffic, wanted_at
 from bench.scaling.workload import Market, keys_of, make_market
 
@@ -17,45 +15,23 @@ FAN_OUTS = (3, 4)
 SUBSCRIBERS, TOPICS, EACH = 240, 60, 3
 
 
-def market() -> Market:
-    return make_market(numpy.random.default_rng(1), SUBSCRIBERS, TOPICS, EACH, 10_000.0, 100)
-
-
 def filled(hold_s: float = 0.0) -> tuple[Tree, Market]:
-    tree, made = Tree(FAN_OUTS, SUBSCRIBERS, hold_s), market()
-    tree.fill(made)
-    return tree, made
+    market = make_market(numpy.random.default_rng(1), SUBSCRIBERS, TOPICS, EACH, 10_000.0, 100)
+    tree = Tree(FAN_OUTS, SUBSCRIBERS, hold_s)
+    tree.fill(market)
+    return tree, market
 
 
-def test_topics_are_distinct_also_per_subscriber() -> None:
-    made = market()
-    assert len(set(made.topics)) == TOPICS
-    assert all(len(set(row)) == EACH for row in made.wants.tolist())
-    assert made.rates.sum() == pytest.approx(10_000)
-
-
-def test_each_relay_wants_the_topics_of_those_below() -> None:
-    tree, made = filled()
-    for level, width in enumerate(tree.widths):
-        for number, found in enumerate(wanted_at(tree, made, level)):
-            below = [row for leaf, row in zip(tree.leaf_of, made.wants, strict=True) if leaf * width // 12 == number]
-            wanted = {int(topic) for row in below for topic in row}
-            assert set(found.tolist()) == wanted
-            assert set(tree.relays[level][number]._references) == {made.topics[topic] for topic in wanted}
-
-
-@pytest.mark.parametrize("key_bytes", [0, 1, 2, 5])
+@pytest.mark.parametrize("key_bytes", [0, 2])
 def test_traffic_matches_a_plain_count(key_bytes: int) -> None:
     tree, made = filled()
-    keys = keys_of(made, key_bytes, 0.001)
     rate_of: dict[bytes, float] = {}
     for topic, rate in zip(made.topics, made.rates.tolist(), strict=True):
         rate_of[topic[:key_bytes]] = rate_of.get(topic[:key_bytes], 0.0) + rate
     blocks_of = {key: (1 - numpy.exp(-rate * 0.001)) / 0.001 for key, rate in rate_of.items()}
-    found = list(traffic(tree, made, keys))
+    found = list(traffic(tree, made, keys_of(made, key_bytes, 0.001)))
     for level, each in enumerate(found[:-1]):
         wanted = [{made.topics[t][:key_bytes] for t in topics.tolist()} for topics in wanted_at(tree, made, level)]
-        assert each.relays == len(wanted)
         total = sum(blocks_of[key] for keys_wanted in wanted for key in keys_wanted)
         assert each.blocks_in == pytest.approx(total / len(wanted))
     own = [{made.topics[t][:key_bytes] for t in row} for row in made.wants.tolist()]
@@ -68,10 +44,7 @@ def test_traffic_matches_a_plain_count(key_bytes: int) -> None:
 @pytest.mark.parametrize("hold_s", [0.0, 5.0])
 def test_zapping_leaves_each_relay_with_the_wanted_topics(hold_s: float) -> None:
     tree, made = filled(hold_s)
-    before = made.wants.copy()
-    zapping = zap(tree, made, 100, seed=3)
-    assert (made.wants == before).all()
-    assert zapping.mean[-1] > zapping.mean[0] / 12
+    zap(tree, made, 100, seed=3)
     for level in range(len(tree.widths)):  # prefixes released at one level are then held at the level above
         tree.settle(1e9 * (level + 1))
     for level in range(1, len(tree.widths)):
@@ -86,19 +59,5 @@ def test_a_relay_that_dies_leaves_the_tree_as_it_was() -> None:
     before = [[dict(relay._references) for relay in level] for level in tree.relays]
     death = die(tree, made, 1, COSTS)
     assert [[dict(relay._references) for relay in level] for level in tree.relays] == before
-    wanted = len(wanted_at(tree, made, 1)[0])
-    assert death.asked_above == death.asked_source == 2 * wanted
+    assert death.asked_above == death.asked_source == 2 * len(wanted_at(tree, made, 1)[0])
     assert death.restored == sum(len(each) for each in wanted_at(tree, made, 2)[:4])
-    deeper = die(tree, made, 2, COSTS)
-    assert deeper.restored == SUBSCRIBERS // 12 * EACH
-    assert deeper.asked_source <= deeper.asked_above
-
-
-def test_a_whole_outcome() -> None:
-    outcome = simulate(FAN_OUTS, COSTS, SUBSCRIBERS, TOPICS, 50, seed=random.Random(4).randint(0, 100))
-    assert len(outcome.filters) == 3
-    assert outcome.filters == sorted(outcome.filters, reverse=True)
-    assert [death.level for death in outcome.deaths] == [1, 2]
-    assert [each.hold_s for each in outcome.zapping] == [0.0, 5.0]
-    by_key = [choice.levels[-1].bytes_in for choice in outcome.choices]
-    assert by_key[0] > by_key[-1]
