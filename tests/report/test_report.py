@@ -15,11 +15,11 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from blackbox.report.axis import lag_ticks, span_ticks
+from blackbox.report.axis import lag_ticks, rate_ticks, span_ticks, time_ticks
 from blackbox.report.cards import interval
 from blackbox.report.day_report import DayReport, Lag
 from blackbox.report.page import page
-from tests.report.reports import SECOND, empty_report, full_report, raw_report
+from tests.report.reports import OPEN, SECOND, empty_report, full_report, raw_report
 from tests.support import ROOT
 
 REPORTS: Final[dict[str, Callable[[], DayReport]]] = {"full": full_report, "raw": raw_report, "empty": empty_report}
@@ -119,9 +119,6 @@ def test_all_figures_are_there() -> None:
     assert "31 messages without a time" in text
     assert "3 others" in text
     assert "1 damaged part<" in text
-
-
-def test_a_different_local_date_is_shown() -> None:
     assert "market time<" in page(full_report())
     assert "market time, 20\N{NO-BREAK SPACE}Nov\N{NO-BREAK SPACE}2026<" in page(
         msgspec.structs.replace(full_report(), date="2026-11-27")
@@ -146,19 +143,44 @@ def test_lags_of_all_sizes_have_a_scale() -> None:
     ]
 
 
-def test_round_prices() -> None:
+def test_round_prices_and_lengths_of_intervals() -> None:
     def ticks(low: float, high: float, decimals: int) -> list[str]:
         return [text for _, text in span_ticks(low, high, decimals)]
 
     assert ticks(9.991, 10.018, 2) == ["9.995", "10.000", "10.005", "10.010", "10.015"]
     assert ticks(-1.1, 1.1, 0) == ["-1.0", "-0.5", "0.0", "0.5", "1.0"]
     assert ticks(150, 950, 2) == ["200.00", "400.00", "600.00", "800.00"]
-
-
-def test_lengths_of_intervals() -> None:
     assert [interval(ns) for ns in (1, 20_000_000, SECOND, 90 * SECOND, 300 * SECOND, 3_600 * SECOND)] == [
         *("1 nanosecond", "20 milliseconds", "1 second", "90 seconds", "5 minutes", "1 hour"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (6.5 * 3600, ["10:00", "11:00", "12:00", "13:00", "14:00", "15:00", "16:00"]),
+        (86_400, ["12:00", "15:00", "18:00", "21:00", "00:00", "03:00", "06:00", "09:00"]),
+        (8, [f"09:30:0{i}" for i in range(9)]),
+        (1, ["09:30:00.000", "09:30:00.200", "09:30:00.400", "09:30:00.600", "09:30:00.800", "09:30:01.000"]),
+        (0.008, [f"09:30:00.00{i}" for i in range(9)]),
+        (0.000_008, [f"09:30:00.00000{i}" for i in range(9)]),
+    ],
+)
+def test_ticks_are_round_local_times(seconds: float, expected: list[str]) -> None:
+    end = OPEN + round(seconds * SECOND)
+    ticks = list(time_ticks(OPEN, end, "America/New_York"))
+    assert [text for _, text in ticks] == expected
+    assert all(OPEN <= ns <= end for ns, _ in ticks)
+
+
+@pytest.mark.parametrize(
+    ("highest", "expected"),
+    [(0, ["0", "0.001"]), (3, ["0", "1", "2", "3"]), (99_000, ["0", "20 k", "40 k", "60 k", "80 k", "100 k"])],
+)
+def test_rates_are_round_and_reach_the_highest(highest: float, expected: list[str]) -> None:
+    ticks = list(rate_ticks(highest))
+    assert [text for _, text in ticks] == expected
+    assert ticks[-1][0] >= highest
 
 
 # In a browser
@@ -202,14 +224,3 @@ def test_page_is_displayed_correctly(tmp_path: Path, name: str, width: int, dark
     assert (told["charts"], told["bars"], told["marks"], told["tiles"]) == expected
     assert told["background"] == ("rgb(13, 17, 23)" if dark else "rgb(244, 246, 249)")
     assert (tmp_path / "page.png").stat().st_size > 5_000
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("browser")
-def test_clipped_text_is_found(tmp_path: Path) -> None:
-    text = page(full_report()).replace(
-        "</main>", '<section class="card"><h2 style="width: 2000px">wide</h2></section></main>'
-    )
-    wrong = look(tmp_path / "page.png", text, 800, dark=False)["told"]["wrong"]
-    assert any("leaves" in each for each in wrong)
-    assert any("the page is" in each for each in wrong)
