@@ -44,8 +44,7 @@ def test_a_killed_owner_with_a_living_child_releases_the_file(tmp_path: Path) ->
         lock.close()
 
 
-def test_one_process_owns_the_file_once(tmp_path: Path) -> None:
-    """A second attempt in the same process must not release it."""
+def test_one_process_owns_the_file_once_and_another_attempt_does_not_release_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = FileLock(path)
     for _ in range(2):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import first_of
 from tests.support import ROOT
 
 SCRIPT = """
@@ -36,18 +37,6 @@ try:
 except KeyboardInterrupt:
     print("raised after it", len(function.overloads), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 """
-
-
-@pytest.mark.parametrize("use", ["warm_up(function, 1)", "function(1)"])
-@pytest.mark.parametrize("cache", [True, False])
-def test_ctrl_c_during_compilation_is_raised_after_it(tmp_path: Path, use: str, cache: bool) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(use=use, cache=cache))
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds", "XDG_CACHE_HOME": str(tmp_path)}
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=environment)
-    assert run.stdout == "raised after it 1 True\n", run.stderr
-
-
 SLOW = """
 from numba.core import event
 from blackbox.native import jit
@@ -72,13 +61,24 @@ with event.install_listener("numba:compile", Slow()):
 """
 
 
+def run(directory: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with an own cache."""
+    script = directory / "script.py"
+    script.write_text(code)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds", "XDG_CACHE_HOME": str(directory)}
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=environment)
+
+
+CALLS = [("warm_up(function, 1)", True), ("function(1)", False), ("warm_up(function, 1)", False), ("function(1)", True)]
+
+
+@pytest.mark.parametrize(("use", "cache"), first_of(CALLS, keep=2))
+def test_ctrl_c_during_compilation_is_raised_after_it(tmp_path: Path, use: str, cache: bool) -> None:
+    ran = run(tmp_path, SCRIPT.format(use=use, cache=cache))
+    assert ran.stdout == "raised after it 1 True\n", ran.stderr
+
+
 def test_compilation_at_a_first_call_is_logged_once_and_loading_is_not(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SLOW)
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds", "XDG_CACHE_HOME": str(tmp_path)}
-    logged = [
-        subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=environment).stderr
-        for _ in range(2)
-    ]
+    logged = [run(tmp_path, SLOW).stderr for _ in range(2)]
     assert logged[0].startswith("compiling functions at their first use")
     assert [len(text.splitlines()) for text in logged] == [1, 0]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from blackbox.native.priority import give_way, giving_way, let_others_go_first
+from tests.examples import first_of
 from tests.support import Script
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone")
@@ -61,7 +62,7 @@ def test_other_threads_go_before_a_nice_thread() -> None:
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
-@pytest.mark.parametrize("niceness", [3, 10, 17, 19])
+@pytest.mark.parametrize("niceness", first_of([17, 3, 10, 19]))
 def test_a_nice_process_has_threads_that_are_nicer(niceness: int) -> None:
     code = """
 import os, threading

@@ -39,16 +39,14 @@ def test_compiled_code_and_python_see_the_same_fields() -> None:
     assert (told.count, list(told.heard), told.stopping) == (2**62 + 5, [0, 0, 2**62 + 5], 1)
 
 
-def test_a_field_with_its_own_line_begins_a_cache_line() -> None:
+def test_records_in_an_array_do_not_overlap_and_a_field_with_its_own_line_begins_a_cache_line() -> None:
     assert [Told.dtype.fields[name][1] for name in Told.dtype.names or ()] == [0, 8, 64, 72]  # type: ignore[index]
-    assert Told.dtype.itemsize == 128
-
-
-def test_records_in_an_array_do_not_overlap() -> None:
     many = numpy.zeros(3, Told.dtype)
     add(Told(many[1:2]).address, 4)
     assert many["count"].tolist() == [0, 4, 0]
     assert many["heard"].tolist() == [[0, 0, 0], [0, 0, 4], [0, 0, 0]]
+    with pytest.raises(ValueError, match="memory of a Told was 64 bytes, expected 128"):
+        Told(numpy.zeros(8, numpy.int64))
 
 
 @given(st.lists(st.integers(-(2**40), 2**40), max_size=5))
@@ -58,11 +56,6 @@ def test_sum_of_records_is_the_sum_of_each_field(values: list[int]) -> None:
         record.count, record.heard[1], record.done = value, 2 * value, 1
     total = Told.sum_of(records)
     assert (total.count, total.heard[1], total.done) == (sum(values), 2 * sum(values), len(values))
-
-
-def test_memory_of_the_wrong_size_is_rejected() -> None:
-    with pytest.raises(ValueError, match="memory of a Told was 64 bytes, expected 128"):
-        Told(numpy.zeros(8, numpy.int64))
 
 
 def test_an_unknown_field_does_not_compile() -> None:
