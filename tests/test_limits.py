@@ -77,7 +77,7 @@ def test_too_few_descriptors_or_threads_are_reported(limits: Limits, kind: str, 
         assert NAMES[what] in line
 
 
-MEMORY_MIB = (250, 350, 450, 600, 800, 1_000)
+MEMORY_MIB = (250, 450, 1_000)
 
 
 @pytest.mark.parametrize("command", first_of(["replay", "publish", "subscribe", "record", "stat"]))
@@ -102,7 +102,7 @@ def test_a_command_without_memory_reports_it_in_one_line(tmp_path: Path, command
         if errors and not re.search("no publisher|too few subscribers", errors[0]):
             assert "RLIMIT_AS" in errors[0], limit
             refused.append(limit)
-    assert refused[:2] == [250, 350]
+    assert refused[:1] == [250]
 
 
 @pytest.mark.own_process
@@ -137,7 +137,7 @@ def test_checked_needs_equal_opened_resources() -> None:
             ("subscribe", 9),
             ("record --out {dir}", 9),
         ],
-        keep=3,
+        keep=2,
     ),
 )
 def test_a_command_without_descriptors_reports_it_in_one_line(tmp_path: Path, words: str, limit: int) -> None:

@@ -98,30 +98,12 @@ def test_accepted_forms_of_a_time(text: str, expected: int) -> None:
     assert parse_time(text, NEW_YORK, START, START + 6 * HOUR) == expected
 
 
-def test_time_of_day_of_a_session_that_started_the_evening_before() -> None:
-    start_ns = parse_time("2019-12-29T18:00", NEW_YORK)
-    stop_ns = start_ns + 23 * HOUR
-    assert parse_time("09:30", NEW_YORK, start_ns, stop_ns) == START
-    assert parse_time("19:00", NEW_YORK, start_ns, stop_ns) == start_ns + HOUR
-
-
-def test_an_ambiguous_local_time_is_the_first() -> None:
+def test_an_ambiguous_local_time_is_the_first_and_a_skipped_one_uses_the_offset_before_the_change() -> None:
     assert parse_time("2026-11-01T01:30", NEW_YORK) == parse_time("2026-11-01T01:30-04:00", "UTC")
     assert clock_text(parse_time("2026-11-01T01:30-05:00", "UTC"), NEW_YORK) == "01:30:00"
-
-
-def test_a_skipped_local_time_uses_the_offset_before_the_change() -> None:
     skipped = parse_time("2026-03-08T02:30", NEW_YORK)
     assert skipped == parse_time("2026-03-08T02:30-05:00", "UTC")
     assert clock_text(skipped, NEW_YORK) == "03:30:00"
-
-
-def test_days_with_a_clock_change_have_23_and_25_hours() -> None:
-    def hours(day: str, after: str) -> float:
-        return (parse_time(after, NEW_YORK) - parse_time(day, NEW_YORK)) / HOUR
-
-    assert hours("2026-03-08", "2026-03-09") == 23
-    assert hours("2026-11-01", "2026-11-02") == 25
 
 
 def test_times_before_1970_are_right() -> None:
@@ -135,26 +117,9 @@ def test_times_before_1970_are_right() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "noon",
-        "9" * 30,
-        "25:00",
-        "24:00",
-        "9:30",
-        "09:30.5",
-        "2019-13-01",
-        "2019-02-29",
-        "2019-12-30T",
-        "T14:30",
-        "2019123014:30",
-        "2019-12-30T14:30:00.0000000001",
-        "2019-12-30T14:30:00+25:00",
-        "9999-12-31",
-        "0001-01-01T00:00+14:00",
-        "1677-09-21",
-        "2262-04-12",
-        "-5",
-        "٠٩:٣٠",
+        *("", "noon", "9" * 30, "25:00", "24:00", "9:30", "09:30.5", "-5", "٠٩:٣٠"),
+        *("2019-13-01", "2019-02-29", "2019-12-30T", "T14:30", "2019123014:30", "2019-12-30T14:30:00.0000000001"),
+        *("2019-12-30T14:30:00+25:00", "9999-12-31", "0001-01-01T00:00+14:00", "1677-09-21", "2262-04-12"),
     ],
 )
 def test_text_that_is_not_a_time_is_rejected(text: str) -> None:
@@ -170,22 +135,19 @@ def test_any_text_is_a_time_or_rejected(text: str) -> None:
         assert str(error).startswith("time was ")  # noqa: PT017
 
 
-@pytest.mark.parametrize("digits", range(10))
-def test_digits_of_the_second(digits: int) -> None:
-    fraction = ".123456789"[: digits + 1] if digits else ""
-    assert time_text(START + 123_456_789, digits) == f"2019-12-30T14:30:00{fraction}Z"
-    assert clock_text(START + 123_456_789, NEW_YORK, digits) == f"09:30:00{fraction}"
+def test_digits_of_the_second() -> None:
+    for digits in range(10):
+        fraction = ".123456789"[: digits + 1] if digits else ""
+        assert time_text(START + 123_456_789, digits) == f"2019-12-30T14:30:00{fraction}Z"
+        assert clock_text(START + 123_456_789, NEW_YORK, digits) == f"09:30:00{fraction}"
 
 
-def test_a_datetime_without_a_zone_is_rejected() -> None:
+def test_a_datetime_without_a_zone_and_an_unknown_zone_are_rejected() -> None:
     with pytest.raises(ValueError, match="expected a datetime with a time zone"):
         ns_of(datetime.datetime(2026, 11, 20))  # noqa: DTZ001
-
-
-@pytest.mark.parametrize("name", ["", "New York", "Mars/Olympus", "../etc/passwd"])
-def test_an_unknown_zone_is_rejected(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^time zone was {name!r}, expected a name such as"):
-        zone_of(name)
+    for name in ("", "New York", "Mars/Olympus", "../etc/passwd"):
+        with pytest.raises(ValueError, match=f"^time zone was {name!r}, expected a name such as"):
+            zone_of(name)
 
 
 @pytest.mark.parametrize(
