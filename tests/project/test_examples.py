@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.project.scripts import ROOT, in_turn, together
+
 EXAMPLES = ROOT / "examples"
 
 SAYS = {
@@ -58,7 +54,7 @@ SAYS = {
     "use_all_cores_for_python": ["slice 0: in its own process: True", "delivered: 100000"],
 }
 
-TWINS = (
+ALONE = (
     "back_test_two_symbols",
     "begin_with_an_image",
     "change_what_i_want",
@@ -66,24 +62,31 @@ TWINS = (
     "publish_through_a_crash",
     "replay_two_feeds",
     "see_batches_in_arrow",
+    "survive_being_killed",
 )
-"""Examples covered by similar examples or by other tests."""
+"""Examples covered by similar examples or by other tests, some with processes of their own."""
 
 
-def test_every_example_is_tested() -> None:
+def test_every_example_is_tested_and_asks_a_question() -> None:
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(SAYS)
+    assert all(path.read_text().startswith('"""How do I ') for path in EXAMPLES.glob("*.py"))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name in TWINS else []) for name in SAYS]
-)
-def test_example(name: str) -> None:
-    path = EXAMPLES / f"{name}.py"
-    assert path.read_text().startswith('"""How do I ')
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(
-        [sys.executable, path], check=False, capture_output=True, text=True, timeout=60, env=environment
-    )
-    assert ran.returncode == 0, ran.stderr
-    for text in SAYS[name]:
-        assert text in ran.stdout
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, str]:
+    """Run all examples that share a process; first the one that forks."""
+    names = sorted(SAYS.keys() - set(ALONE), key=lambda name: (name != "use_all_cores_for_python", name))
+    return in_turn(*(EXAMPLES / f"{name}.py" for name in names))
+
+
+@pytest.mark.parametrize("name", sorted(SAYS.keys() - set(ALONE)))
+def test_example(name: str, outputs: dict[str, str]) -> None:
+    assert [text for text in SAYS[name] if text not in outputs[name]] == [], outputs[name]
+    assert "Traceback" not in outputs[name]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALONE)
+def test_example_in_its_own_process(name: str) -> None:
+    (output,) = together(EXAMPLES / f"{name}.py")
+    assert [text for text in SAYS[name] if text not in output] == [], output

@@ -66,13 +66,10 @@ def test_settings_of_a_page_load(page: str, tmp_path: Path) -> None:
     assert Feed.load(path).slices
 
 
-def test_rights_of_the_page_load(tmp_path: Path) -> None:
-    _, text = snippets("security.md", "toml")
-    (tmp_path / RIGHTS_FILE).write_text(text)
+def test_rights_and_bind_addresses_of_the_pages_load(tmp_path: Path) -> None:
+    _, rights = snippets("security.md", "toml")
+    (tmp_path / RIGHTS_FILE).write_text(rights)
     assert load_rights(str(tmp_path), 8) == {"desk": (b"AAPL.", b"MSFT."), "intern": (), "*": (b"INDEX.",)}
-
-
-def test_bind_addresses_of_the_page_load(tmp_path: Path) -> None:
     (text,) = snippets("containers.md", "toml")
     (tmp_path / "feed.toml").write_text(f'name = "quotes"\n{text}')
     (part,) = Feed.load(tmp_path / "feed.toml").slices

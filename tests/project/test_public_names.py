@@ -42,26 +42,15 @@ LIGHT_MODULES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_name_is_the_class_of_its_module(name: str) -> None:
-    assert getattr(blackbox, name).__module__ == NAMES[name]
-    assert getattr(blackbox, name).__name__ == name
-
-
-def test_all_has_exactly_the_public_names() -> None:
+def test_the_public_names_are_the_classes_of_their_modules() -> None:
+    classes = {name: getattr(blackbox, name) for name in NAMES}
+    assert {name: each.__module__ for name, each in classes.items()} == NAMES
+    assert [each.__name__ for each in classes.values()] == list(NAMES)
     assert sorted([*NAMES, "__version__"]) == sorted(blackbox.__all__) == dir(blackbox)
-
-
-def test_star_import_imports_the_public_names() -> None:
     namespace: dict[str, object] = {}
     exec("from blackbox import *", namespace)
     del namespace["__builtins__"]
     assert set(namespace) == {*NAMES, "__version__"}
-
-
-def test_no_other_name_leaks_from_the_package() -> None:
-    for name in NAMES:
-        getattr(blackbox, name)
     public = {
         name for name, value in vars(blackbox).items() if not name.startswith("_") and not isinstance(value, ModuleType)
     }

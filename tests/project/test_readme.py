@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from blackbox import Batch, Feed, Message
+from tests.examples import first_of
+from tests.project.scripts import ROOT, in_turn, together
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 STARTED = (ROOT / "docs" / "getting-started.md").read_text()
 REPLAYED = (ROOT / "docs" / "record-and-replay.md").read_text()
@@ -39,39 +39,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def snippet(place: Path) -> Path:
-    return place / "twelve_lines.py"
+def test_the_twelve_lines_print_the_output_on_the_page(place: Path) -> None:
+    snippet = place / "twelve_lines.py"
+    assert len([line for line in snippet.read_text().splitlines() if line.strip()]) == 12
+    (out,) = together(snippet)
+    assert out == "b'AAPL.trade' b'189.98'\nlost: 0\n"
+    assert [line for line in out.splitlines() if f"`{line}`" not in README] == []
 
 
-def test_the_twelve_lines_print_the_output_on_the_page(snippet: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, snippet],
-        check=False,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert (ran.returncode, ran.stdout) == (0, "b'AAPL.trade' b'189.98'\nlost: 0\n"), ran.stderr
-    assert [line for line in ran.stdout.splitlines() if f"`{line}`" not in README] == []
-
-
-def test_the_twelve_lines_are_twelve(snippet: Path) -> None:
-    lines = [line for line in snippet.read_text().splitlines() if line.strip()]
-    assert len(lines) == 12
-
-
-@pytest.mark.parametrize("first", ["publisher", "subscriber"])
-def test_the_two_processes_print_the_output_on_the_page(place: Path, first: str) -> None:
-    second = "subscriber" if first == "publisher" else "publisher"
-    said = {}
-    with run(place / f"{first}.py") as one, run(place / f"{second}.py") as other:
-        for name, process in ((second, other), (first, one)):
-            out, errors = process.communicate(timeout=300)
-            assert process.returncode == 0, errors
-            said[name] = out
+@pytest.mark.parametrize("names", first_of([(("subscriber", "publisher"),), (("publisher", "subscriber"),)]))
+def test_the_two_processes_print_the_output_on_the_page(place: Path, names: tuple[str, str]) -> None:
+    said = dict(zip(names, together(*(place / f"{name}.py" for name in names)), strict=True))
     assert said == {
         "publisher": "sent: 1000\n",
         "subscriber": "received: 500 lost: 0\nlast: {b'AAPL.trade': b'998'}\n",
@@ -81,15 +59,15 @@ def test_the_two_processes_print_the_output_on_the_page(place: Path, first: str)
 
 
 def test_recording_and_replays_print_the_output_on_the_page(place: Path) -> None:
+    scripts = {name: place / f"{name}.py" for name in ("publisher", "subscriber", *SCRIPTS[REPLAYED])}
     said = [
-        *together(place, "recorder", "publisher"),
-        *together(place, "own"),
-        *together(place, "read"),
-        *together(place, "frames"),
-        *together(place, "back_test"),
-        *together(place, "subscriber", "replay"),
+        *together(scripts["recorder"], scripts["publisher"]),
+        *together(scripts["own"]),
+        *in_turn(scripts["read"], scripts["frames"], scripts["back_test"]).values(),
+        *together(scripts["subscriber"], scripts["replay"]),
     ]
-    assert said == [
+    lines = [line for out in said for line in out.splitlines()]
+    assert lines == [
         "recorded: 1000 lost: 0",
         "sent: 1000",
         "wrote: 3 messages of 2026-01-05",
@@ -101,36 +79,7 @@ def test_recording_and_replays_print_the_output_on_the_page(place: Path) -> None
         "sent again: 1000",
     ]
     pages = " ".join((STARTED + REPLAYED).split())
-    assert [line for line in said if f"`{line}`" not in pages] == []
-
-
-@pytest.mark.parametrize("name", ["recorder", "read", "frames", "back_test", "replay"])
-def test_recording_and_replaying_take_ten_lines(place: Path, name: str) -> None:
-    lines = [line for line in (place / f"{name}.py").read_text().splitlines() if line.strip()]
-    assert len(lines) <= 10
-
-
-def together(place: Path, *names: str) -> list[str]:
-    """Run scripts at the same time; return their output."""
-    processes = [run(place / f"{name}.py") for name in names]
-    said = []
-    for process in processes:
-        with process:
-            out, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-        said += out.splitlines()
-    return said
-
-
-def run(script: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, script],
-        cwd=script.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    assert [line for line in lines if f"`{line}`" not in pages] == []
 
 
 OURS = {"messages", "received"}
@@ -213,12 +162,6 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - linked == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_to_files_exist(page: Path) -> None:
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text())]
-    assert [link for link in links if not (page.parent / link).exists()] == []
-
-
 def headings(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as generated by GitHub."""
     return {
@@ -228,9 +171,10 @@ def headings(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_to_headings_exist(page: Path) -> None:
-    links = [link.partition("#") for link in re.findall(r"\]\(([^):]*#[^)]+)\)", page.read_text())]
-    places = [(page.parent / path if path else page, anchor) for path, _, anchor in links]
+def test_links_to_files_and_headings_exist(page: Path) -> None:
+    links = [link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", page.read_text())]
+    assert [path for path, _, _ in links if not (page.parent / path).exists()] == []
+    places = [(page.parent / path if path else page, anchor) for path, _, anchor in links if anchor and ":" not in path]
     assert [place for place in places if place[1] not in headings(place[0])] == []
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,8 @@ from blackbox import Recordings
 from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import Ended, invoke
 from tests.feeds.dbn_reference import expected_messages
+from tests.project.scripts import ROOT, in_turn, start
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 LINES = re.findall(r"^ {4}(\S.*)$", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL), re.MULTILINE)
 BARS, BACK_TEST, OF_MADE_UP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -44,18 +41,6 @@ def command(line: str) -> Ended:
     return ended
 
 
-def start(*words: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"}
-    return subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True, env=environment)
-
-
-def output(*words: str) -> str:
-    with start(*words) as process:
-        out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0
-    return out
-
-
 def test_a_day_from_file_to_live_prints_the_output_on_the_page(shared_data: Path, place: Path) -> None:
     file = shared_data / "dbn/futures_mbp-1_2024-07-01T23-58.dbn.zst"
     (place / "day.dbn.zst").symlink_to(file)
@@ -68,14 +53,15 @@ def test_a_day_from_file_to_live_prints_the_output_on_the_page(shared_data: Path
 
     records = sorted_records(file)
     (bars,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
-    assert output("bars.py").split() == bars.split()
+    found = in_turn(place / "bars.py", place / "back_test.py")
+    assert found["bars"].split() == bars.split()
     assert [line.split()[2:] for line in bars.splitlines()[2:]] == plain_bars(records)
-    result = output("back_test.py")
+    result = found["back_test"]
     assert f"`{result.strip()}`" in PAGE
     assert result == plain_result(records)
 
     assert "python back_test.py live" in LINES
-    with start("back_test.py", "live") as live:
+    with start("back_test.py", "live", cwd=place) as live:
         command(replay)
         out, _ = live.communicate(timeout=300)
     assert (live.returncode, out) == (0, result)
@@ -122,20 +108,14 @@ def test_the_synthetic_day_runs_with_the_lines_of_the_page(place: Path) -> None:
     (place / "bars.py").write_text(bars.replace("print(bars)", "print(len(bars), bars['volume'].sum())"))
     trades = Recordings.open("recordings/made-up").trades.to_arrow(b"AAPL.")
     minutes = {time // 60_000_000_000 for time in trades["ts_event"].cast("int64").to_pylist()}
-    assert output("bars.py") == f"{max(minutes) - min(minutes) + 1} {sum(trades['size'].to_pylist())}\n"
     back_test, count = re.subn(r"^DAYS, .*\n", OF_MADE_UP, BACK_TEST, flags=re.MULTILINE)
     assert count == 1
     (place / "back_test.py").write_text(back_test)
-    fills = re.fullmatch(r"fills: (\d+) profit: -?[\d.]+\n", output("back_test.py"))
+    found = in_turn(place / "bars.py", place / "back_test.py")
+    assert found["bars"].strip() == f"{max(minutes) - min(minutes) + 1} {sum(trades['size'].to_pylist())}"
+    fills = re.fullmatch(r"fills: (\d+) profit: -?[\d.]+\n", found["back_test"])
     assert fills is not None
     assert int(fills[1]) > 2
-
-
-def test_doctor_finds_only_problems_on_the_page(place: Path) -> None:
-    assert "blackbox doctor" in LINES
-    ended = invoke("doctor")
-    assert ended.status in (0, 1), ended.errors
-    assert "what to do" in ended.out
 
 
 def test_the_installation_uses_existing_extras() -> None:
