@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from typer.testing import CliRunner
 
 from blackbox import Feed
 from blackbox.cli.program import app
 from blackbox.feed.key_rule import setting_of
+from blackbox.testing import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 _COMPILES = "warning: compiling functions at their first use"
@@ -64,16 +67,9 @@ class Command:
 
     def read_error(self, text: str) -> None:
         """Wait until a line on stderr contains `text`."""
-        self._read(self.process.stderr, text)
-
-    def read_out(self, text: str, times: int = 1) -> None:
-        """Wait until a line on stdout contains `text`, `times` times."""
-        self._read(self.process.stdout, text, times)
-
-    def _read(self, lines: IO[str] | None, text: str, times: int = 1) -> None:
-        assert lines is not None
-        for line in lines:
-            if line.count(text) >= times:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if text in line:
                 return
         raise AssertionError(f"the command ended without saying {text!r}")
 
@@ -95,6 +91,38 @@ class Command:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
+
+
+class Screen:
+    """A terminal for a command. A thread reads the output, so that the command never waits for its reader."""
+
+    def __init__(self) -> None:
+        self._person, self.program = pty.openpty()
+        self._drawn = b""
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with suppress(OSError):  # all programs have closed it
+            while data := os.read(self._person, 65_536):
+                self._drawn += data
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._person, keys)
+
+    def wait(self, pattern: str) -> None:
+        """Wait until the drawn text, without colours, matches a pattern."""
+
+        def is_drawn() -> bool:
+            text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._drawn.decode(errors="replace"))
+            return re.search(pattern, text, re.DOTALL) is not None
+
+        wait_until(is_drawn, what=f"{pattern} on the screen")
+
+    def close(self) -> None:
+        os.close(self.program)
+        self._thread.join()
+        os.close(self._person)
 
 
 class Place(NamedTuple):

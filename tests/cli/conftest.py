@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pty
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from blackbox import Feed
-from tests.cli.commands import Place, write_feed
+from tests.cli.commands import Place, Screen, write_feed
 from tests.cli.days import recorded_day
 from tests.journals import Day
 
@@ -25,12 +24,9 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def terminal() -> Iterator[tuple[int, int]]:
-    """Both ends: one for the user, one for the command."""
-    ends = pty.openpty()
-    yield ends
-    for end in ends:
-        os.close(end)
+def screen() -> Iterator[Screen]:
+    with closing(Screen()) as screen:
+        yield screen
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A small recorded day: two slices of ITCH trades, a gap, and damage on request."""
+"""A small recorded day: two slices of ITCH trades and a gap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import numpy
 
-from blackbox.block.layout import RECORD
 from blackbox.feed.schema import load_schema
 from tests.journals import Day, Put, Row, feed_of
 
@@ -38,11 +37,3 @@ def recorded_day(path: Path) -> Day:
             puts.append(Put(rows, sequence=sequence, ts_out=rows[0].ts_event, ts_recv=rows[0].ts_event + 7, schema=1))
         day.put(slice_id, *puts)
     return day
-
-
-def damage(day: Day, put: int = 3) -> None:
-    """Change a byte in the body of one record of the first slice."""
-    segment = day.segments[0]
-    data = bytearray(segment.path.read_bytes())
-    data[segment.places[put][0] + RECORD.size + 16] ^= 1
-    segment.path.write_bytes(data)

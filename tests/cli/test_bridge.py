@@ -17,43 +17,34 @@ from blackbox import Feed, Publisher
 from blackbox.bridge.bridge import open_bridge
 from blackbox.bridge.redis_group import RedisGroup
 from blackbox.feed.endpoint import free_endpoints
-from tests.cli.commands import Command, assert_one_line, invoke, write_feed
+from tests.cli.commands import Command, Place, assert_one_line, invoke, write_feed
 from tests.examples import first_of
 from tests.hub.hubs import hub_feed
 
 
-def test_a_feed_is_served_until_sigterm(tmp_path: Path) -> None:
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
     feed = Feed.local("bridged", slices=1)
+    return Place(feed, write_feed(feed, tmp_path / "feed.toml"))
+
+
+def test_a_feed_is_served_to_a_limited_number_of_browsers_until_sigterm(place: Place) -> None:
     url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
-    words = ("bridge", url, "--feed", write_feed(feed, tmp_path / "feed.toml"))
-    with Publisher(feed) as publisher, Command(*words) as bridge:
+    words = ("bridge", url, "-o", "most_clients=1", "--feed", place.path)
+    with Publisher(place.feed) as publisher, Command(*words) as bridge:
         bridge.read_error(f"is served at {url}")
         with connect(url) as client:
             client.send('{"do": "subscribe", "prefix": "A"}')
             assert json.loads(client.recv(60)) == {"subscribed": "A"}
             publisher.publish(b"A", b"x")
             assert json.loads(client.recv(60))["messages"][0]["payload"] == "eA=="
+            with connect(url) as other, pytest.raises(ConnectionClosed) as closed:
+                other.recv(60)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1013
         ended = bridge.interrupt(signal.SIGTERM)
     assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
-    assert "1 messages sent, 0 dropped, 0 clients refused" in ended.errors
-
-
-@pytest.mark.parametrize("url", ["ws://127.0.0.1", "ws://127.0.0.1:99999"])
-def test_a_wrong_url_is_one_clear_error(tmp_path: Path, url: str) -> None:
-    file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
-    assert_one_line(invoke("bridge", url, "--feed", file), re.escape(f"URL was {url!r}, expected ws://HOST:PORT"))
-
-
-def test_a_bridge_waiting_for_its_publisher_ends_at_ctrl_c(tmp_path: Path) -> None:
-    file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
-    try:
-        server = redis_server()
-    except Missing as why:
-        pytest.skip(str(why))
-    with server, Command("bridge", server.url, "--feed", file) as bridge:
-        bridge.read_error("waits for its publishers")
-        ended = bridge.interrupt()
-    assert (ended.status, "Traceback" in ended.errors) == (130, False), ended.errors
+    assert "1 messages sent, 0 dropped, 1 clients refused" in ended.errors
 
 
 @pytest.mark.parametrize(
@@ -72,26 +63,21 @@ def test_a_bridge_waiting_for_an_unreachable_system_ends_at_sigterm(
     assert "is away" not in ended.errors
 
 
-def test_an_unknown_scheme_is_one_clear_error(tmp_path: Path) -> None:
-    file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
-    told = invoke("bridge", "http://127.0.0.1:8080", "--feed", file)
-    assert_one_line(told, "scheme of a bridge was 'http', expected one of: .*redis, .*ws")
-    assert_one_line(invoke("bridge", "nothing", "--feed", file), "URL had no scheme, expected one such as redis://")
-
-
-def test_an_option_of_another_bridge_is_one_clear_error(tmp_path: Path) -> None:
-    file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
-    told = invoke("bridge", "ws://127.0.0.1:0", "-o", "keep=5", "--feed", file)
-    assert_one_line(told, "option was keep=5, expected one of ws://: origins, limit")
-    told = invoke("bridge", "redis://127.0.0.1:1", "-o", "limit=5", "--feed", file)
-    assert_one_line(told, "option was limit=5, expected one of redis://: stream, keep")
-
-
-def test_an_option_that_is_not_a_number_is_one_clear_error(tmp_path: Path) -> None:
-    file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
-    for url, option in (("ws://127.0.0.1:0", "limit=many"), ("redis://127.0.0.1:1", "keep=-1")):
-        told = invoke("bridge", url, "-o", option, "--feed", file)
-        assert_one_line(told, f"option was {option}, expected a number, such as {option.partition('=')[0]}=1000")
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("ws://127.0.0.1",), "URL was 'ws://127.0.0.1', expected ws://HOST:PORT"),
+        (("ws://127.0.0.1:99999",), "URL was 'ws://127.0.0.1:99999', expected ws://HOST:PORT"),
+        (("http://127.0.0.1:8080",), "scheme of a bridge was 'http', expected one of: .*redis, .*ws"),
+        (("nothing",), "URL had no scheme, expected one such as redis://"),
+        (("ws://127.0.0.1:0", "-o", "keep=5"), "option was keep=5, expected one of ws://: origins, limit"),
+        (("redis://127.0.0.1:1", "-o", "limit=5"), "option was limit=5, expected one of redis://: stream, keep"),
+        (("ws://127.0.0.1:0", "-o", "limit=many"), "option was limit=many, expected a number, such as limit=1000"),
+        (("redis://127.0.0.1:1", "-o", "keep=-1"), "option was keep=-1, expected a number, such as keep=1000"),
+    ],
+)
+def test_a_wrong_url_or_option_is_one_clear_error(place: Place, words: tuple[str, ...], error: str) -> None:
+    assert_one_line(invoke("bridge", *words, "--feed", place.path), error)
 
 
 def test_a_name_may_be_a_number() -> None:
@@ -100,27 +86,15 @@ def test_a_name_may_be_a_number() -> None:
     assert bridge.stream == "7"
 
 
-def test_the_number_of_browsers_is_limited_by_the_option(tmp_path: Path) -> None:
-    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
-    words = ("bridge", url, "-o", "most_clients=1", "--feed")
-    with Command(*words, write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")) as bridge:
-        bridge.read_error(f"is served at {url}")
-        with connect(url), connect(url) as other, pytest.raises(ConnectionClosed) as closed:
-            other.recv(60)
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1013
-
-
-def test_a_feed_is_carried_to_redis_until_ctrl_c(tmp_path: Path) -> None:
-    feed = Feed.local("bridged", slices=1)
+@pytest.mark.long
+def test_a_feed_is_carried_to_redis_until_ctrl_c(place: Place) -> None:
     try:
         server = redis_server()
     except Missing as why:
         pytest.skip(str(why))
-    words = ("--prefix", "A", "--feed", write_feed(feed, tmp_path / "feed.toml"))
-    with server, Command("bridge", server.url, *words) as bridge:
+    with server, Command("bridge", server.url, "--prefix", "A", "--feed", place.path) as bridge:
         bridge.read_error("waits for its publishers")
-        with Publisher(feed) as publisher, redis.Redis(port=server.port, protocol=2) as there:
+        with Publisher(place.feed) as publisher, redis.Redis(port=server.port, protocol=2) as there:
             bridge.read_error(f"is carried to {server.url}")
             publisher.publish(b"A", b"x")
             assert there.xread({"bridged:0": "0"}, block=60_000)[0][1][0][1][b"payload"] == b"x"
@@ -141,18 +115,17 @@ def test_a_password_comes_from_a_file_or_the_environment(
         words = ("--password-file", tmp_path / "secret")
     else:
         monkeypatch.setenv("BLACKBOX_BRIDGE_PASSWORD", "p@ss:w/rd")
-    with pytest.raises(AttributeError):  # what it makes here carries nothing
+    with pytest.raises(AttributeError):  # the fake returns no bridge
         invoke("bridge", "redis://desk@127.0.0.1:1/0", *words)
     assert made == ["redis://desk:p%40ss%3Aw%2Frd@127.0.0.1:1/0"]
 
 
-@pytest.mark.parametrize("text", [b"", b"\n", b"one\ntwo\n", b"x" * 5_000, b"\xff\n"])
-def test_a_file_without_a_password_is_one_clear_error(text: bytes, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_bytes(text)
-    ended = invoke("bridge", "redis://desk@127.0.0.1:1/0", "--password-file", tmp_path / "secret")
-    assert_one_line(ended, re.escape(f"{tmp_path}/secret ") + ".*expected")
-    missing = invoke("bridge", "redis://desk@127.0.0.1:1/0", "--password-file", tmp_path / "none")
-    assert_one_line(missing, re.escape(f"{tmp_path}/none: No such file or directory"))
+def test_a_file_without_a_password_is_one_clear_error(tmp_path: Path) -> None:
+    words = ("bridge", "redis://desk@127.0.0.1:1/0", "--password-file")
+    for text in (b"", b"\n", b"one\ntwo\n", b"x" * 5_000, b"\xff\n"):
+        (tmp_path / "secret").write_bytes(text)
+        assert_one_line(invoke(*words, tmp_path / "secret"), re.escape(f"{tmp_path}/secret ") + ".*expected")
+    assert_one_line(invoke(*words, tmp_path / "none"), re.escape(f"{tmp_path}/none: No such file or directory"))
 
 
 def test_a_password_on_the_command_line_causes_a_warning_and_is_not_shown() -> None:

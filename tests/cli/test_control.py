@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
-from blackbox.cli.program import app
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.control_socket import ControlSocket
 from blackbox.replay.controls import Action, Controls
 from blackbox.replay.status import ReplayStatus
+from tests.cli.commands import assert_one_line, invoke
 
 S = 1_000_000_000
 START = 1_577_716_200 * S
@@ -35,9 +34,9 @@ def endpoint(controls: Controls) -> Iterator[str]:
 
 
 def control(endpoint: str, *words: str) -> ReplayStatus:
-    result = CliRunner().invoke(app, ["control", endpoint, *words, "--json"])
-    assert result.exit_code == 0, result.stderr
-    return msgspec.json.decode(result.stdout, type=ReplayStatus)
+    ended = invoke("control", endpoint, *words, "--json")
+    assert ended.status == 0, ended.errors
+    return msgspec.json.decode(ended.out, type=ReplayStatus)
 
 
 def test_each_command_is_obeyed(endpoint: str, controls: Controls) -> None:
@@ -57,21 +56,17 @@ def test_each_command_is_obeyed(endpoint: str, controls: Controls) -> None:
 def test_the_table_shows_the_status(endpoint: str, controls: Controls) -> None:
     controls.wait(START)
     controls.played(1_234, START)
-    shown = CliRunner().invoke(app, ["control", endpoint]).stdout
+    shown = invoke("control", endpoint).out
     for text in (endpoint, "playing", "2x", "2019-12-30T14:30:00.000000Z", "1,234", "1,800 s"):
         assert text in shown, shown
-
-
-def test_a_replay_that_has_not_begun_has_no_times() -> None:
-    ((endpoint,),) = free_endpoints("tcp", "control", 1, 1)
-    with ControlSocket(Controls(2.0, clock=ManualClock()), endpoint):
-        shown = CliRunner().invoke(app, ["control", endpoint]).stdout
+    ((other,),) = free_endpoints("tcp", "control", 1, 1)
+    with ControlSocket(Controls(2.0, clock=ManualClock()), other):
+        shown = invoke("control", other).out
     assert "ready" in shown
     assert "1970" not in shown
 
 
 def test_refusal_is_one_line(endpoint: str) -> None:
-    result = CliRunner().invoke(app, ["control", endpoint, "seek", "noon"])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: time was 'noon', expected ns since 1970, a date-time such as")
-    assert result.stderr.count("\n") == 1
+    ended = invoke("control", endpoint, "seek", "noon")
+    assert ended.status == 1
+    assert_one_line(ended, "error: time was 'noon', expected ns since 1970, a date-time such as")

@@ -52,20 +52,7 @@ def test_a_new_file_has_the_settings_of_the_options(
         assert [int(each.rpartition(":")[2]) for each in addresses] == list(range(6_000, 6_000 + len(addresses)))
 
 
-def test_every_setting_after_a_hash_has_its_default(tmp_path: Path) -> None:
-    file = tmp_path / "feed.toml"
-    assert invoke("feed", "new", file).status == 0
-    plain = Feed.load(file)
-    lines = file.read_text().splitlines()
-    settings = [line.removeprefix("# ") for line in lines if line.startswith("# ") and " = " in line]
-    known = [line for line in settings if line.split(" = ")[0] in Feed.__struct_fields__ and "key" not in line]
-    assert len(known) == 5
-    place = next(number for number, line in enumerate(lines) if line.startswith("key_bytes")) + 1
-    file.write_text("\n".join([*lines[:place], *known, *lines[place:]]))
-    assert Feed.load(file) == plain
-
-
-def test_an_existing_file_is_not_changed(tmp_path: Path) -> None:
+def test_a_new_file_is_written_once_and_shows_defaults_after_a_hash(tmp_path: Path) -> None:
     file = tmp_path / "feed.toml"
     assert invoke("feed", "new", file).status == 0
     text = file.read_text()
@@ -73,6 +60,14 @@ def test_an_existing_file_is_not_changed(tmp_path: Path) -> None:
     assert ended.status == Status.ERROR
     assert_one_line(ended, "already exists: choose another name")
     assert file.read_text() == text
+    plain = Feed.load(file)
+    lines = text.splitlines()
+    settings = [line.removeprefix("# ") for line in lines if line.startswith("# ") and " = " in line]
+    known = [line for line in settings if line.split(" = ")[0] in Feed.__struct_fields__ and "key" not in line]
+    assert len(known) == 5
+    place = next(number for number, line in enumerate(lines) if line.startswith("key_bytes")) + 1
+    file.write_text("\n".join([*lines[:place], *known, *lines[place:]]))
+    assert Feed.load(file) == plain
 
 
 @pytest.mark.parametrize(
@@ -128,12 +123,9 @@ def test_a_port_is_in_use_at_every_address_that_a_listener_covers(bound: str, as
         assert use_of(f"tcp://127.0.0.2:{port}").is_used is (bound == "0.0.0.0")
 
 
-def test_an_address_of_another_host_and_an_unknown_name_are_reported() -> None:
+def test_addresses_elsewhere_and_a_port_of_an_invisible_process(tmp_path: Path) -> None:
     assert use_of("tcp://192.0.2.1:5000").text == "on another host"
     assert use_of("tcp://no-such-host.invalid:5000").text == "no-such-host.invalid is not a known host name"
-
-
-def test_a_port_of_an_invisible_process_is_in_use(tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     line = "0: 0100007F:1388 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1001 0 77 1 x"
     (tmp_path / "net" / "tcp").write_text(f"sl local_address\n{line}\n")

@@ -13,25 +13,30 @@ import zmq
 from blackbox import Feed
 from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import Command, invoke
-from tests.examples import first_of
 from tests.hub.hubs import published
 
 FEED = """
 name = "orders"
 hub = "{hub}"
 archives = ["{archive}"]
+max_topics = 4
 
 [[slices]]
 endpoints = ["{line}"]
 """
 
 
+def write_files(directory: Path) -> tuple[str, str]:
+    """Write a feed file and a hub file; return the endpoints of the slice and of the hub."""
+    (line,), (archive,), (hub,) = free_endpoints("tcp", "orders", 3, 1)
+    (directory / "feed.toml").write_text(FEED.format(line=line, archive=archive, hub=hub))
+    (directory / "hub.toml").write_text('feed = "feed.toml"\ndirectory = "kept"\n')
+    return line, hub
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory with a feed file and a hub file."""
-    (line,), (archive,), (hub,) = free_endpoints("tcp", "orders", 3, 1)
-    (tmp_path / "feed.toml").write_text(FEED.format(line=line, archive=archive, hub=hub))
-    (tmp_path / "hub.toml").write_text('feed = "feed.toml"\ndirectory = "kept"\n')
+    write_files(tmp_path)
     return tmp_path
 
 
@@ -49,80 +54,73 @@ def test_put_and_get_while_the_hub_is_killed_and_restarted(place: Path) -> None:
     away = invoke("put", "orders.new", "two", "--timeout", "0.2", *feed)
     assert away.status == 1
     assert "did not answer in time" in away.errors
-    with Command("hub", place / "hub.toml") as hub:
+    endpoint = f"ipc://{place / 'driven'}"
+    with (
+        Command("hub", place / "hub.toml") as hub,
+        Command("client", endpoint, "--name", "driven", *durable) as client,
+    ):
         hub.read_error("takes puts at")
         assert invoke("put", "orders.new", "one", "--id", "1", "--timeout", "60", *feed).out == first.out
         assert invoke("put", "orders.new", "two", "--synced", "--timeout", "60", *feed).status == 0
-        got = invoke(
-            "get", "--prefix", "orders.", "--name", "desk", "--count", "2", "--timeout", "60", "--json", *durable
-        )
+        names = ("--prefix", "orders.", "--name", "desk")
+        got = invoke("get", *names, "--count", "2", "--timeout", "60", "--json", *durable)
         assert got.status == 0, got.errors
         lines = [json.loads(line) for line in got.out.splitlines()]
         assert [(b64decode(line["payload"]), line["sequence"]) for line in lines] == [(b"one", 0), (b"two", 1)]
         assert first.out == "{slice}:{epoch}:{sequence}\n".format(**lines[0])
-        more = invoke("get", "--prefix", "orders.", "--name", "desk", "--timeout", "0.2", *durable)
+        more = invoke("get", *names, "--timeout", "0.2", *durable)
         assert more.status == 1
         assert "0 messages arrived, expected 1" in more.errors
-        assert invoke("unsubscribe", "--prefix", "orders.", "--name", "desk", *durable).status == 0
-        assert (
-            "had no subscription of prefix" in invoke("get", "--prefix", "orders.", "--name", "desk", *durable).errors
-        )
-        hub.process.send_signal(signal.SIGTERM)
-        assert hub.process.wait(60) == 143
-    said = published(place / "kept", Feed.load(place / "feed.toml"))
-    assert [each[-1] for each in said] == [b"one", b"two"]
+        assert invoke("unsubscribe", *names, *durable).status == 0
+        assert "had no subscription of prefix" in invoke("get", *names, *durable).errors
 
-
-@pytest.mark.long
-def test_lines_already_stored_are_skipped(place: Path) -> None:
-    with Command("hub", place / "hub.toml") as hub:
-        hub.read_error("takes puts at")
-        for lines in (range(3), range(10)):
-            words = ("put", "orders.new", "-", "--name", "desk", "--feed", place / "feed.toml", "--timeout", "60")
-            assert invoke(*words, stdin="".join(f"{number}\n" for number in lines)).status == 0
-        hub.process.send_signal(signal.SIGINT)
-        assert hub.process.wait(60) == 130
-    said = published(place / "kept", Feed.load(place / "feed.toml"))
-    assert [each[-1] for each in said] == [b"%d" % number for number in range(10)]
-
-
-def test_refused_lines_are_reported_and_all_others_stored(place: Path) -> None:
-    text = (place / "feed.toml").read_text()
-    (place / "feed.toml").write_text(text.replace("[[slices]]", "max_topics = 1\n\n[[slices]]"))
-    with Command("hub", place / "hub.toml") as hub:
-        hub.read_error("takes puts at")
-        told = [
-            invoke("put", topic, "-", "--feed", place / "feed.toml", "--timeout", "60", stdin="one\ntwo\n")
-            for topic in ("A", "B")
-        ]
-        hub.process.send_signal(signal.SIGINT)
-        assert hub.process.wait(60) == 130
-    assert [each.status for each in told] == [0, 1]
-    assert "2 messages are stored" in told[0].errors
-    assert "0 messages are stored" in told[1].errors
-    assert "2 lines are not stored, the first is line 1: topic b'B' was refused: slice 0 had 1 topics" in told[1].errors
-    said = published(place / "kept", Feed.load(place / "feed.toml"))
-    assert [each[-2:] for each in said] == [(b"A", b"one"), (b"A", b"two")]
-
-
-@pytest.mark.parametrize(
-    ("ends", "status"),
-    first_of([(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]),
-)
-def test_a_client_answers_json_until_it_is_ended(place: Path, ends: signal.Signals, status: int) -> None:
-    endpoint = f"ipc://{place / 'desk'}"
-    words = ("--name", "desk", "--feed", place / "feed.toml", "--positions", place / "positions")
-    with Command("hub", place / "hub.toml") as hub, Command("client", endpoint, *words) as client:
-        hub.read_error("takes puts at")
-        client.read_error(f"desk answers at {endpoint}")
+        client.read_error(f"driven answers at {endpoint}")
         with zmq.Context() as context, context.socket(zmq.REQ) as driver:
             driver.linger = 0
             driver.connect(endpoint)
             driver.send(b'{"do": "put", "topic": "orders.new", "payload": "YnV5", "timeout_s": 60}')
             assert driver.poll(60_000)
-            assert json.loads(driver.recv())["sequence"] == 0
-        ended = client.interrupt(ends)
-    assert (ended.status, "Traceback" in ended.errors) == (status, False), ended.errors
+            assert json.loads(driver.recv())["sequence"] == 2
+        ended = client.interrupt(signal.SIGTERM)
+        assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
+        ended = hub.interrupt(signal.SIGTERM)
+        assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
+    stored = published(place / "kept", Feed.load(place / "feed.toml"))
+    assert [each[-1] for each in stored] == [b"one", b"two", b"buy"]
+
+
+def test_a_hub_prints_its_totals_and_stores_lines_except_refused_ones(place: Path) -> None:
+    client = ["--feed", place / "feed.toml", "--timeout", "60"]
+    durable = ["--name", "desk", "--positions", place / "positions"]
+    prefixes, symbols = ["--prefix", "A", "--prefix", "B"], ["--symbol", "A", "--symbol", "B"]
+    with Command("hub", place / "hub.toml", "--json") as running:
+        running.read_error("takes puts at")
+        assert invoke("subscribe", *prefixes, "--durable", *durable, *client).status == 0
+        puts = [invoke("put", topic, "x", "--json", *client) for topic in ("A.x", "B.x", "C.x")]
+        assert [json.loads(put.out)["sequence"] for put in puts] == [0, 1, 2]
+        got = invoke("get", *prefixes, "--count", 2, "--json", *durable, *client)
+        assert sorted(json.loads(line)["topic"] for line in got.out.splitlines()) == ["A.x", "B.x"]
+        assert invoke("subscribe", *symbols, "--durable", *durable, *client).status == 0
+        assert invoke("put", "B.x", "y", *client).status == 0
+        got = invoke("get", *symbols, "--json", *durable, *client)
+        assert json.loads(got.out)["topic"] == "B.x"
+        assert invoke("unsubscribe", *symbols, *durable, "--feed", place / "feed.toml").status == 0
+
+        words = ("put", "A", "-", "--name", "lines", "--json", *client)
+        for stdin, counts in (("one\n", (1, 0, 0)), ("one\ntwo\nthree\n", (2, 1, 0))):
+            ended = invoke(*words, stdin=stdin)
+            assert ended.status == 0, ended.errors
+            assert json.loads(ended.out) == dict(zip(("stored", "skipped", "refused"), counts, strict=True))
+        refused = invoke("put", "D", "-", *client, stdin="one\ntwo\n")
+        assert refused.status == 1
+        assert "0 messages are stored" in refused.errors
+        why = "2 lines are not stored, the first is line 1: topic b'D' was refused: slice 0 had 4 topics"
+        assert why in refused.errors
+        ended = running.interrupt()
+    assert (ended.status, json.loads(ended.out)["stored"]) == (130, 7), ended.errors
+    assert "Traceback" not in ended.errors
+    stored = published(place / "kept", Feed.load(place / "feed.toml"))
+    assert [each[-2:] for each in stored][-3:] == [(b"A", b"one"), (b"A", b"two"), (b"A", b"three")]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,10 +14,9 @@ import pytest
 import zmq
 
 from blackbox.cli.ui.status import Status
-from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import ROOT, Command
 from tests.cli.days import recorded_day
-from tests.cli.test_hub import FEED
+from tests.cli.test_hub import write_files
 from tests.examples import first_of
 
 INTERRUPTED: Final = "interrupted\n"
@@ -38,60 +36,69 @@ blackbox.cli.main()
 """Presses Ctrl-C when a module is about to be imported."""
 
 
+class Case(NamedTuple):
+    """A command, a module that it imports, and a line that it prints before it waits."""
+
+    words: str
+    module: str
+    line: str = ""
+
+
+DURABLE: Final = "--name desk --positions DIR/positions"
+CASES: Final = {
+    "publish": Case("synthetic:1000 --feed FEED", "blackbox.cli.ui.source_publisher", "waiting for 1 subscriber"),
+    "subscribe": Case("--feed FEED", "blackbox.subscriber", "waiting for the publishers"),
+    "demo": Case("--count 1000", "blackbox.cli.demo.runs"),
+    "subscribe --durable": Case(f"--timeout 600 --feed FEED {DURABLE}", "blackbox.hub.client"),
+    "relay": Case("FEED DIR/down.toml", "blackbox.relay.relay", "relays feed"),
+    "relay --plain": Case("FEED ipc://DIR/plain", "blackbox.relay.plain", "waits for the publishers"),
+    "bridge": Case("REDIS --feed FEED", "blackbox.bridge.bridge", "waits for its publishers"),
+    "bridge --in": Case("ws://127.0.0.1:0 --feed FEED", "blackbox.bridge.websocket_inlet", "is carried into"),
+    "stat": Case("--timeout 600 --feed FEED", "blackbox.monitor.heartbeats"),
+    "record": Case("--out DIR/out --feed FEED", "blackbox.archive.recorder", "waiting for the publishers"),
+    "import": Case("synthetic:1000 --out DIR/out --feed FEED", "blackbox.archive.import_days"),
+    "replay": Case("DAY --feed FEED", "blackbox.replay.replay", "waiting for 1 subscriber"),
+    "control": Case("ipc://DIR/control --timeout 600", "blackbox.replay.control_socket"),
+    "serve": Case("DIR --feed FEED", "blackbox.archive.serve.server", "serving"),
+    "inspect": Case("DAY", "blackbox.report.rate_picture"),
+    "verify": Case("DAY", "blackbox.archive.recording"),
+    "dump": Case("DAY", "blackbox.archive.recording"),
+    "export": Case("DAY --out DIR/day.itch", "blackbox.archive.export.source_file"),
+    "compact": Case("DAY --out DIR/packed", "blackbox.archive.compact"),
+    "hub": Case("DIR/hub.toml", "blackbox.hub.load", "takes puts at"),
+    "put": Case("A x --timeout 600 --feed FEED", "blackbox.hub.client"),
+    "client": Case(f"ipc://DIR/client --feed FEED {DURABLE}", "blackbox.hub.driven_client", "answers at"),
+    "analyse": Case("DAY --out DIR/day.html", "blackbox.archive.recording"),
+    "doctor": Case("--feed FEED", "blackbox.cli.ui.machine"),
+    "warmup": Case("", "blackbox.cli.ui.warm", "kernel"),
+}
+
+
 class Files(NamedTuple):
     """Paths and endpoints for commands. Nothing publishes, no hub runs, Redis does not answer."""
 
-    directory: Path
-    feed: Path
-    day: Path
+    names: dict[str, str]
     line: str
     hub: str
-    redis: str
 
     def words(self, command: str) -> list[str]:
-        """Return the arguments of a command."""
-        feed = ["--feed", str(self.feed)]
-        durable = ["--name", "desk", "--positions", str(self.directory / "positions")]
-        return {
-            "demo": ["--count", "1000"],
-            "publish": ["synthetic:1000", *feed],
-            "subscribe": feed,
-            "subscribe --durable": ["--timeout", "600", *durable, *feed],
-            "relay": [str(self.feed), str(self.directory / "down.toml")],
-            "relay --plain": [str(self.feed), f"ipc://{self.directory}/plain"],
-            "bridge": [self.redis, *feed],
-            "bridge --in": ["ws://127.0.0.1:0", *feed],
-            "stat": ["--timeout", "600", *feed],
-            "record": ["--out", str(self.directory / "out"), *feed],
-            "import": ["synthetic:1000", "--out", str(self.directory / "out"), *feed],
-            "replay": [str(self.day), *feed],
-            "control": [f"ipc://{self.directory}/control", "--timeout", "600"],
-            "serve": [str(self.directory), *feed],
-            "inspect": [str(self.day)],
-            "verify": [str(self.day)],
-            "dump": [str(self.day)],
-            "export": [str(self.day), "--out", str(self.directory / "day.itch")],
-            "compact": [str(self.day), "--out", str(self.directory / "packed")],
-            "hub": [str(self.directory / "hub.toml")],
-            "put": ["A", "x", "--timeout", "600", *feed],
-            "client": [f"ipc://{self.directory}/client", *durable, *feed],
-            "analyse": [str(self.day), "--out", str(self.directory / "day.html")],
-            "doctor": feed,
-            "warmup": [],
-        }[command]
+        """Return a command with its arguments."""
+        words = f"{command} {CASES[command].words}"
+        for name, value in self.names.items():
+            words = words.replace(name, value)
+        return words.split()
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[Files]:
-    (line,), (archive,), (hub,) = free_endpoints("tcp", "orders", 3, 1)
-    (tmp_path / "feed.toml").write_text(FEED.format(line=line, archive=archive, hub=hub))
+    line, hub = write_files(tmp_path)
     (tmp_path / "down.toml").write_text(f'name = "orders"\n[[slices]]\nendpoints = ["ipc://{tmp_path}/down"]\n')
-    (tmp_path / "hub.toml").write_text('feed = "feed.toml"\ndirectory = "kept"\n')
     (tmp_path / "orders").mkdir()
     day = recorded_day(tmp_path / "day").path
     with socket.create_server(("127.0.0.1", 0)) as silent:
         redis = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
-        yield Files(tmp_path, tmp_path / "feed.toml", day, line, hub, redis)
+        names = {"DIR": str(tmp_path), "FEED": str(tmp_path / "feed.toml"), "DAY": str(day), "REDIS": redis}
+        yield Files(names, line, hub)
 
 
 def run_at_import(module: str, words: list[str]) -> tuple[int, str, str]:
@@ -115,45 +122,12 @@ def test_until_ctrl_c_is_heeded_nothing_is_imported_that_takes_time() -> None:
 
 @pytest.mark.parametrize("module", ["typer", "rich.live", "numba._devicearray"])
 def test_ctrl_c_before_a_command_begins_is_one_line_and_status_130(module: str, files: Files) -> None:
-    ended = run_at_import(module, ["replay", *files.words("replay")])
-    assert ended == (Status.INTERRUPTED, "", INTERRUPTED)
+    assert run_at_import(module, files.words("replay")) == (Status.INTERRUPTED, "", INTERRUPTED)
 
 
-@pytest.mark.parametrize(
-    ("command", "module"),
-    first_of(
-        [
-            ("subscribe", "blackbox.subscriber"),
-            ("hub", "blackbox.hub.load"),
-            ("demo", "blackbox.cli.demo.runs"),
-            ("relay", "blackbox.relay.relay"),
-            ("record", "blackbox.archive.recorder"),
-            ("replay", "blackbox.replay.replay"),
-            ("put", "blackbox.hub.client"),
-            ("publish", "blackbox.cli.ui.source_publisher"),
-            ("subscribe --durable", "blackbox.hub.client"),
-            ("relay --plain", "blackbox.relay.plain"),
-            ("bridge", "blackbox.bridge.bridge"),
-            ("bridge --in", "blackbox.bridge.websocket_inlet"),
-            ("stat", "blackbox.monitor.heartbeats"),
-            ("import", "blackbox.archive.import_days"),
-            ("control", "blackbox.replay.control_socket"),
-            ("serve", "blackbox.archive.serve.server"),
-            ("inspect", "blackbox.report.rate_picture"),
-            ("verify", "blackbox.archive.recording"),
-            ("dump", "blackbox.archive.recording"),
-            ("export", "blackbox.archive.export.source_file"),
-            ("compact", "blackbox.archive.compact"),
-            ("client", "blackbox.hub.driven_client"),
-            ("analyse", "blackbox.archive.recording"),
-            ("doctor", "blackbox.cli.ui.machine"),
-            ("warmup", "blackbox.cli.ui.warm"),
-        ],
-        keep=2,
-    ),
-)
-def test_ctrl_c_while_a_command_imports_is_one_line_and_status_130(command: str, module: str, files: Files) -> None:
-    status, out, errors = run_at_import(module, [*command.split(), *files.words(command)])
+@pytest.mark.parametrize("command", first_of(CASES))
+def test_ctrl_c_while_a_command_imports_is_one_line_and_status_130(command: str, files: Files) -> None:
+    status, out, errors = run_at_import(CASES[command].module, files.words(command))
     assert (status, out) == (Status.INTERRUPTED, ""), errors
     # A line that the command prints just before it starts may come first.
     assert errors.splitlines()[-1:] == ["interrupted"], errors
@@ -162,59 +136,28 @@ def test_ctrl_c_while_a_command_imports_is_one_line_and_status_130(command: str,
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize(
-    ("command", "line"),
-    first_of(
-        [
-            ("publish", "waiting for 1 subscriber"),
-            ("record", "waiting for the publishers"),
-            ("hub", "takes puts at"),
-            ("relay --plain", "waits for the publishers"),
-            ("replay", "waiting for 1 subscriber"),
-            ("subscribe", "waiting for the publishers"),
-            ("relay", "relays feed"),
-            ("bridge", "waits for its publishers"),
-            ("bridge --in", "is carried into"),
-            ("serve", "serving"),
-            ("client", "answers at"),
-            ("warmup", "kernel"),
-        ],
-        keep=4,
-    ),
-)
-def test_ctrl_c_while_a_command_waits_ends_with_one_line_and_status_130(command: str, line: str, files: Files) -> None:
-    with Command(*command.split(), *files.words(command)) as running:
-        running.read_error(line)
+@pytest.mark.parametrize("command", first_of(name for name, case in CASES.items() if case.line))
+def test_ctrl_c_while_a_command_waits_ends_with_one_line_and_status_130(command: str, files: Files) -> None:
+    with Command(*files.words(command)) as running:
+        running.read_error(CASES[command].line)
         ended = running.interrupt()
     assert ended.status == Status.INTERRUPTED, ended.errors
     assert ended.errors.endswith(INTERRUPTED)
     assert "Traceback" not in ended.errors
 
 
-@contextmanager
-def bound(kind: int, endpoint: str) -> Iterator[zmq.Socket[bytes]]:
-    """Bind a socket that answers nothing."""
-    with zmq.Context() as context, context.socket(kind) as socket:
-        socket.linger = 0
-        socket.bind(endpoint)
-        yield socket
-
-
 @pytest.mark.parametrize(
-    ("command", "kind", "endpoint"),
-    first_of(
-        [
-            ("put", zmq.ROUTER, lambda files: files.hub),
-            ("stat", zmq.XPUB, lambda files: files.line),
-            ("subscribe --durable", zmq.ROUTER, lambda files: files.hub),
-            ("control", zmq.ROUTER, lambda files: f"ipc://{files.directory}/control"),
-        ]
-    ),
+    ("command", "kind"),
+    first_of([("put", zmq.ROUTER), ("stat", zmq.XPUB), ("subscribe --durable", zmq.ROUTER), ("control", zmq.ROUTER)]),
 )
 def test_ctrl_c_while_a_command_waits_for_an_answer_is_one_line_and_status_130(
-    command: str, kind: int, endpoint: Callable[[Files], str], files: Files
+    command: str, kind: int, files: Files
 ) -> None:
-    with bound(kind, endpoint(files)) as silent, Command(*command.split(), *files.words(command)) as running:
-        assert silent.poll(120_000)
-        ended = running.interrupt()
+    endpoint = {"stat": files.line, "control": f"ipc://{files.names['DIR']}/control"}.get(command, files.hub)
+    with zmq.Context() as context, context.socket(kind) as silent:
+        silent.linger = 0
+        silent.bind(endpoint)
+        with Command(*files.words(command)) as running:
+            assert silent.poll(120_000)
+            ended = running.interrupt()
     assert (ended.status, ended.out, ended.errors) == (Status.INTERRUPTED, "", INTERRUPTED)

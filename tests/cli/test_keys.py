@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from blackbox.cli.ui.keys import Keys, describe
+from blackbox.cli.ui.keys import Keys
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Action, Controls
 from blackbox.testing import wait_until
+from tests.examples import first_of
 from tests.support import Script
 
 S = 1_000_000_000
@@ -111,6 +112,9 @@ def test_a_key_may_arrive_byte_by_byte(keys: bytes, controls: Controls) -> None:
         rest = reader._press(rest + keys[number : number + 1])
     assert rest == b""
     assert state_of(controls) == ("playing", 8.0, 60)
+    for _ in range(100):
+        rest = reader._press(rest + b"\x1b[" + b"1" * 50)
+        assert len(rest) < 60, "an incomplete sequence is dropped"
 
 
 def test_step_delivers_one_message(terminal: Terminal, controls: Controls) -> None:
@@ -118,13 +122,6 @@ def test_step_delivers_one_message(terminal: Terminal, controls: Controls) -> No
         terminal.type(b"ss")
         wait_until(lambda: controls._steps_left == 2, what="both steps")
     assert controls.wait(START).messages == 2
-
-
-def test_an_incomplete_key_sequence_is_dropped(controls: Controls) -> None:
-    rest = b""
-    for _ in range(100):
-        rest = Keys(controls)._press(rest + b"\x1b[" + b"1" * 50)
-        assert len(rest) < 60
 
 
 def test_the_terminal_is_restored(terminal: Terminal, controls: Controls) -> None:
@@ -157,13 +154,6 @@ def test_without_a_terminal_it_does_nothing(controls: Controls) -> None:
         with Keys(controls, -1) as keys:
             assert not keys.is_active
     assert controls.status().state == "playing"
-
-
-def test_description_names_every_key() -> None:
-    for word in ("space", "+", "-", "m ", "s ", "←", "→", "q "):
-        assert word in describe()
-    assert "\n" not in describe()
-    assert len(describe()) < 80
 
 
 PROGRAM = """
@@ -246,45 +236,28 @@ class Shell:
         self._script.expect(answer)
 
 
-def test_ctrl_z_gives_the_terminal_back_until_the_program_continues(terminal: Terminal) -> None:
+@pytest.mark.parametrize(("end", "status"), first_of([("ctrl-c", 130), ("kill", 143), ("q", 0)], keep=2))
+def test_job_control_and_signals_restore_the_terminal(terminal: Terminal, end: str, status: int) -> None:
     before = terminal.attributes()
     with Shell(terminal) as shell:
-        for _ in range(2):
-            assert terminal.gives_single_keys
+        assert terminal.gives_single_keys
+        if end != "kill":
             terminal.type(b"\x1a")
             shell.tell("wait", "stopped")
             assert terminal.attributes() == before
             shell.tell("fg")
-            wait_until(lambda: terminal.gives_single_keys, what="the terminal's being taken again")
-        terminal.type(b"q")
-        shell.tell("wait", "ended 0")
-    assert terminal.attributes() == before
-
-
-def test_in_the_background_the_terminal_is_left_alone(terminal: Terminal) -> None:
-    before = terminal.attributes()
-    with Shell(terminal) as shell:
-        terminal.type(b"\x1a")
-        shell.tell("wait", "stopped")
-        shell.tell("bg")
-        terminal.type(b"q\n")
-        shell.tell("read", "b'q\\n'")
-        assert terminal.attributes() == before
-        shell.tell("foreground")
-        wait_until(lambda: terminal.gives_single_keys, what="the terminal's being taken again")
-        terminal.type(b"q")
-        shell.tell("wait", "ended 0")
-    assert terminal.attributes() == before
-
-
-@pytest.mark.parametrize(("way", "status"), [("ctrl-c", 130), ("kill", 143)])
-def test_signals_that_end_it_restore_the_terminal(terminal: Terminal, way: str, status: int) -> None:
-    before = terminal.attributes()
-    with Shell(terminal) as shell:
-        assert terminal.gives_single_keys
-        if way == "kill":
+            wait_until(lambda: terminal.gives_single_keys, what="single keys in the foreground again")
+            terminal.type(b"\x1a")
+            shell.tell("wait", "stopped")
+            shell.tell("bg")
+            terminal.type(b"q\n")
+            shell.tell("read", "b'q\\n'")
+            assert terminal.attributes() == before, "changed in the background"
+            shell.tell("foreground")
+            wait_until(lambda: terminal.gives_single_keys, what="single keys in the foreground again")
+        if end == "kill":
             shell.tell("kill")
         else:
-            terminal.type(b"\x03")
+            terminal.type(b"\x03" if end == "ctrl-c" else b"q")
         shell.tell("wait", f"ended {status}")
     assert terminal.attributes() == before

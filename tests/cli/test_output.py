@@ -1,18 +1,35 @@
-"""A refused output is reported in one line without a traceback by all commands."""
+"""Output that is refused or that a locale lacks, and text from others: shown or reported, without a traceback."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from blackbox.cli.program import app
 from blackbox.cli.ui.status import Status
-from tests.cli.commands import Command, assert_one_line, invoke
+from blackbox.cli.ui.terminal import bad_if, columns_table, stdout, values_table
+from tests.cli.commands import ROOT, Command, assert_one_line, invoke
 from tests.examples import first_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.process_state import linux_only
 
-pytestmark = linux_only
+TOPICS = (b"A[red]B.x", b"A[/red]B.x", b"[bold]", b"[/]", b"A:smile:.x", b"\\[x]", "caf\u00e9.\u20ac".encode())
+COMMANDS = sorted(command.name or "" for command in app.registered_commands)
+RUN_ALL = """
+import sys
+from blackbox import cli
+for words in {lines!r}:
+    sys.argv = ['blackbox', *words]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        assert not ended.code, words
+"""
 
 
 @pytest.fixture
@@ -22,20 +39,12 @@ def day(tmp_path: Path) -> Day:
     return made
 
 
+@linux_only
 @pytest.mark.parametrize(
-    "words",
-    first_of(
-        [
-            ["dump", "DAY"],
-            ["dump", "DAY", "--count", "1"],
-            ["inspect", "DAY"],
-            ["replay", "DAY", "--wait-for", "0"],
-        ]
-    ),
+    "words", first_of([["dump", "--count", "1"], ["dump"], ["inspect"], ["replay", "--wait-for", "0"]])
 )
 def test_a_full_disk_is_one_line(day: Day, words: list[str]) -> None:
-    given = [str(day.path) if word == "DAY" else word for word in words]
-    with Path("/dev/full").open("wb") as full, Command(*given, stdout=full.fileno()) as command:
+    with Path("/dev/full").open("wb") as full, Command(*words, day.path, stdout=full.fileno()) as command:
         ended = command.end()
     assert ended.status == Status.ERROR, ended.errors
     assert_one_line(ended, r"output: No space left on device$")
@@ -45,6 +54,7 @@ def test_a_full_disk_is_one_line(day: Day, words: list[str]) -> None:
 def test_a_closed_pipe_is_not_an_error(day: Day) -> None:
     with Command("dump", day.path) as command:
         assert command.process.stdout is not None
+        assert command.process.stdout.readline()
         command.process.stdout.close()
         status = command.process.wait(60)
         assert command.process.stderr is not None
@@ -52,7 +62,37 @@ def test_a_closed_pipe_is_not_an_error(day: Day) -> None:
         command.process.stdout = None
 
 
-def test_a_feed_that_holds_one_day_says_so(day: Day) -> None:
-    ended = invoke("dump", day.path.parent)
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, "holds 1 day, expected one of them")
+def test_topics_that_look_like_markup_are_shown_as_they_are(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    day.put(0, *(Put((Row(topic, b"x", i + 1),), i, i, i) for i, topic in enumerate(TOPICS)))
+    shown = invoke("inspect", day.path, "--top", len(TOPICS))
+    assert shown.status == 0, shown.errors
+    for topic in TOPICS:
+        assert topic.decode() in shown.out
+    table = columns_table(("[b]name[/b]", "value"))
+    table.add_row("[/x]", bad_if(True, "[/y]"))
+    console = Console(file=sys.stdout, width=60, markup=stdout._markup, emoji=stdout._emoji)
+    with console.capture() as captured:
+        console.print(table)
+        console.print(values_table([("[/x]", bad_if(True, "[red]"), ":smile:")]))
+    for text in ("[b]name[/b]", "[/x]", "[/y]", "[red]", ":smile:"):
+        assert text in captured.get()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), first_of([("ascii", "caf\\xe9.\\u20ac"), ("iso-8859-1", "caf\u00e9.\\u20ac")])
+)
+def test_characters_missing_in_the_locale_are_escaped(tmp_path: Path, encoding: str, shown: str) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    day.put(0, Put((Row(TOPICS[-1], b"x", 1),)))
+    lines = [["inspect", str(day.path)], *([name, "--help"] for name in COMMANDS)]
+    ran = subprocess.run(
+        [sys.executable, "-c", RUN_ALL.format(lines=lines)],
+        capture_output=True,
+        encoding=encoding,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds", "PYTHONIOENCODING": encoding, "COLUMNS": "200"},
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert shown in ran.stdout
+    assert ran.stdout.count("Usage: ") == len(COMMANDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -17,16 +18,18 @@ from tests.examples import first_of
 
 
 @pytest.mark.parametrize(
-    ("number", "status"),
-    first_of([(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]),
+    ("number", "status", "options"),
+    first_of([(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ("--json",)), (signal.SIGHUP, 129, ())]),
 )
-def test_a_signal_ends_it_with_totals(place: Place, tmp_path: Path, number: signal.Signals, status: int) -> None:
+def test_a_signal_ends_it_with_totals(
+    place: Place, tmp_path: Path, number: signal.Signals, status: int, options: tuple[str, ...]
+) -> None:
     feed = Feed.local(place.feed.name, slices=len(place.feed.slices))
     below = write_feed(feed, tmp_path / "below.toml")
     subscriber, got = Subscriber(feed), Collector()
     subscriber.on_batch(b"")(got.batch)
     with (
-        Command("relay", place.path, below, "--name", "site", "--hold", 1) as relay,
+        Command("relay", place.path, below, "--name", "site", "--hold", 1, *options) as relay,
         Publisher(place.feed) as publisher,
     ):
         relay.read_error("relay site: relays feed")
@@ -36,18 +39,23 @@ def test_a_signal_ends_it_with_totals(place: Place, tmp_path: Path, number: sign
         ended = relay.interrupt(number)
         subscriber.stop()
     assert ended.status == status
-    assert "relay site" in ended.out
-    assert place.feed.slices[0].endpoints[0] in ended.out
+    if options:
+        assert len(json.loads(ended.out)["lines"]) == len(feed.slices)
+    else:
+        assert "relay site" in ended.out
+        assert place.feed.slices[0].endpoints[0] in ended.out
     assert "Traceback" not in ended.errors
 
 
 @pytest.mark.parametrize(
-    ("number", "status"),
-    first_of([(signal.SIGTERM, 143), (signal.SIGINT, Status.INTERRUPTED), (signal.SIGHUP, 129)]),
+    ("number", "status", "options"),
+    first_of([(signal.SIGTERM, 143, ("--json",)), (signal.SIGINT, 130, ()), (signal.SIGHUP, 129, ())]),
 )
-def test_a_signal_ends_a_plain_relay_with_totals(place: Place, number: signal.Signals, status: int) -> None:
+def test_a_signal_ends_a_plain_relay_with_totals(
+    place: Place, number: signal.Signals, status: int, options: tuple[str, ...]
+) -> None:
     endpoint = free_endpoints("tcp", "plain", 1, 1)[0][0]
-    with Command("relay", place.path, endpoint, "--plain") as relay:
+    with Command("relay", place.path, endpoint, "--plain", *options) as relay:
         relay.read_error("plain relay: waits for the publishers of")
         with Publisher(place.feed) as publisher, zmq.Context() as context, context.socket(zmq.SUB) as sub:
             relay.read_error(f"at {endpoint}")
@@ -63,31 +71,23 @@ def test_a_signal_ends_a_plain_relay_with_totals(place: Place, number: signal.Si
             assert sub.recv_multipart() == [b"A.t", (7).to_bytes(8, "little"), b"1"]
             ended = relay.interrupt(number)
     assert ended.status == status
-    assert endpoint in ended.out
+    if options:
+        assert json.loads(ended.out)["messages"] > 0
+    else:
+        assert endpoint in ended.out
     assert "Traceback" not in ended.errors
 
 
-def test_an_unavailable_endpoint_for_plain_clients_is_one_line(place: Place) -> None:
+def test_what_cannot_be_relayed_is_one_line(place: Place, tmp_path: Path) -> None:
     endpoint = free_endpoints("tcp", "plain", 1, 1)[0][0]
-    with zmq.Context() as context, context.socket(zmq.PUB) as other:
-        other.bind(endpoint)
-        ended = invoke("relay", place.path, endpoint, "--plain")
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, f"endpoint {endpoint} is in use")
-    ended = invoke("relay", place.path, place.path, "--plain")
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, "expected tcp://")
-
-
-@pytest.mark.parametrize("words", [("--spare", "x.toml"), ("--name", "x"), ("--hold", 1), ("--when-full", "wait")])
-def test_options_that_exclude_plain_are_wrong_usage(place: Place, words: tuple[object, ...]) -> None:
-    ended = invoke("relay", place.path, "tcp://127.0.0.1:5000", "--plain", *words)
-    assert ended.status == Status.USAGE
-    assert "--plain" in ended.errors
-
-
-def test_a_feed_that_does_not_fit_is_one_line(place: Place, tmp_path: Path) -> None:
     other = write_feed(Feed.local(place.feed.name, slices=5), tmp_path / "other.toml")
-    ended = invoke("relay", place.path, other)
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, "below the relay had 5 slices, expected 2")
+    with zmq.Context() as context, context.socket(zmq.PUB) as taken:
+        taken.bind(endpoint)
+        for words, error in (
+            ((endpoint, "--plain"), f"endpoint {endpoint} is in use"),
+            ((place.path, "--plain"), "expected tcp://"),
+            ((other,), "below the relay had 5 slices, expected 2"),
+        ):
+            ended = invoke("relay", place.path, *words)
+            assert ended.status == Status.ERROR
+            assert_one_line(ended, error)

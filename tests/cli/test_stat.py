@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import msgspec
+import pytest
 
 from blackbox import Publisher
+from blackbox.block.format import HEARTBEAT_KEY
 from blackbox.cli.ui.status import Status
-from tests.cli.commands import Command, Place, assert_one_line, invoke
+from blackbox.testing import RawPublisher, wait_until
+from tests.cli.commands import Command, Place, Screen, assert_one_line, beside, invoke
 
 
-def test_stat_reports_the_figures_of_heartbeats(place: Place) -> None:
+def test_figures_come_from_heartbeats_without_a_subscription(place: Place) -> None:
     with Publisher(place.feed) as publisher:
         publisher.publish_many((b"A.t", b"B.t"), [0, 1, 0], b"abc", offsets=[0, 1, 2, 3])
         ended = invoke("stat", "--feed", place.path, "--once", "--json", "--timeout", "30")
+        table = invoke("stat", "--feed", place.path, "--once", "--timeout", "30")
+        assert publisher.statistics().subscribers == 0
         epoch = publisher.epoch
     assert ended.status == 0, ended.errors
     lines = msgspec.json.decode(ended.out)
@@ -23,52 +27,38 @@ def test_stat_reports_the_figures_of_heartbeats(place: Place) -> None:
     assert sum(line["messages"] for line in lines) == 3
     assert all(line["state"] == "alive" and line["messages_per_second"] == 0.0 for line in lines)
     assert all(0 < line["heartbeat_lag_ns"] < 10**9 and line["last_heard_ns"] > 0 for line in lines)
+    assert table.status == 0, table.errors
+    assert re.search(r"│ 0 +│ A +│ tcp://127.0.0.1:\d+ +│ alive +│", table.out)
 
 
-def test_stat_is_not_a_subscriber_and_prints_a_table(place: Place) -> None:
-    with Publisher(place.feed) as publisher:
-        ended = invoke("stat", "--feed", place.path, "--once", "--timeout", "30")
-        assert publisher.statistics().subscribers == 0
-    assert ended.status == 0, ended.errors
-    assert re.search(r"│ 0 +│ A +│ tcp://127.0.0.1:\d+ +│ alive +│", ended.out)
-
-
-def test_stat_without_a_publisher_is_an_error(place: Place) -> None:
-    ended = invoke("stat", "--feed", place.path, "--once", "--timeout", "0.2")
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, r"feed 'cli': no publisher was heard in 0\.2 s at tcp://")
-
-
-def test_stat_that_runs_on_without_a_publisher_ends(place: Place, terminal: tuple[int, int]) -> None:
-    reader, writer = terminal
-    for options in ([], ["--json"]):
-        ended = invoke("stat", "--feed", place.path, "--timeout", "0.2", *options)
+def test_without_a_publisher_it_ends_with_an_error(place: Place, screen: Screen) -> None:
+    words = ("stat", "--feed", place.path, "--timeout", "0.2")
+    for options in (["--once"], [], ["--json"]):
+        ended = invoke(*words, *options)
         assert ended.status == Status.ERROR
         assert_one_line(ended, r"feed 'cli': no publisher was heard in 0\.2 s at tcp://")
-    with Command("stat", "--feed", place.path, "--timeout", "0.2", stdout=writer) as stat:
+    with Command(*words, stdout=screen.program) as stat:
         assert stat.end().status == Status.ERROR
-    assert "tcp://" in os.read(reader, 65_536).decode(errors="replace")
+        screen.wait("tcp://")
 
 
-def test_stat_ends_when_the_publisher_closes(place: Place) -> None:
-    with (
-        Publisher(place.feed) as publisher,
-        Command("stat", "--feed", place.path, "--json", "--timeout", "30") as stat,
-    ):
-        stat.read_out('"state":"alive"', times=len(place.feed.slices))
-        publisher.close()
-        ended = stat.end()
-    assert ended.status == 0, ended.errors
-    assert "feed 'cli' (2 slices): the publisher has closed" in ended.errors
-    assert all(line["state"] == "closed" for line in msgspec.json.decode(ended.out.splitlines()[-1]))
+@pytest.mark.parametrize("has_closed", [True, False])
+def test_it_ends_when_the_publisher_closes_or_falls_silent(place: Place, has_closed: bool) -> None:
+    with RawPublisher(place.feed) as publisher:
 
+        def beat() -> None:
+            for slice_id in range(2):
+                wait_until(lambda at=slice_id: HEARTBEAT_KEY in publisher.subscriptions(at))  # type: ignore[misc]
+            publisher.heartbeat(end=has_closed)
 
-def test_stat_ends_when_the_publisher_was_killed(place: Place) -> None:
-    with Command("publish", "synthetic:1000", "--feed", place.path) as publisher:
-        publisher.read_error("waiting for 1 subscriber")
-        with Command("stat", "--feed", place.path, "--json", "--timeout", "2") as stat:
-            stat.read_out('"state":"alive"')
-            publisher.process.kill()
-            ended = stat.end()
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, r"feed 'cli': no heartbeat of the publisher for 2 s at tcp://")
+        with beside(beat):
+            ended = invoke("stat", "--feed", place.path, "--json", "--timeout", 30 if has_closed else 2)
+    last = msgspec.json.decode(ended.out.splitlines()[-1])
+    if has_closed:
+        assert ended.status == 0, ended.errors
+        assert "feed 'cli' (2 slices): the publisher has closed" in ended.errors
+        assert all(line["state"] == "closed" for line in last)
+    else:
+        assert ended.status == Status.ERROR
+        assert_one_line(ended, r"feed 'cli': no heartbeat of the publisher for 2 s at tcp://")
+        assert all(line["epoch"] == 1 for line in last)
