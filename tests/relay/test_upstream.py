@@ -7,15 +7,14 @@ from collections import deque
 from random import Random
 from typing import Any, NamedTuple
 
-import pytest
-
 from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, PATH_KEY, RECORDED_KEY, SHARED_KEY, WANT_KEY
 from blackbox.publish.peers import Why
 from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from blackbox.relay.cover import SmallestCover
 from blackbox.relay.upstream import Upstream
+from tests.examples import examples
 
-SCHEDULES = 300
+SCHEDULES = examples(2_400)
 STEPS = 150
 BEAT_S = 1.0
 MOST_REFUSALS = 2
@@ -426,6 +425,5 @@ def finding_of(seed: int) -> str:
     return ""
 
 
-@pytest.mark.parametrize("first", range(0, 4 * SCHEDULES, SCHEDULES))
-def test_requests_below_are_active_above_before_they_are_confirmed(first: int) -> None:
-    assert [finding for finding in map(finding_of, range(first, first + SCHEDULES)) if finding] == []
+def test_requests_below_are_active_above_before_they_are_confirmed() -> None:
+    assert [finding for finding in map(finding_of, range(SCHEDULES)) if finding] == []
