@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,6 @@ import zmq
 from blackbox import ConfigError, Feed, Publisher, Recorder, Relay
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
-from blackbox.archive.serve.protocol import Gone
 from blackbox.block.block import Block
 from blackbox.block.format import CONFIRM_KEY, FLAG_REFUSED, HEARTBEAT_KEY, SHARED_KEY, WANT_KEY
 from blackbox.errors import ArchiveError, RightsError
@@ -25,12 +25,10 @@ from tests.keyring import Keyring
 from tests.process_state import linux_only
 from tests.relay.relays import PATIENCE_S, changes_of, collected
 
-NAMES = ("exchange", "london", "desk", "archive", "other")
-
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Keyring:
-    ring = Keyring(tmp_path, *NAMES)
+    ring = Keyring(tmp_path, "exchange", "london", "desk", "archive", "other")
     ring.allow("exchange", "desk", "london", "archive", "other")
     ring.allow("london", "desk", "other")
     ring.allow("archive", "desk", "other")
@@ -48,10 +46,14 @@ def give(ring: Keyring, text: str, by: str = "exchange") -> None:
     new.rename(ring.directory / f"allowed-by-{by}" / "rights.toml")
 
 
-@pytest.fixture
-def sub() -> Iterator[zmq.Socket[bytes]]:
+@contextmanager
+def asking(feed: Feed) -> Iterator[zmq.Socket[bytes]]:
+    """A SUB socket that is connected to a feed."""
+    endpoint = feed.slices[0].lines[0]
     with zmq.Context() as context, context.socket(zmq.SUB) as sub:
         sub.linger, sub.rcvtimeo = 0, 1_000 * int(PATIENCE_S)
+        use_keys(sub, keys_of_line(feed, 0, endpoint))
+        sub.connect(endpoint)
         yield sub
 
 
@@ -67,34 +69,41 @@ def refused(feed: Feed, *prefixes: bytes) -> str:
 
 
 def test_a_key_without_the_right_is_refused_and_logged(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
-    give(ring, 'desk = ["AAPL"]')
+    give(ring, 'desk = ["AAPL", "MS"]\nlondon = [""]\n"*" = ["INDE"]\n')
     feed = quotes()
     endpoint = feed.slices[0].lines[0]
-    other, got = collected(ring.feed(feed, "other", "exchange"), b"MSFT.")
+    desk = ring.feed(feed, "desk", "exchange")
+    other, got = collected(ring.feed(feed, "london", "exchange"))
     with Publisher(ring.feed(feed, "exchange")) as publisher:
         other.start(PATIENCE_S)
-        said = refused(ring.feed(feed, "desk", "exchange"), b"MSFT.", b"AAPL.")
+        said = refused(desk, b"IBM.", b"AAPL.")
         assert said == (
-            f"feed 'quotes' slice 0: {endpoint} refused the topics b'MSFT.': "
+            f"feed 'quotes' slice 0: {endpoint} refused the topics b'IBM.': "
             "our key has no right to that, expected it among the prefixes of its rights.toml"
         )
         assert "feed 'quotes': refused key 'desk' at 127.0.0.1:" in caplog.text
         assert caplog.text.count("it has no right to that (rights.toml)") == 1
         assert publisher.statistics().refused >= 2
-        publisher.publish(b"MSFT.x", b"1")
-        got.wait(1)
+        for prefix in (b"", b"AAP"):
+            assert f"refused the topics {prefix!r}:" in refused(desk, prefix)
+        assert "refused the topics b'AAPL.':" in refused(ring.feed(feed, "other", "exchange"), b"AAPL.")
+        for name, prefixes in (("other", [b"INDEX."]), ("desk", [b"AAPL.trade", b"MSFT."])):
+            subscriber, mine = collected(ring.feed(feed, name, "exchange"), *prefixes)
+            subscriber.start(PATIENCE_S)
+            for prefix in prefixes:
+                publisher.publish(prefix + b"x", prefix)
+            assert {each.payload for each in mine.wait(len(prefixes))} == {*prefixes}
+            subscriber.stop()
+        got.wait(3)
         other.stop()
 
 
-def test_refused_filters_are_inactive_and_the_others_active(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
+def test_refused_filters_are_inactive_and_the_others_active(ring: Keyring) -> None:
     give(ring, 'desk = ["AAPL"]')
     feed = quotes()
-    endpoint = feed.slices[0].lines[0]
     other, got = collected(ring.feed(feed, "other", "exchange"))
-    with Publisher(ring.feed(feed, "exchange")) as publisher:
+    with Publisher(ring.feed(feed, "exchange")) as publisher, asking(ring.feed(feed, "desk", "exchange")) as sub:
         other.start(PATIENCE_S)
-        use_keys(sub, keys_of_line(ring.feed(feed, "desk", "exchange"), 0, endpoint))
-        sub.connect(endpoint)
         nonce = CONFIRM_KEY + b"12345678"
         for prefix in (b"MSFT", b"", b"A", b"AAP", WANT_KEY + b"MSFT", SHARED_KEY + b"MSFT", b"\0", b"AAPL", nonce):
             sub.subscribe(prefix)
@@ -110,26 +119,10 @@ def test_refused_filters_are_inactive_and_the_others_active(ring: Keyring, sub: 
         assert not sub.poll(100)
         (desk,) = [peer for peer in publisher.statistics().peers if peer.key == "desk"]
         assert (desk.subscriptions, desk.refused, desk.line) == (1, 6, "A")
-        assert not publisher.wants(b"MSFT.x") or publisher.statistics().subscriptions > 1
         other.stop()
 
 
-def test_a_right_to_a_longer_prefix_is_not_one_to_a_shorter_prefix(ring: Keyring) -> None:
-    give(ring, 'desk = ["AAPL", "MS"]')
-    feed = quotes()
-    desk = ring.feed(feed, "desk", "exchange")
-    with Publisher(ring.feed(feed, "exchange")) as publisher:
-        assert "refused the topics b'':" in refused(desk, b"")
-        assert "refused the topics b'AAP':" in refused(desk, b"AAP")
-        subscriber, got = collected(desk, b"AAPL.trade", b"MSFT.")
-        subscriber.start(PATIENCE_S)
-        publisher.publish(b"AAPL.trade", b"1")
-        publisher.publish(b"MSFT.trade", b"2")
-        assert {each.payload for each in got.wait(2)} == {b"1", b"2"}
-        subscriber.stop()
-
-
-def test_revoked_rights_end_only_the_subscriber_that_used_them(ring: Keyring) -> None:
+def test_revoked_rights_and_keys_end_only_their_subscribers(ring: Keyring) -> None:
     feed = quotes()
     desk, _ = collected(ring.feed(feed, "desk", "exchange"), b"AAPL.")
     other, got = collected(ring.feed(feed, "other", "exchange"), b"AAPL.")
@@ -143,94 +136,32 @@ def test_revoked_rights_end_only_the_subscriber_that_used_them(ring: Keyring) ->
         for number in range(100):
             publisher.publish(b"AAPL.x", b"%d" % number)
         got.wait(100)
-        other.stop()
         assert other.statistics().received.gaps == 0
-
-
-def test_a_key_that_is_no_longer_allowed_is_disconnected(ring: Keyring) -> None:
-    feed = quotes()
-    desk, _ = collected(ring.feed(feed, "desk", "exchange"))
-    with Publisher(ring.feed(feed, "exchange")) as publisher:
-        desk.start(PATIENCE_S)
-        (ring.directory / "allowed-by-exchange" / "desk.key").unlink()
-        wait_until(lambda: publisher.statistics().put_out == 1, PATIENCE_S)
+        (ring.directory / "allowed-by-exchange" / "other.key").unlink()
+        wait_until(lambda: publisher.statistics().put_out == 2, PATIENCE_S)
         wait_until(lambda: publisher.statistics().refused_peers > 0, PATIENCE_S, "it reconnects")
         wait_until(lambda: publisher.statistics().peers == (), PATIENCE_S, "its subscriptions are removed")
-        desk.stop()
+        other.stop()
 
 
-def test_keys_without_a_line_have_the_rights_of_the_star(ring: Keyring) -> None:
-    give(ring, 'desk = [""]\n"*" = ["INDE"]\n')
-    feed = quotes()
-    with Publisher(ring.feed(feed, "exchange")):
-        assert "refused the topics b'AAPL.':" in refused(ring.feed(feed, "other", "exchange"), b"AAPL.")
-        for name, prefix in (("other", b"INDEX."), ("desk", b"")):
-            subscriber, _ = collected(ring.feed(feed, name, "exchange"), prefix)
-            subscriber.start(PATIENCE_S)
-            subscriber.stop()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_malformed_rights_are_named_at_the_start_and_later_grant_nothing(
+    ring: Keyring, caplog: pytest.LogCaptureFixture
+) -> None:
+    for text, message in (
         ("desk = 7", "'desk' was 7, expected a list of prefixes of topics"),
         ('desk = ["AAPL."]', r"'desk' had the prefix b'AAPL.', expected at most key_bytes = 4 bytes"),
         ('desk = ["\\u0000H"]', "expected no zero byte first"),
         ("desk = [", "are not TOML"),
-    ],
-)
-def test_malformed_rights_are_named_at_the_start(ring: Keyring, text: str, message: str) -> None:
-    give(ring, text)
-    with pytest.raises(ConfigError, match=message):
-        Publisher(ring.feed(quotes(), "exchange")).start()
-
-
-def test_rights_that_become_malformed_are_logged_and_grant_nothing(
-    ring: Keyring, caplog: pytest.LogCaptureFixture
-) -> None:
+    ):
+        give(ring, text)
+        with pytest.raises(ConfigError, match=message):
+            Publisher(ring.feed(quotes(), "exchange")).start()
+    give(ring, "")
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")):
         give(ring, 'desk = [""')
         wait_until(lambda: "until that is corrected no key has a right" in caplog.text, PATIENCE_S)
         assert "refused the topics b'AAPL.':" in refused(ring.feed(feed, "other", "exchange"), b"AAPL.")
-
-
-def test_rights_apply_below_a_relay(ring: Keyring) -> None:
-    give(ring, 'desk = ["AAPL"]', by="london")
-    above, below = quotes(), quotes()
-    with (
-        Publisher(ring.feed(above, "exchange")) as publisher,
-        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay,
-    ):
-        assert "refused the topics b'MSFT.':" in refused(ring.feed(below, "desk", "london"), b"MSFT.")
-        subscriber, got = collected(ring.feed(below, "desk", "london"), b"AAPL.")
-        subscriber.start(PATIENCE_S)
-        publisher.publish(b"AAPL.x", b"1")
-        got.wait(1)
-        assert [peer.key for peer in relay.statistics().peers] == ["desk"]
-        assert relay.statistics().refused_below > 0
-        subscriber.stop()
-
-
-def test_a_relay_refuses_below_what_it_may_not_read_and_others_miss_nothing(ring: Keyring) -> None:
-    give(ring, 'london = ["AAPL", "MSFT"]')
-    above, below = quotes(), quotes()
-    with (
-        Publisher(ring.feed(above, "exchange")) as publisher,
-        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay,
-    ):
-        subscriber, got = collected(ring.feed(below, "desk", "london"), b"AAPL.")
-        subscriber.start(PATIENCE_S)
-        sent = 0
-        for prefix in (b"", b"AAP", b"X"):
-            publisher.publish(b"AAPL.x", b"%d" % sent)
-            assert f"refused the topics {prefix!r}" in refused(ring.feed(below, "other", "london"), prefix)
-            publisher.publish(b"AAPL.x", b"")
-            sent += 2
-        got.wait(sent)
-        subscriber.stop()
-        assert subscriber.statistics().received.gaps == 0
-        wait_until(lambda: relay.statistics().lines[0].filters_above == 0, PATIENCE_S)
 
 
 def in_memory(feed: Feed) -> Feed:
@@ -239,88 +170,82 @@ def in_memory(feed: Feed) -> Feed:
     return msgspec.structs.replace(feed, slices=(msgspec.structs.replace(part, endpoints=endpoints),))
 
 
-@linux_only
-@pytest.mark.parametrize(("is_above", "is_below"), [(False, True), (True, False), (True, True)])
-def test_a_relay_refuses_what_it_may_not_read_also_with_shared_memory(
-    ring: Keyring, is_above: bool, is_below: bool
-) -> None:
-    give(ring, 'london = ["AAPL"]')
-    above = in_memory(quotes()) if is_above else quotes()
-    below = in_memory(quotes()) if is_below else quotes()
+@contextmanager
+def relayed(
+    ring: Keyring, above: Feed | None = None, below: Feed | None = None
+) -> Iterator[tuple[Publisher, Relay, Feed, Feed]]:
+    """A publisher, a relay with London's key, and the feed below it for the desk and for another key."""
+    above, below = above or quotes(), below or quotes()
     with (
         Publisher(ring.feed(above, "exchange")) as publisher,
         Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay,
     ):
-        subscriber, got = collected(ring.feed(below, "desk", "london"), b"AAPL.")
+        yield publisher, relay, ring.feed(below, "desk", "london"), ring.feed(below, "other", "london")
+
+
+@pytest.mark.parametrize(
+    ("is_above", "is_below"),
+    [(False, False), *(pytest.param(*each, marks=linux_only) for each in [(False, True), (True, False), (True, True)])],
+)
+def test_a_relay_refuses_what_it_may_not_read_and_others_miss_nothing(
+    ring: Keyring, is_above: bool, is_below: bool
+) -> None:
+    """On sockets and in shared memory. It keeps a filter that a refused one covers, and applies its own rights."""
+    give(ring, 'london = ["AAPL", "OURS"]')
+    give(ring, 'desk = ["AAPL"]\nother = [""]', by="london")
+    above = in_memory(quotes()) if is_above else quotes()
+    below = in_memory(quotes()) if is_below else quotes()
+    with relayed(ring, above, below) as (publisher, relay, desk, other):
+        assert "refused the topics b'OURS':" in refused(desk, b"OURS")
+        subscriber, got = collected(desk, b"AAPL.")
         subscriber.start(PATIENCE_S)
+        assert [peer.key for peer in relay.statistics().peers] == ["desk"]
+        assert relay.statistics().refused_below > 0
+        changes = changes_of(publisher)
         for prefix in (b"MSFT", b"AAP", b""):
-            assert f"refused the topics {prefix!r}" in refused(ring.feed(below, "other", "london"), prefix)
+            publisher.publish(b"AAPL.x", b"")
+            assert f"refused the topics {prefix!r}" in refused(other, prefix)
             publisher.publish(b"AAPL.x", prefix)
-        got.wait(3)
+        got.wait(6)
+        assert not {UNSUBSCRIBE + b"AAPL", UNSUBSCRIBE + SHARED_KEY + b"AAPL"}.intersection(changes)
         assert relay.statistics().lines[0].transport == ("shm" if is_above else "tcp")
         assert subscriber.statistics().received.transport == ("shm" if is_below else "tcp")
         wait_until(lambda: relay.statistics().lines[0].filters_above == 1, PATIENCE_S)
         subscriber.stop()
         assert subscriber.statistics().received.gaps == 0
+        wait_until(lambda: relay.statistics().lines[0].filters_above == 0, PATIENCE_S)
 
 
-def test_refused_filters_are_never_confirmed_however_many(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
-    give(ring, 'desk = ["AAPL"]')
-    feed = quotes()
-    with Publisher(ring.feed(feed, "exchange")):
-        check_told(sub, ring.feed(feed, "desk", "exchange"), 250)
-
-
-def check_told(sub: zmq.Socket[bytes], feed: Feed, count: int) -> None:
-    """Check that a confirmation arrives once all `count` filters without a right are reported and withdrawn."""
-    endpoint = feed.slices[0].lines[0]
-    use_keys(sub, keys_of_line(feed, 0, endpoint))
-    sub.connect(endpoint)
-    asked = {b"%04d" % number for number in range(count)}
-    for prefix in asked:
-        sub.subscribe(prefix)
-    for number in range(4):
-        nonce = CONFIRM_KEY + b"%08d" % number
-        sub.subscribe(nonce)
-        block = Block.decode(*sub.recv_multipart())
-        assert block.key == nonce
-        assert bool(block.flags & FLAG_REFUSED) is bool(asked)
-        told = block.ends() if asked else {}
-        assert len(told) <= 100
-        for prefix in told:
-            sub.unsubscribe(prefix)
-            asked.remove(prefix)
-
-
-def test_a_relay_refused_a_wider_filter_keeps_the_narrower_one(ring: Keyring) -> None:
-    give(ring, 'london = ["AAPL"]')
-    above, below = quotes(), quotes()
+@pytest.mark.parametrize("is_relayed", [False, True])
+def test_refused_filters_are_never_confirmed_however_many(ring: Keyring, is_relayed: bool) -> None:
+    """A confirmation arrives once all filters without a right are reported and withdrawn."""
+    give(ring, 'desk = ["AAPL"]\nlondon = ["AAPL"]')
+    above = quotes()
     with (
-        Publisher(ring.feed(above, "exchange")) as publisher,
-        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")),
+        relayed(ring, above) as (_, _, desk, _),
+        asking(desk if is_relayed else ring.feed(above, "desk", "exchange")) as sub,
     ):
-        subscriber, got = collected(ring.feed(below, "desk", "london"), b"AAPL.")
-        subscriber.start(PATIENCE_S)
-        changes = changes_of(publisher)
-        assert "refused the topics b'AAP'" in refused(ring.feed(below, "other", "london"), b"AAP")
-        publisher.publish(b"AAPL.x", b"1")
-        got.wait(1)
-        assert UNSUBSCRIBE + b"AAPL" not in changes
-        subscriber.stop()
+        asked = {b"%04d" % number for number in range(250)}
+        for prefix in asked:
+            sub.subscribe(prefix)
+        for number in range(4):
+            nonce = CONFIRM_KEY + b"%08d" % number
+            sub.subscribe(nonce)
+            block = Block.decode(*sub.recv_multipart())
+            assert block.key == nonce
+            assert bool(block.flags & FLAG_REFUSED) is bool(asked)
+            told = block.ends() if asked else {}
+            assert len(told) <= 100
+            for prefix in told:
+                sub.unsubscribe(prefix)
+                asked.remove(prefix)
 
 
-def test_a_refused_filter_covered_by_a_refused_one_ends_no_confirmation(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
+def test_a_refused_filter_covered_by_a_refused_one_ends_no_confirmation(ring: Keyring) -> None:
     give(ring, 'london = ["AAPL"]')
-    above, below = quotes(), quotes()
-    endpoint = below.slices[0].lines[0]
-    with (
-        Publisher(ring.feed(above, "exchange")) as publisher,
-        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay,
-    ):
-        subscriber, got = collected(ring.feed(below, "desk", "london"), b"AAPL.")
+    with relayed(ring) as (publisher, relay, desk, other), asking(other) as sub:
+        subscriber, got = collected(desk, b"AAPL.")
         subscriber.start(PATIENCE_S)
-        use_keys(sub, keys_of_line(ring.feed(below, "other", "london"), 0, endpoint))
-        sub.connect(endpoint)
         sub.subscribe(HEARTBEAT_KEY)
         sub.recv_multipart()  # from here on its requests go up in order
         for word in (b"AAP", b"AA", b"A", b"", CONFIRM_KEY + b"12345678"):
@@ -333,7 +258,7 @@ def test_a_refused_filter_covered_by_a_refused_one_ends_no_confirmation(ring: Ke
         publisher.publish(b"AAPL.x", b"1")
         got.wait(1)
         wait_until(lambda: relay.statistics().lines[0].filters_above == 1, PATIENCE_S)
-        late, _ = collected(ring.feed(below, "desk", "london"), b"AAPL.x")
+        late, _ = collected(desk, b"AAPL.x")
         late.start(PATIENCE_S)
         late.stop()
         subscriber.stop()
@@ -341,13 +266,9 @@ def test_a_refused_filter_covered_by_a_refused_one_ends_no_confirmation(ring: Ke
 
 
 def test_a_right_lost_by_a_relay_is_reported_only_to_its_users(ring: Keyring) -> None:
-    above, below = quotes(), quotes()
-    with (
-        Publisher(ring.feed(above, "exchange")) as publisher,
-        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay,
-    ):
-        desk, _ = collected(ring.feed(below, "desk", "london"), b"MSFT.")
-        other, got = collected(ring.feed(below, "other", "london"), b"AAPL.")
+    with relayed(ring) as (publisher, relay, of_desk, of_other):
+        desk, _ = collected(of_desk, b"MSFT.")
+        other, got = collected(of_other, b"AAPL.")
         desk.start(PATIENCE_S)
         other.start(PATIENCE_S)
         give(ring, 'london = ["AAPL"]')
@@ -361,35 +282,6 @@ def test_a_right_lost_by_a_relay_is_reported_only_to_its_users(ring: Keyring) ->
         other.stop()
 
 
-def test_a_refused_wider_filter_hides_nothing_from_others(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
-    give(ring, 'london = ["AAPL"]')
-    above, below = quotes(), quotes()
-    endpoint = below.slices[0].lines[0]
-    with (
-        Publisher(ring.feed(above, "exchange")) as publisher,
-        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")),
-    ):
-        use_keys(sub, keys_of_line(ring.feed(below, "other", "london"), 0, endpoint))
-        sub.subscribe(WANT_KEY)
-        sub.subscribe(CONFIRM_KEY + b"12345678")
-        sub.connect(endpoint)
-        assert sub.recv_multipart()[0] == CONFIRM_KEY + b"12345678"
-        subscriber, _ = collected(ring.feed(below, "desk", "london"), b"AAPL.")
-        subscriber.start(PATIENCE_S)
-        assert publisher.wants(b"AAPL.x")
-        subscriber.stop()
-
-
-def test_a_relay_refused_more_than_one_answer_holds_confirms_none_of_it(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
-    give(ring, 'london = ["AAPL"]')
-    above, below = quotes(), quotes()
-    with (
-        Publisher(ring.feed(above, "exchange")),
-        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")),
-    ):
-        check_told(sub, ring.feed(below, "other", "london"), 250)
-
-
 def test_refused_filters_are_not_confirmed_on_inproc() -> None:
     above, below = quotes(), Feed.local("quotes", slices=1, key_bytes=4, transport="inproc")
     above = msgspec.structs.replace(above, max_subscriptions=10)
@@ -401,19 +293,19 @@ def test_refused_filters_are_not_confirmed_on_inproc() -> None:
 
 def test_filters_covered_by_a_refused_prefix_stay_wanted(ring: Keyring) -> None:
     give(ring, 'london = ["AAPL", "MSFT"]')
-    above, below = quotes(), quotes()
     unwanted = list[bytes]()
-    with (
-        Publisher(ring.feed(above, "exchange")) as publisher,
-        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")),
-    ):
+    with relayed(ring) as (publisher, _, desk, other), asking(other) as sub:
+        sub.subscribe(WANT_KEY)
+        sub.subscribe(CONFIRM_KEY + b"12345678")
+        assert sub.recv_multipart()[0] == CONFIRM_KEY + b"12345678"
         publisher.on_demand(lambda prefix, is_wanted: None if is_wanted else unwanted.append(prefix))
-        subscriber, _ = collected(ring.feed(below, "desk", "london"), b"AAPL.a")
+        subscriber, _ = collected(desk, b"AAPL.a")
         subscriber.start(PATIENCE_S)
+        assert publisher.wants(b"AAPL.a")
         for prefix in (b"", b"A", b""):
-            refused(ring.feed(below, "other", "london"), prefix)
+            refused(other, prefix)
         assert b"AAPL.a" not in unwanted
-        wider, _ = collected(ring.feed(below, "other", "london"), b"AAPL.")
+        wider, _ = collected(other, b"AAPL.")
         wider.start(PATIENCE_S)
         wait_until(lambda: b"AAPL.a" in unwanted, PATIENCE_S, "AAPL. covers it")
         assert publisher.wants(b"AAPL.a")
@@ -439,70 +331,13 @@ def test_a_refusal_of_on_demand_is_reported_below_a_relay() -> None:
         subscriber.stop()
 
 
-def test_an_archive_serves_a_key_what_it_may_read(ring: Keyring, tmp_path: Path) -> None:
-    give(ring, 'desk = ["AAPL"]', by="archive")
-    feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
-    recording = ring.feed(feed, "archive", "exchange")
-    with (
-        Publisher(ring.feed(feed, "exchange")) as publisher,
-        Recorder(recording, tmp_path / "recordings", serve=True),
-    ):
-        for number in range(100):
-            publisher.publish((b"AAPL.x", b"MSFT.x")[number % 2], b"%d" % number)
-        publisher.wait_recorded(PATIENCE_S)
-        client = ArchiveClient(ring.feed(feed, "desk", "exchange", archives=("archive",)))
-        assert answered(lambda: client.blocks(0, b"AAPL.", stop_ns=time.time_ns())) == b"AAPL"
-        for ask in (
-            lambda: client.blocks(0),
-            lambda: client.blocks(0, b"MSFT."),
-        ):
-            with pytest.raises(ArchiveError, match="the key has no right to topics that begin with"):
-                answered(ask)
-
-
-def test_an_archive_serves_images_of_what_a_key_may_read(ring: Keyring, tmp_path: Path) -> None:
+def test_an_archive_serves_what_a_key_may_read(ring: Keyring, tmp_path: Path) -> None:
+    """Blocks, images, and the past of late subscribers."""
     for by in ("exchange", "archive"):
         give(ring, 'desk = ["AAPL", "MSFT"]', by=by)
     feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
-    recording = ring.feed(feed, "archive", "exchange")
-    with (
-        Publisher(ring.feed(feed, "exchange")) as publisher,
-        Recorder(recording, tmp_path / "recordings", serve=True),
-    ):
-        for number in range(90):
-            publisher.publish((b"AAPL.x", b"MSFT.x", b"IBM.x")[number % 3], b"%d" % number)
-        publisher.wait_recorded(PATIENCE_S)
-        desk = ring.feed(feed, "desk", "exchange", archives=("archive",))
-        client = ArchiveClient(desk)
-        for prefixes in ([b""], [b"AAPL.", b"IBM."]):
-            with pytest.raises(ArchiveError, match="the key has no right to topics that begin with"):
-                client.image(0, prefixes, timeout=0.5)
-        narrowed = client.image(0, may_narrow=True, timeout=PATIENCE_S)
-        assert [block.topics for block in narrowed.blocks] == [[b"AAPL.x"], [b"MSFT.x"]]
-        subscriber, got = collected(desk, b"AAPL.", b"MSFT.")
-        subscriber.start(PATIENCE_S, snapshot="latest")
-        assert {bytes(each.payload) for each in got.wait(2, PATIENCE_S)} == {b"87", b"88"}
-        subscriber.stop()
-
-
-def answered(ask: Callable[[], Iterator[Fetched | Gone]]) -> bytes:
-    """Return the key of the first block from an archive; retry while it is too busy to answer."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            found = next(ask())
-        except ArchiveError as error:
-            if "did not answer" not in str(error) or time.monotonic() > deadline:
-                raise
-        else:
-            assert isinstance(found, Fetched)
-            return found.block.key
-
-
-def test_a_late_join_with_several_prefixes_gets_the_past_that_its_key_may_read(ring: Keyring, tmp_path: Path) -> None:
-    for by in ("exchange", "archive"):
-        give(ring, 'desk = ["AAPL", "MSFT"]', by=by)
-    feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
+    desk = ring.feed(feed, "desk", "exchange", archives=("archive",))
+    client, no_right = ArchiveClient(desk, timeout=PATIENCE_S), "the key has no right to topics that begin with"
     with (
         Publisher(ring.feed(feed, "exchange")) as publisher,
         Recorder(ring.feed(feed, "archive", "exchange"), tmp_path / "recordings", serve=True),
@@ -510,7 +345,22 @@ def test_a_late_join_with_several_prefixes_gets_the_past_that_its_key_may_read(r
         for number in range(90):
             publisher.publish((b"AAPL.x", b"MSFT.x", b"IBM.x")[number % 3], b"%d" % number)
         publisher.wait_recorded(PATIENCE_S)
-        subscriber, got = collected(ring.feed(feed, "desk", "exchange", archives=("archive",)), b"AAPL.", b"MSFT.")
-        subscriber.start(PATIENCE_S, since=0)
-        assert {int(each.payload) for each in got.wait(60, PATIENCE_S)} == {n for n in range(90) if n % 3 != 2}
-        subscriber.stop()
+        found = next(client.blocks(0, b"AAPL.", stop_ns=time.time_ns()))
+        assert isinstance(found, Fetched)
+        assert found.block.key == b"AAPL"
+        for prefix in (b"", b"IBM."):
+            with pytest.raises(ArchiveError, match=no_right):
+                next(client.blocks(0, prefix))
+        for prefixes in ([b""], [b"AAPL.", b"IBM."]):
+            with pytest.raises(ArchiveError, match=no_right):
+                client.image(0, prefixes)
+        narrowed = client.image(0, may_narrow=True, timeout=PATIENCE_S)
+        assert [block.topics for block in narrowed.blocks] == [[b"AAPL.x"], [b"MSFT.x"]]
+        for start, wanted in (
+            ({"snapshot": "latest"}, {87, 88}),
+            ({"since": 0}, {number for number in range(90) if number % 3 != 2}),
+        ):
+            subscriber, got = collected(desk, b"AAPL.", b"MSFT.")
+            subscriber.start(PATIENCE_S, **start)  # type: ignore[arg-type]
+            assert {int(each.payload) for each in got.wait(len(wanted), PATIENCE_S)} == wanted
+            subscriber.stop()
