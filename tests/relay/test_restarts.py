@@ -29,8 +29,8 @@ def asking(feed: Feed, filters: list[bytes]) -> Iterator[zmq.Socket[bytes]]:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("count", [20_000, 100_000])
-def test_many_subscriptions_survive_a_restart_of_either_side(count: int) -> None:
+def test_many_subscriptions_survive_a_restart_of_either_side() -> None:
+    count = 100_000
     feeds = chain(2, key_bytes=8, max_topics=2 * count, heartbeat_ns=2_000_000_000)
     filters = [b"%08d" % number for number in range(count)]
 
