@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections.abc import Iterator
 from typing import Final
 
@@ -13,12 +16,29 @@ from blackbox.bridge.amqp import Address, hang_up
 from tests.bridge.amqp.rabbitmq import RabbitMq
 
 _ANSWER_S: Final = 60.0
+_GUEST: Final = {
+    "name": "guest",
+    "password_hash": base64.b64encode(b"salt" + hashlib.sha256(b"saltguest").digest()).decode(),
+    "hashing_algorithm": "rabbit_password_hashing_sha256",
+    "tags": "administrator",
+}
+_ALL: Final = {"user": "guest", "vhost": "/"}
+DEFINITIONS: Final = {
+    "users": [_GUEST],
+    "vhosts": [{"name": "/"}],
+    "permissions": [_ALL | {"configure": ".*", "write": ".*", "read": ".*"}],
+    "topic_permissions": [_ALL | {"exchange": "rights", "write": ".*", "read": "^A\\."}],
+}
+"""One user, who may read only some topics of the exchange `rights`."""
 
 
 @pytest.fixture(scope="session")
 def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
+    place = tmp_path_factory.mktemp("rabbitmq")
+    definitions = place / "definitions.json"
+    definitions.write_text(json.dumps(DEFINITIONS))
     try:
-        server = RabbitMq(tmp_path_factory.mktemp("rabbitmq"))
+        server = RabbitMq(place, load_definitions=f'"{definitions}"')
     except Missing as why:
         pytest.skip(str(why))
     yield server
@@ -27,7 +47,6 @@ def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
 
 @pytest.fixture
 def channel(rabbit: RabbitMq) -> Iterator[amqp.Channel]:
-    """Credentials of a RabbitMQ user."""
     at = Address.of(rabbit.url)
     # On a busy machine RabbitMQ may take longer than a bridge waits for it.
     limits = {"connect_timeout": _ANSWER_S, "read_timeout": _ANSWER_S, "write_timeout": _ANSWER_S}

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from blackbox import CallbackError, ConfigError, Feed, Publisher, Recorder
-from blackbox.bridge.amqp import Address, content_of, headers_of
+from blackbox.bridge.amqp import content_of, headers_of
 from blackbox.bridge.amqp_exchange import AmqpExchange
 from blackbox.errors import BridgeError
 from blackbox.feed.endpoint import free_endpoints
@@ -51,11 +51,13 @@ def take(channel: amqp.Channel, queue: str, before: Sequence[Got] = ()) -> list[
     return got
 
 
-def test_each_message_has_its_topic_and_position(rabbit: RabbitMq, channel: amqp.Channel) -> None:
-    feed = feed_of("places")
+@pytest.mark.parametrize("transient", [0, 1])
+def test_each_message_has_its_topic_and_position(rabbit: RabbitMq, channel: amqp.Channel, transient: int) -> None:
+    """It survives a restart of the broker unless transient."""
+    feed = feed_of(f"places{transient}")
     long = b"A." + 300 * b"x"
-    some, more = queue_of(channel, "places", "A.#"), queue_of(channel, "places", "*.b.*")
-    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, b"A") as bridge:
+    some, more = queue_of(channel, feed.name, "A.#"), queue_of(channel, feed.name, "*.b.*")
+    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, b"A", transient=transient) as bridge:
         publisher.publish(b"A.x", b"one", 7)
         publisher.publish(b"B.b.x", b"is not asked for")
         publisher.publish(b"A.b.x", None)
@@ -63,25 +65,12 @@ def test_each_message_has_its_topic_and_position(rabbit: RabbitMq, channel: amqp
         publisher.publish(long, b"")
         wait_until(lambda: bridge.statistics().added == 4)
     epoch, got = publisher.epoch, take(channel, some)
-    assert [(each.topic, each.payload) for each in got] == [
-        (b"A.x", b"one"),
-        (b"A.b.x", None),
-        (b"A.\xff", b"no text"),
-        (long, b""),
-    ]
+    sent = [(b"A.x", b"one"), (b"A.b.x", None), (b"A.\xff", b"no text"), (long, b"")]
+    assert [(each.topic, each.payload) for each in got] == sent
     assert got[0].headers == {"slice": 0, "epoch": epoch, "sequence": 0, "ts_event": 7}
-    assert [each.id for each in got] == [f"places:0:{epoch}:{number}" for number in (0, 2, 3, 4)]
-    assert [each.topic for each in take(channel, more)] == [b"A.b.x"]
-
-
-@pytest.mark.parametrize("transient", [0, 1])
-def test_messages_survive_a_restart_unless_transient(rabbit: RabbitMq, channel: amqp.Channel, transient: int) -> None:
-    feed = feed_of(f"kept{transient}")
-    queue = queue_of(channel, feed.name, "#")
-    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, transient=transient) as bridge:
-        publisher.publish(b"A", b"")
-        wait_until(lambda: bridge.statistics().added == 1)
-    assert channel.basic_get(queue, no_ack=True).properties["delivery_mode"] == 2 - transient
+    assert [each.id for each in got] == [f"{feed.name}:0:{epoch}:{number}" for number in (0, 2, 3, 4)]
+    (message,) = iter(lambda: channel.basic_get(more, no_ack=True), None)
+    assert (content_of(message)[0], message.properties["delivery_mode"]) == (b"A.b.x", 2 - transient)
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
@@ -100,17 +89,27 @@ def test_a_gap_is_reported_at_its_position(rabbit: RabbitMq, channel: amqp.Chann
     assert len({each.id for each in took}) == 3
 
 
-def test_all_keys_have_one_number_line(rabbit: RabbitMq, channel: amqp.Channel) -> None:
-    feed = feed_of("keys", key_bytes=2)
-    queue = queue_of(channel, feed.name, "#")
-    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, ["AA", "B"]) as bridge:
-        for topic in (b"AA.x", b"BB.x", b"AA.x", b"CC.x", b"B", b"AA.y"):
-            publisher.publish(topic, b"")
-            publisher.flush()
-        wait_until(lambda: bridge.statistics().added == 5)
-    got = [(each.topic, each.id) for each in take(channel, queue)]
-    topics = ((0, b"AA.x"), (1, b"BB.x"), (2, b"AA.x"), (4, b"B"), (5, b"AA.y"))
-    assert got == [(topic, f"keys:0:{publisher.epoch}:{number}") for number, topic in topics]
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_messages_of_several_prefixes_keep_the_order_of_the_feed(
+    rabbit: RabbitMq, channel: amqp.Channel, key_bytes: int
+) -> None:
+    """All keys have one number line."""
+    feed = feed_of(f"several{key_bytes}", key_bytes=key_bytes)
+    queue, topics = queue_of(channel, feed.name, "#"), [b"A.x", b"B.x", b"C.x", b"AB", b"B."]
+    index = [number * number % len(topics) for number in range(100)]
+    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, ["B.", b"A.", "A.x"]) as bridge:
+        if key_bytes:
+            for number in index:
+                publisher.publish(topics[number], b"")
+                publisher.flush()
+        else:
+            publisher.publish_many(topics, index, bytes(100), offsets=range(101))
+        wanted = [number for number in range(100) if topics[index[number]].startswith((b"A.", b"B."))]
+        wait_until(lambda: bridge.statistics().added == len(wanted))
+    got = take(channel, queue)
+    assert [(each.headers["sequence"], each.topic) for each in got] == [
+        (number, topics[index[number]]) for number in wanted
+    ]
 
 
 @pytest.mark.long
@@ -163,25 +162,29 @@ def test_a_full_queue_is_waited_for(rabbit: RabbitMq, channel: amqp.Channel, cap
     assert sorted(each.payload or b"" for each in got) == [bytes([number]) for number in range(30)]
 
 
-def refused(make: Callable[[], AmqpExchange]) -> str:
+def refused(make: Callable[[], AmqpExchange], timeout: float | None = None) -> str:
     with pytest.raises(BridgeError) as told:
-        make().start()
+        make().start(timeout)
     return str(told.value)
 
 
-def test_a_wrong_password_and_a_wrong_exchange_are_reported(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+def test_wrong_settings_are_reported(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     feed = feed_of("wrong")
-    url = rabbit.url.replace("guest@", "secret@")
-    told = refused(lambda: AmqpExchange(feed, url))
+    told = refused(lambda: AmqpExchange(feed, rabbit.url.replace("guest@", "secret@")))
     assert told.startswith(f"amqp://127.0.0.1:{rabbit.port} refused: ")
     assert "ACCESS_REFUSED" in told
     assert "secret" not in told
     assert "NOT_ALLOWED" in refused(lambda: AmqpExchange(feed, f"{rabbit.url}/nowhere"))
     channel.exchange_declare("other", "fanout", durable=True, auto_delete=False)
     assert "PRECONDITION_FAILED" in refused(lambda: AmqpExchange(feed, rabbit.url, exchange="other"))
+    assert "amqp://127.0.0.1:1: " in refused(lambda: AmqpExchange(feed, "amqp://a:secret@127.0.0.1:1"), 0.1)
+    with pytest.raises(ConfigError, match="transient was 2, expected 0 or 1"):
+        AmqpExchange(feed, "amqp://there", transient=2)
+    with pytest.raises(ConfigError, match="name was 'a' and positions None, expected both"):
+        AmqpExchange(feed, "amqp://there", name="a")
 
 
-def test_an_exchange_replaced_by_another_kind_ends_it(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+def test_a_deleted_exchange_ends_it(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     feed = feed_of("deleted")
     with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, AmqpExchange(feed, rabbit.url) as bridge:
         publisher.publish(b"A", b"0")
@@ -191,43 +194,3 @@ def test_an_exchange_replaced_by_another_kind_ends_it(rabbit: RabbitMq, channel:
         bridge.run(until_end=True)
     assert "refused: " in str(failed.value.__cause__)
     assert "NOT_FOUND" in str(failed.value.__cause__)
-
-
-def test_an_unreachable_rabbitmq_is_reported() -> None:
-    with pytest.raises(BridgeError, match="amqp://127.0.0.1:1: "):
-        AmqpExchange(feed_of("none"), "amqp://a:secret@127.0.0.1:1").start(0.1)
-
-
-def test_an_address_is_parsed() -> None:
-    said = Address.of("amqp://desk:a%40b@there:5673/books%2Fone")
-    assert said == ("there:5673", "desk", "a@b", "books/one", "amqp://there:5673/books%2Fone", None)
-    assert Address.of("amqp://there") == ("there:5672", "guest", "guest", "/", "amqp://there", None)
-    assert Address.of("amqps://there").host == "there:5671"
-
-
-@pytest.mark.parametrize("url", ["amqp://:5672", "amqp://there/one/two", "amqp://there:0x1", "amqp://there:0"])
-def test_a_wrong_url_is_reported(url: str) -> None:
-    with pytest.raises(ConfigError, match="URL was 'amqp://.*', expected amqp://USER"):
-        AmqpExchange(feed_of("wrong"), url)
-
-
-def test_wrong_settings_are_reported() -> None:
-    with pytest.raises(ConfigError, match="transient was 2, expected 0 or 1"):
-        AmqpExchange(feed_of("wrong"), "amqp://there", transient=2)
-    with pytest.raises(ConfigError, match="name was 'a' and positions None, expected both"):
-        AmqpExchange(feed_of("wrong"), "amqp://there", name="a")
-
-
-def test_messages_of_several_prefixes_keep_the_order_of_the_feed(rabbit: RabbitMq, channel: amqp.Channel) -> None:
-    """The same holds within one block."""
-    feed, queue = feed_of("several"), queue_of(channel, "several", "#")
-    topics = [b"A.x", b"B.x", b"C.x", b"AB", b"B."]
-    index = [number * number % len(topics) for number in range(100)]
-    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, ["B.", b"A.", "A.x"]) as bridge:
-        publisher.publish_many(topics, index, bytes(100), offsets=range(101))
-        wanted = [number for number in range(100) if topics[index[number]].startswith((b"A.", b"B."))]
-        wait_until(lambda: bridge.statistics().added == len(wanted))
-    got = take(channel, queue)
-    assert [(each.headers["sequence"], each.topic) for each in got] == [
-        (number, topics[index[number]]) for number in wanted
-    ]

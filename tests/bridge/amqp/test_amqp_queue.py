@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import amqp
@@ -12,7 +10,7 @@ import msgspec
 import pytest
 
 from bench.rivals.servers import Missing
-from blackbox import ConfigError, Feed, Publisher
+from blackbox import ConfigError, Feed
 from blackbox.bridge.amqp import Address, hang_up, message_of, routing_key
 from blackbox.bridge.amqp_exchange import AmqpExchange
 from blackbox.bridge.amqp_queue import AmqpQueue, amqp_inlet
@@ -21,7 +19,6 @@ from blackbox.errors import BridgeError
 from blackbox.hub.hub import Hub
 from blackbox.testing import RawPublisher, wait_until
 from tests.bridge.amqp.rabbitmq import RabbitMq
-from tests.cli.commands import Command, write_feed
 from tests.hub.hubs import hub_feed, published
 
 
@@ -31,28 +28,6 @@ def fill(channel: amqp.Channel, queue: str, begin: int, end: int) -> None:
         headers = {"topic": b"A.x", "ts_event": number}
         message = message_of(b"A.x", b"%d" % number, headers, message_id=f"m-{number}", delivery_mode=2)
         channel.basic_publish(message, "", queue)
-
-
-@pytest.mark.long
-def test_each_message_is_stored_once_when_the_bridge_is_killed(
-    rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
-) -> None:
-    """Unacknowledged puts are repeated, and recognized by their ids."""
-    feed, queue = hub_feed("queued", slices=1), "queued"
-    channel.queue_declare(queue, durable=True, auto_delete=False, arguments={"x-max-length": 100_000})
-    words = ("bridge", rabbit.url, "--in", "--feed", write_feed(feed, tmp_path / "feed.toml"))
-    with Hub(feed, tmp_path / "hub") as hub:
-        fill(channel, queue, 0, 3_000)
-        with Command(*words) as bridge:
-            wait_until(lambda: hub.statistics().stored > 0, 60)
-            bridge.process.send_signal(signal.SIGKILL)
-            bridge.process.wait()
-        fill(channel, queue, 3_000, 3_100)
-        with AmqpQueue(feed, rabbit.url) as again:
-            wait_until(lambda: hub.statistics().stored == 3_100, 60)
-            wait_until(lambda: again.statistics()["messages put"] >= 100)
-    assert channel.queue_declare(queue, passive=True).message_count == 0
-    assert [payload for *_, payload in published(tmp_path / "hub", feed)] == [b"%d" % number for number in range(3_100)]
 
 
 def test_each_message_is_stored_once_when_the_broker_is_killed(
@@ -78,33 +53,6 @@ def test_each_message_is_stored_once_when_the_broker_is_killed(
     hang_up(connection)
     found = [int(payload or b"") for *_, payload in published(tmp_path / "hub", feed)]
     assert sorted(found) == list(range(3_100))
-
-
-def _has_put(bridge: AmqpQueue, least: int) -> bool:
-    return bridge.statistics()["messages put"] >= least
-
-
-@pytest.mark.long
-def test_each_message_is_stored_once_when_the_hub_is_killed(
-    rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
-) -> None:
-    """Unanswered puts go to the next hub process, which knows those of the first."""
-    feed, queue = hub_feed("orphaned", slices=1), "orphaned"
-    write_feed(feed, tmp_path / "feed.toml")
-    (tmp_path / "hub.toml").write_text('feed = "feed.toml"\ndirectory = "kept"\n')
-    channel.queue_declare(queue, durable=True, auto_delete=False)
-    fill(channel, queue, 0, 3_000)
-    with AmqpQueue(feed, rabbit.url) as bridge:
-        for least in (1, 1_500):
-            with Command("hub", tmp_path / "hub.toml"):  # which kills it
-                wait_until(partial(_has_put, bridge, least), 60)
-        fill(channel, queue, 3_000, 3_100)
-        with Command("hub", tmp_path / "hub.toml") as hub:
-            wait_until(lambda: bridge.statistics()["messages put"] == 3_100, 60)
-            assert hub.interrupt(signal.SIGTERM).status == 143
-    assert channel.queue_declare(queue, passive=True).message_count == 0
-    found = [payload for *_, payload in published(tmp_path / "kept", feed)]
-    assert found == [b"%d" % number for number in range(3_100)]
 
 
 def test_an_unreachable_hub_is_waited_for(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
@@ -141,87 +89,56 @@ def test_a_hub_may_be_unreachable_for_longer_than_the_broker_waits(tmp_path: Pat
     assert [payload for *_, payload in published(tmp_path / "hub", feed)] == [b"%d" % number for number in range(10)]
 
 
-def test_a_feed_reaches_a_hub_through_a_broker_once(rabbit: RabbitMq, tmp_path: Path) -> None:
-    """Messages published twice by the other bridge have the same id."""
-    there, here = Feed.local("there", slices=1), hub_feed("here", slices=1)
-    with (
-        Hub(here, tmp_path) as hub,
-        AmqpQueue(here, rabbit.url, b"A", exchange="there"),
-        Publisher(there) as publisher,
-        AmqpExchange(there, rabbit.url) as carried,
-    ):
-        publisher.publish(b"A", b"1")
-        publisher.publish(b"A.x", None)
-        publisher.publish(b"B", b"is not asked for")
-        wait_until(lambda: carried.statistics().added == 3)
-        wait_until(lambda: hub.statistics().stored == 2)
-    assert [row[3:] for row in published(tmp_path, here)] == [(b"A", b"1"), (b"A.x", None)]
-
-
-def test_a_gap_is_reported_and_not_put(rabbit: RabbitMq, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_feed_reaches_a_hub_through_a_broker_once(
+    rabbit: RabbitMq, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gap is reported and not put."""
     there, here = Feed.local("holey", slices=1), hub_feed("whole", slices=1)
     there = msgspec.structs.replace(there, heartbeat_ns=50_000_000)
     with (
         Hub(here, tmp_path),
-        AmqpQueue(here, rabbit.url, b"A.", exchange="holey") as bridge,
+        AmqpQueue(here, rabbit.url, b"A", exchange="holey") as bridge,
         RawPublisher(there) as publisher,
         AmqpExchange(there, rabbit.url),
     ):
-        publisher.send(publisher.encode([(b"A.x", b"0")]))
-        publisher.encode([(b"A.x", b"1")] * 3)  # is lost
-        publisher.send(publisher.encode([(b"A.x", b"4")]))
-        wait_until(lambda: bridge.statistics()["messages put"] == 2)
+        publisher.send(publisher.encode([(b"A", b"0"), (b"B", b"is not asked for"), (b"A.x", b"2")]))
+        publisher.encode([(b"A.x", b"3")] * 3)  # is lost
+        publisher.send(publisher.encode([(b"A.x", b"6")]))
+        wait_until(lambda: bridge.statistics()["messages put"] == 3)
         assert bridge.statistics()["told missing"] == 3
-    assert [row[3:] for row in published(tmp_path, here)] == [(b"A.x", b"0"), (b"A.x", b"4")]
+    assert [row[3:] for row in published(tmp_path, here)] == [(b"A", b"0"), (b"A.x", b"2"), (b"A.x", b"6")]
     assert "3 messages were lost at the source" in caplog.text
 
 
-def test_invalid_messages_go_to_the_dead_letters(
+def test_only_refused_messages_go_to_the_dead_letters(
     rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    feed = hub_feed("dead", slices=1)
+    """Refused by the bridge, for its size, or by the hub, for the number of topics."""
+    feed = msgspec.structs.replace(hub_feed("full", slices=1), max_topics=2)
     channel.queue_declare("letters", durable=True, auto_delete=False)
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "letters"}
-    channel.queue_declare("dead", durable=True, auto_delete=False, arguments=arguments)
-    channel.basic_publish(message_of(b"A", b"x" * (1 << 20) + b"x", {"topic": b"A"}), "", "dead")
-    channel.basic_publish(message_of(b"B", b"", {"topic": b"B"}), "", "dead")
-    channel.basic_publish(message_of(b"A", b"fits", {"topic": b"A"}), "", "dead")
-    with Hub(feed, tmp_path), AmqpQueue(feed, rabbit.url, b"A") as bridge:
-        wait_until(lambda: bridge.statistics()["messages put"] == 1)
-        assert bridge.statistics() == {
-            "messages put": 1,
-            "unwanted": 1,
-            "refused": 1,
-            "told missing": 0,
-            "times away": 0,
-        }
-    assert len(channel.basic_get("letters", no_ack=True).body) == (1 << 20) + 1
-    assert "payload had 1048577 bytes" in caplog.text
-
-
-def test_only_refused_messages_go_to_the_dead_letters(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
-    feed = msgspec.structs.replace(hub_feed("full", slices=1), max_topics=2)
-    channel.queue_declare("too_many", durable=True, auto_delete=False)
-    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "too_many"}
     channel.queue_declare("full", durable=True, auto_delete=False, arguments=arguments)
-    for topic in (b"A", b"B", b"C", b"A", b"D"):
-        channel.basic_publish(message_of(topic, b"", {"topic": topic}), "", "full")
-    with AmqpQueue(feed, rabbit.url) as bridge:
-        wait_until(lambda: len(bridge._on_their_way) == 5)
+    large = b"x" * ((1 << 20) + 1)
+
+    def put(topic: bytes, payload: bytes = b"") -> None:
+        channel.basic_publish(message_of(topic, payload, {"topic": topic}), "", "full")
+
+    put(b"A.large", large)
+    for topic in (b"A", b"AB", b"B", b"AC", b"A", b"AD"):
+        put(topic)
+    with AmqpQueue(feed, rabbit.url, b"A") as bridge:
+        wait_until(lambda: len(bridge._on_their_way) == 6)
         with Hub(feed, tmp_path):
-            wait_until(lambda: bridge._over.is_set() or bridge.statistics()["refused"] == 2)
-            channel.basic_publish(message_of(b"B", b"last", {"topic": b"B"}), "", "full")
+            wait_until(lambda: bridge._over.is_set() or bridge.statistics()["refused"] == 3)
+            put(b"AB", b"last")
             wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] == 4)
-        assert bridge.statistics() == {
-            "messages put": 4,
-            "unwanted": 0,
-            "refused": 2,
-            "told missing": 0,
-            "times away": 0,
-        }
-    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b""), (b"B", b""), (b"A", b""), (b"B", b"last")]
+        counts = {"messages put": 4, "unwanted": 1, "refused": 3, "told missing": 0, "times away": 0}
+        assert bridge.statistics() == counts
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b""), (b"AB", b""), (b"A", b""), (b"AB", b"last")]
     assert channel.queue_declare("full", passive=True).message_count == 0
-    assert channel.queue_declare("too_many", passive=True).message_count == 2
+    letters = iter(lambda: channel.basic_get("letters", no_ack=True), None)
+    assert sorted(len(message.body) for message in letters) == [0, 0, len(large)]
+    assert "payload had 1048577 bytes" in caplog.text
 
 
 def test_an_unreadable_message_ends_it(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,11 +12,11 @@ import amqp
 import msgspec
 import pytest
 
-from blackbox import ConfigError, Feed, Publisher, Subscriber
+from blackbox import Feed, Publisher, Subscriber
 from blackbox.bridge.amqp import Address, binding_key, hang_up, message_of, routing_key
 from blackbox.bridge.amqp_exchange import AmqpExchange
 from blackbox.bridge.amqp_source import AmqpSource
-from blackbox.errors import BridgeError, NotConfirmedError
+from blackbox.errors import BridgeError, NotConfirmedError, RightsError
 from blackbox.testing import Collector, wait_until
 from tests.bridge.amqp.rabbitmq import RabbitMq
 from tests.bridge.amqp.test_amqp_exchange import queue_of, take
@@ -102,33 +101,45 @@ def test_bindings_are_removed_when_unwanted(rabbit: RabbitMq, channel: amqp.Chan
         assert not is_routed(b"A.x")
 
 
-def test_a_gap_is_reported_and_not_published(rabbit: RabbitMq, channel: amqp.Channel) -> None:
-    feed = feed_of("holes")
-    with AmqpSource(feed, rabbit.url) as bridge, wanting(feed, b"") as got:
-        put(channel, "holes", b"blackbox.gap", b"", gap=3)
-        put(channel, "holes", b"blackbox.gap", b"tells of none")
-        (message,) = got.wait(1)
-        assert message[:2] == (b"blackbox.gap", b"tells of none")
-        assert bridge.statistics()["told missing"] == 3
-
-
-def test_the_prefix_limits_the_messages(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+def test_prefixes_limit_the_messages(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     feed = feed_of("bound")
-    with AmqpSource(feed, rabbit.url, b"A.b") as bridge, wanting(feed, b"") as got, wanting(feed, b"C.", b"A.bx."):
-        assert bridge.bindings == ["A.#", "A.bx.#"]
-        for topic in (b"C.x", b"A.x", b"A.b", b"A.bx.y"):
+    prefixes: list[str | bytes] = ["C.d", b"A.b", "A.bx"]
+    with AmqpSource(feed, rabbit.url, prefixes) as bridge, wanting(feed, b"") as got, wanting(feed, b"E.", b"A.bx."):
+        assert bridge.bindings == ["A.#", "A.bx.#", "C.#"]
+        for topic in (b"A.x", b"B.x", b"C.x", b"A.b", b"C.dx", b"A.bx.y", b"E.x"):
             put(channel, "bound", topic)
-        assert sorted(each.topic for each in got.wait(2)) == [b"A.b", b"A.bx.y"]
+        assert sorted(each.topic for each in got.wait(3)) == [b"A.b", b"A.bx.y", b"C.dx"]
+    assert [binding_key(each) for each in (b"", b"A", b"A.", b"A.b", b"A.b.", b".", b"A..")] == [
+        *("#", "#", "A.#", "A.#", "A.b.#", ".#", "A..#")
+    ]
+    assert [binding_key(each, whole=True) for each in (b"A", b"A.b")] == ["A.#", "A.b.#"]
+
+
+def test_a_refused_binding_fails_only_its_subscriber(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    """The refusal of one subscriber must not end the bridge. RabbitMQ has topic permissions for this exchange."""
+    feed = feed_of("rights", slices=1)
+    with AmqpSource(feed, rabbit.url) as bridge, wanting(feed, b"A.b.") as got:
+        for turn in range(3):
+            other = Subscriber(feed)
+            other.on(b"B.c.")(lambda _: None)
+            with pytest.raises(RightsError, match="refused the topics b'B.c.'"):
+                other.start(60)
+            put(channel, "rights", b"A.b.x", b"%d" % turn)
+            got.wait(turn + 1)
+        with wanting(feed, b"A.c.") as further:
+            put(channel, "rights", b"A.c.x", b"1")
+            further.wait(1)
+        assert bridge.statistics()["times away"] == 0
 
 
 def test_a_feed_survives_a_round_trip(rabbit: RabbitMq) -> None:
-    """Out of one feed, through the broker, into another: no value, binary topics, long topics."""
-    there, here = feed_of("through"), feed_of("here")
+    """Out of one feed, over TLS through the broker, into another: no value, binary topics, long topics."""
+    there, here, ca = feed_of("through"), feed_of("here"), str(rabbit.certificate)
     topics = (b"A", b"A.\xff.b", b"A." + 400 * b"x", "A.ü".encode(), "€".encode() * 200)
     with (
         Publisher(there) as publisher,
-        AmqpExchange(there, rabbit.url),
-        AmqpSource(here, rabbit.url, exchange="through"),
+        AmqpExchange(there, rabbit.tls_url, ca=ca),
+        AmqpSource(here, rabbit.tls_url, exchange="through", ca=ca),
         wanting(here, b"") as got,
     ):
         for number, topic in enumerate(topics):
@@ -140,19 +151,21 @@ def test_a_feed_survives_a_round_trip(rabbit: RabbitMq) -> None:
         assert mine == [(b"%d" % number, number), (None, 0)]
 
 
-def test_invalid_messages_are_counted(
+def test_gaps_and_invalid_messages_are_counted(
     rabbit: RabbitMq, channel: amqp.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = feed_of("refused")
     with AmqpSource(feed, rabbit.url) as bridge, wanting(feed, b"") as got:
+        put(channel, "refused", b"blackbox.gap", b"", gap=3)
+        put(channel, "refused", b"blackbox.gap", b"tells of none")
         put(channel, "refused", b"")
         put(channel, "refused", b"A", ts_event="late")
-        assert got.wait(1)[0].ts_event == 0
-        assert bridge.statistics()["refused"] == 1
+        assert {each[:3] for each in got.wait(2)} == {(b"blackbox.gap", b"tells of none", 0), (b"A", b"", 0)}
+        assert (bridge.statistics()["told missing"], bridge.statistics()["refused"]) == (3, 1)
         channel.basic_publish(amqp.Message(b""), "refused", b"\xff")  # the library cannot decode it
         wait_until(lambda: bridge.statistics()["times away"] == 1)
         put(channel, "refused", b"A")
-        assert len(got.wait(2)) == 2
+        got.wait(3)
     assert "a message was refused" in caplog.text
 
 
@@ -192,32 +205,9 @@ def test_a_killed_rabbitmq_loses_nothing_confirmed_and_is_bound_again(
     assert sorted(map(int, found.values())) == list(range(4_000))  # type: ignore[arg-type]
 
 
-def test_a_wrong_password_is_reported(rabbit: RabbitMq) -> None:
+def test_a_refusal_of_the_broker_ends_it(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     with pytest.raises(BridgeError, match="ACCESS_REFUSED"):
         AmqpSource(feed_of("wrong"), rabbit.url.replace("guest@", "secret@")).start()
-
-
-def test_a_late_rabbitmq_is_waited_for(rabbit: RabbitMq, caplog: pytest.LogCaptureFixture) -> None:
-    """Out of a feed, and into one; each logs the outage once."""
-    there, here = feed_of("late"), feed_of("later")
-    rabbit.kill()
-    with (
-        Publisher(there) as publisher,
-        AmqpSource(here, rabbit.url, exchange="late") as inlet,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        outlet = AmqpExchange(there, rabbit.url)
-        starting = pool.submit(outlet.start, 60)
-        wait_until(lambda: caplog.text.count("is unreachable, retrying") == 2)
-        rabbit.start()
-        with starting.result(), wanting(here, b"A") as got:
-            publisher.publish(b"A", b"x")
-            assert got.wait(1)[0].payload == b"x"
-        assert inlet.statistics()["times away"] == 1
-    assert caplog.text.count("is unreachable") == 2
-
-
-def test_an_exchange_of_another_kind_ends_it(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     channel.exchange_declare("kind", "fanout", durable=True, auto_delete=False)
     with pytest.raises(BridgeError, match="PRECONDITION_FAILED"), AmqpSource(feed_of("kind"), rabbit.url) as bridge:
         bridge.run()
@@ -234,24 +224,3 @@ def test_the_command_ends_cleanly(rabbit: RabbitMq, channel: amqp.Channel, tmp_p
         ended = bridge.interrupt(signal.SIGTERM)
     assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
     assert "1 messages published, 0 unwanted, 0 refused" in ended.errors
-
-
-def test_a_wrong_url_is_reported() -> None:
-    with pytest.raises(ConfigError, match="URL was 'amqp://there/a/b'"):
-        AmqpSource(feed_of("wrong"), "amqp://there/a/b")
-
-
-def test_a_prefix_is_bound_by_its_whole_words() -> None:
-    assert [binding_key(each) for each in (b"", b"A", b"A.", b"A.b", b"A.b.", b".", b"A..")] == [
-        *("#", "#", "A.#", "A.#", "A.b.#", ".#", "A..#")
-    ]
-    assert [binding_key(each, whole=True) for each in (b"A", b"A.b")] == ["A.#", "A.b.#"]
-
-
-def test_several_prefixes_limit_the_messages(rabbit: RabbitMq, channel: amqp.Channel) -> None:
-    feed = feed_of("several-bound")
-    with AmqpSource(feed, rabbit.url, ["C.d", b"A.b", "A.bx"]) as bridge, wanting(feed, b"") as got:
-        assert bridge.bindings == ["A.#", "C.#"]
-        for topic in (b"A.x", b"B.x", b"C.x", b"A.b", b"C.dx", b"A.bx.y"):
-            put(channel, "several-bound", topic)
-        assert sorted(each.topic for each in got.wait(3)) == [b"A.b", b"A.bx.y", b"C.dx"]
