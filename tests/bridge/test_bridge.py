@@ -44,16 +44,11 @@ def test_another_package_adds_a_scheme(plug_in: None) -> None:
     assert (told.status, told.errors.strip()) == (0, "local lines://here (b'A.', b'AB') 3")
 
 
-def test_options_are_checked(plug_in: None) -> None:
+def test_options_and_symbols_are_checked(plug_in: None) -> None:
     told = invoke("bridge", "lines://here", "--in", "-o", "size=3")
     assert_one_line(told, "option was size=3, expected one of lines://: count")
-
-
-def test_a_bridge_without_symbols_refuses_them(plug_in: None) -> None:
     told = invoke("bridge", "lines://here", "--in", "--symbol", "AAPL")
     assert_one_line(told, r"symbols were \[b'AAPL'\], expected none with lines://")
-    with pytest.raises(ConfigError, match="expected none with ws://"):
-        open_bridge(Feed.local("carried"), "ws://127.0.0.1:0", symbols=["AAPL"])
 
 
 def test_a_bridge_gets_its_symbols(plug_in: None) -> None:
@@ -69,10 +64,9 @@ def test_a_scheme_has_its_directions(plug_in: None) -> None:
         open_bridge(Feed.local("carried"), "http://127.0.0.1:1", into=True)
 
 
-@pytest.mark.parametrize("scheme", ["amqp", "redis", "ws"])
-def test_a_malformed_url_is_reported_in_one_line(scheme: str) -> None:
-    told = invoke("bridge", f"{scheme}://desk:secret@[::1")
-    assert_one_line(told, f"URL was '{scheme}://.*::1', expected {scheme}://")
+def test_a_malformed_url_is_reported_in_one_line() -> None:
+    told = invoke("bridge", "amqp://desk:secret@[::1")
+    assert_one_line(told, "URL was 'amqp://.*::1', expected amqp://")
     assert "secret" not in told.errors
 
 

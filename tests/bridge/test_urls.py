@@ -33,8 +33,6 @@ def test_a_password_of_any_characters_works_and_is_not_shown(user: str, password
     assert address[:5] == ("[::1]:5673", user or "guest", decoded(password), "a/b", "amqp://[::1]:5673/a%2Fb")
 
 
-@pytest.mark.parametrize("into", [False, True])
-@pytest.mark.parametrize("scheme", [*REDIS, "amqp", "amqps", "ws"])
 @pytest.mark.parametrize(
     "rest",
     [
@@ -49,13 +47,23 @@ def test_a_password_of_any_characters_works_and_is_not_shown(user: str, password
         "desk:SECRET@[::1",
     ],
 )
-def test_unknown_parts_of_a_url_are_one_error_without_the_password(scheme: str, rest: str, into: bool) -> None:
+def test_unknown_parts_of_a_url_are_one_error_without_the_password(rest: str) -> None:
     feed = Feed.local("carried", slices=1)
-    with pytest.raises(ConfigError) as caught:
-        open_bridge(feed, f"{scheme}://{rest}", into=into)
-    assert f"expected {scheme.partition('+')[0][:4]}" in str(caught.value) or "expected none: " in str(caught.value)
-    assert "SEC" not in str(caught.value)
-    assert "RET" not in str(caught.value)
+    for scheme in (*REDIS, "amqp", "amqps", "ws"):
+        for into in (False, True):
+            with pytest.raises(ConfigError) as caught:
+                open_bridge(feed, f"{scheme}://{rest}", into=into)
+            said = str(caught.value)
+            assert f"expected {scheme.partition('+')[0][:4]}" in said or "expected none: " in said
+            assert "SEC" not in said
+            assert "RET" not in said
+
+
+def test_a_port_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="URL was 'amqp://there:0', expected amqp://USER"):
+        Address.of("amqp://there:0")
+    assert Address.of("amqp://there") == ("there:5672", "guest", "guest", "/", "amqp://there", None)
+    assert Address.of("amqps://there").host == "there:5671"
 
 
 def test_a_url_without_a_scheme_is_not_shown() -> None:
