@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import numpy
 import pytest
 
 from blackbox import Feed, Hub, Publisher
@@ -27,21 +26,6 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SERVERS: Final = ROOT / ".servers" / "usr" / "lib"
 DOCUMENTED: Final = ROOT / "docs" / "bridges.md"
 PATIENCE_S: Final = 60.0
-
-PAGE: Final = """<script>
-const feed = new WebSocket("%s");
-const say = (answer) => console.log(JSON.stringify(answer));
-let blocked = %d;
-feed.onopen = () => feed.send(JSON.stringify({do: "subscribe", prefix: "AAPL."}));
-feed.onerror = () => say("refused");
-feed.onmessage = (event) => {
-  const answer = JSON.parse(event.data);
-  if (answer.messages === undefined) return say(answer);
-  for (; blocked; blocked = 0) for (const end = Date.now() + blocked; Date.now() < end;);
-  say(answer.messages.map((each) => [each.topic, atob(each.payload)]).slice(-2));
-};
-</script>"""
-
 
 BINARY_PAGE: Final = """<script>
 const feed = new WebSocket("%s");
@@ -87,20 +71,9 @@ class Browser:
         libraries = SERVERS / "x86_64-linux-gnu"
         self._process = subprocess.Popen(
             [
-                *(
-                    "setpriv",
-                    "--pdeathsig",
-                    "KILL",
-                    program,
-                    "--no-sandbox",
-                    "--disable-gpu",
-                    "--enable-logging=stderr",
-                ),
-                *(
-                    "--remote-debugging-port=0",
-                    f"--user-data-dir={data}",
-                    page.as_uri(),
-                ),  # a debugging port keeps it running
+                *("setpriv", "--pdeathsig", "KILL", program, "--no-sandbox", "--disable-gpu"),
+                *("--enable-logging=stderr", f"--user-data-dir={data}"),
+                *("--remote-debugging-port=0", page.as_uri()),  # the port keeps it running
             ],
             env=os.environ | {"LD_LIBRARY_PATH": f"{libraries}:{libraries}/pulseaudio"},
             stderr=subprocess.PIPE,
@@ -135,49 +108,6 @@ def browsing(program: Path, text: str, directory: Path) -> Iterator[Browser]:
         yield browser
     finally:
         browser.close()
-
-
-def test_a_browser_shows_its_subscriptions(program: Path, tmp_path: Path) -> None:
-    feed = Feed.local("bridged", slices=1)
-    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
-    with (
-        Publisher(feed) as publisher,
-        Command("bridge", url, "--feed", write_feed(feed, tmp_path / "feed.toml")) as bridge,
-    ):
-        bridge.read_error("is served at")
-        with browsing(program, PAGE % (url, 0), tmp_path) as browser:
-            browser.wait({"subscribed": "AAPL."})
-            publisher.publish(b"MSFT.trade", b"370.10")
-            publisher.publish(b"AAPL.trade", b"189.98")
-            browser.wait([["AAPL.trade", "189.98"]])
-            assert len(browser.said) == 2
-
-
-def test_a_slow_browser_gets_the_newest_of_each_topic(program: Path, tmp_path: Path) -> None:
-    """It also gets the number of dropped messages; the publisher is never delayed."""
-    feed = Feed.local("bridged", slices=1)
-    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
-    words = ("bridge", url, "--feed", write_feed(feed, tmp_path / "feed.toml"), "-o", "limit=100")
-    with Publisher(feed) as publisher, Command(*words) as bridge:
-        bridge.read_error("is served at")
-        with browsing(program, PAGE % (url, 2_000), tmp_path) as browser:
-            browser.wait({"subscribed": "AAPL."})
-            index, payloads = numpy.arange(2_000) % 2, numpy.full((2_000, 1_000), ord("x"), numpy.uint8)
-            for _ in range(20):
-                publisher.publish_many((b"AAPL.bid", b"AAPL.ask"), index, payloads)
-            publisher.publish_many((b"AAPL.bid", b"AAPL.ask"), [0, 1], numpy.full((2, 4), ord("l"), numpy.uint8))
-            browser.wait([["AAPL.bid", "llll"], ["AAPL.ask", "llll"]])
-            assert sum(said["passed_over"] for said in browser.said if "passed_over" in said) > 0
-
-
-def test_a_page_of_another_origin_is_refused(program: Path, tmp_path: Path) -> None:
-    feed = Feed.local("bridged", slices=1)
-    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
-    words = ("--feed", write_feed(feed, tmp_path / "feed.toml"), "-o", "origins=https://desk.example")
-    with Command("bridge", url, *words) as bridge:
-        bridge.read_error("is served at")
-        with browsing(program, PAGE % (url, 0), tmp_path) as browser:
-            browser.wait("refused")
 
 
 def test_a_browser_reads_the_binary_form_as_documented(program: Path, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,16 +44,3 @@ def test_with_room_for_all_topics_the_newest_of_each_arrives() -> None:
     waiting.lose(5)
     assert waiting.take() == ([b"7", b"8", b"9"], 12)
     assert waiting.take() == ([], 0)
-
-
-def test_topics_that_never_repeat_cost_no_more_than_others() -> None:
-    """In CPU time, compared with a client with more room."""
-
-    def seconds(topics: int) -> float:
-        waiting, names = Waiting(20_000, 1 << 30), [b"%d" % number for number in range(topics)]
-        begin = time.process_time()
-        for number in range(100_000):
-            waiting.add(names[number % topics], b"x")
-        return time.process_time() - begin
-
-    assert min(seconds(100_000) for _ in range(3)) < 5 * min(seconds(20_000) for _ in range(3))

@@ -25,30 +25,16 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from blackbox import Feed, Publisher
 from blackbox.bridge import websocket
 from blackbox.bridge.websocket import WebSocketBridge
-from blackbox.testing import RawPublisher, wait_until
+from blackbox.testing import RawPublisher
+from tests.bridge.serving import serve_while, told, until
 
 TOPICS = st.binary(min_size=1, max_size=300).filter(lambda topic: topic[0] != 0)
 Work = Callable[[WebSocketBridge, str], Coroutine[Any, Any, None]]
 
 
-def serving(feed: Feed, work: Work, **settings: Any) -> WebSocketBridge:
-    """Serve a feed while `work` runs with the bridge and its address; return the bridge."""
+def serving(feed: Feed, work: Work, ends: bool = False, **settings: Any) -> WebSocketBridge:
     bridge = WebSocketBridge(feed, **settings)
-
-    async def run() -> None:
-        bound = asyncio.Event()
-        serves = asyncio.ensure_future(bridge.serve(bound.set))
-        begun = asyncio.ensure_future(bound.wait())
-        await asyncio.wait((serves, begun), return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
-        if serves.done():
-            serves.result()
-        async with asyncio.timeout(60):
-            await work(bridge, f"ws://127.0.0.1:{bridge.port}")
-        serves.cancel()
-        await asyncio.wait((serves,))
-
-    asyncio.run(run())
+    serve_while(bridge, work, ends)
     return bridge
 
 
@@ -60,11 +46,6 @@ async def client(url: str, *prefixes: str, **settings: Any) -> AsyncIterator[Cli
         yield connection
 
 
-async def told(connection: ClientConnection) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(await connection.recv())
-    return found
-
-
 async def ask(connection: ClientConnection, **asked: Any) -> dict[str, Any]:
     await connection.send(json.dumps(asked))
     return await told(connection)
@@ -72,10 +53,6 @@ async def ask(connection: ClientConnection, **asked: Any) -> dict[str, Any]:
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-
-
-async def until(condition: Callable[[], object]) -> None:
-    await asyncio.to_thread(wait_until, condition, 30)
 
 
 async def payloads(connection: ClientConnection, count: int, prefix: str) -> list[bytes]:
@@ -135,9 +112,9 @@ def test_each_client_gets_exactly_its_symbols() -> None:
         serving(feed, work)
 
 
-def test_a_subscription_is_confirmed_before_any_message() -> None:
+def test_nothing_is_sent_before_a_confirmation_or_after_an_unsubscription() -> None:
     feed = Feed.local("bridged", slices=1)
-    with Publisher(feed) as publisher:
+    with Publisher(feed, when_full="wait") as publisher:
         ending = threading.Event()
 
         def publish() -> None:
@@ -153,23 +130,13 @@ def test_a_subscription_is_confirmed_before_any_message() -> None:
                         async with client(url, "A") as one:
                             frame = await told(one)
                             assert frame.keys() == {"prefix", "messages"}, frame
+                            while "unsubscribed" not in frame:
+                                frame = await (told(one) if "gone" in frame else ask(one, do="unsubscribe", prefix="A"))
+                                frame["gone"] = True
+                            assert "error" in await ask(one, do="nothing")
             finally:
                 ending.set()
                 publishing.join()
-
-        serving(feed, work)
-
-
-def test_overlapping_prefixes_are_separate_streams() -> None:
-    feed = Feed.local("bridged", slices=1)
-    with Publisher(feed) as publisher:
-
-        async def work(_: WebSocketBridge, url: str) -> None:
-            async with client(url, "A", "AA") as both:
-                publisher.publish(b"AAA", b"x")
-                frames = [await told(both), await told(both)]
-                assert sorted(frame["prefix"] for frame in frames) == ["A", "AA"]
-                assert {frame["messages"][0]["sequence"] for frame in frames} == {0}
 
         serving(feed, work)
 
@@ -233,32 +200,12 @@ def test_messages_are_sent_in_binary_form_on_request(messages: list[tuple[bytes,
         serving(feed, work)
 
 
-def test_a_prefix_has_one_form_until_it_is_unsubscribed_from() -> None:
-    feed = Feed.local("bridged", slices=1)
-    with Publisher(feed) as publisher:
-
-        async def work(_: WebSocketBridge, url: str) -> None:
-            async with client(url, "A") as one:
-                answer = await ask(one, do="subscribe", prefix="A", binary=True)
-                assert answer["why"] == "prefix 'A' was subscribed with other settings: unsubscribe first"
-                await ask(one, do="unsubscribe", prefix="A")
-                await ask(one, do="subscribe", prefix="A", binary=True)
-                publisher.publish(b"A", b"x")
-                frame = await one.recv()
-                assert isinstance(frame, bytes)
-                assert in_binary(frame)[1][0][:2] == (b"A", b"x")
-
-        serving(feed, work)
-
-
 def test_a_slow_client_gets_the_newest_of_each_topic_and_others_everything() -> None:
     feed, count, topics = Feed.local("bridged", slices=1), 60_000, tuple(b"%02d" % each for each in range(20))
     with Publisher(feed, when_full="wait") as publisher:
 
         async def work(bridge: WebSocketBridge, url: str) -> None:
-            narrow = socket.socket()
-            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-            narrow.connect(("127.0.0.1", bridge.port))
+            narrow = narrow_socket(bridge.port)
             async with client(url, "", sock=narrow, max_queue=1) as slow, client(url, "") as fast:
                 payload = numpy.zeros((count, 200), numpy.uint8)
                 payload[:, :8] = numpy.arange(count).view(numpy.uint8).reshape(-1, 8)
@@ -292,17 +239,24 @@ def test_invalid_requests_are_answered_with_an_error(monkeypatch: pytest.MonkeyP
         async with client(url) as one:
             assert (await ask(one, do="subscribe", prefix="A", fast=True))["error"] == "ValidationError"
             assert (await ask(one, do="subscribe", prefix="A"))["error"] == "NotConfirmedError", "nobody publishes"
+            monkeypatch.setattr(websocket, "_CONFIRM_S", 30)
             with Publisher(feed) as publisher:
-                await until(lambda: publisher.wants(b"B") or True)
                 for prefix in ("A", "B"):
-                    monkeypatch.setattr(websocket, "_CONFIRM_S", 30)
                     assert await ask(one, do="subscribe", prefix=prefix) == {"subscribed": prefix}
                 assert "exceeded the limit" in (await ask(one, do="subscribe", prefix="C"))["why"]
+                answer = await ask(one, do="subscribe", prefix="A", binary=True)
+                assert answer["why"] == "prefix 'A' was subscribed with other settings: unsubscribe first"
+                await ask(one, do="unsubscribe", prefix="A")
+                await ask(one, do="subscribe", prefix="A", binary=True)
+                publisher.publish(b"A", b"x")
+                frame = await one.recv()
+                assert isinstance(frame, bytes)
+                assert in_binary(frame)[1][0][:2] == (b"A", b"x")
 
     serving(feed, work)
 
 
-def test_many_prefixes_take_no_descriptors() -> None:
+def test_many_prefixes_are_separate_streams_and_take_no_descriptors() -> None:
     feed = Feed.local("bridged", slices=1)
     with Publisher(feed) as publisher:
 
@@ -315,42 +269,26 @@ def test_many_prefixes_take_no_descriptors() -> None:
                 publisher.publish(b"B49", b"x")
                 frames = [await told(one), await told(one)]
                 assert sorted(frame["prefix"] for frame in frames) == ["B4", "B49"]
+                assert {frame["messages"][0]["sequence"] for frame in frames} == {0}
 
         serving(feed, work)
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_a_gap_is_reported_to_all_clients(key_bytes: int) -> None:
+def test_a_gap_of_several_prefixes_is_reported_once(key_bytes: int) -> None:
     feed = Feed.local("bridged", slices=1, key_bytes=key_bytes)
     with RawPublisher(feed) as publisher:
 
         async def work(_: WebSocketBridge, url: str) -> None:
-            async with connect(url) as one:
-                await one.send('{"do": "subscribe", "prefix": ""}')
-                assert await told(one) == {"subscribed": ""}
-                publisher.send(publisher.encode([(b"A", b"0")]))
-                publisher.encode([(b"A", b"1")] * 3)  # is lost
-                publisher.send(publisher.encode([(b"A", b"4")]))
-                frames = [await told(one) for _ in range(2)]
+            async with client(url, "A", "", "AB") as one:
+                publisher.send(publisher.encode([(b"AC", b"0")]))
+                assert sorted([(await told(one))["prefix"] for _ in range(2)]) == ["", "A"]
+                publisher.encode([(b"AC", b"1")] * 3)  # is lost
+                publisher.send(publisher.encode([(b"AC", b"4")]))
+                frames = [await told(one) for _ in range(3)]
+                assert await ask(one, do="unsubscribe", prefix="A") == {"unsubscribed": "A"}
                 gaps = [frame["gap"] for frame in frames if "gap" in frame]
                 assert gaps == [{"slice": 0, "epoch": publisher.epoch, "sequence": 1, "count": 3}]
-
-        serving(feed, work)
-
-
-def test_a_gap_of_several_prefixes_is_reported_once() -> None:
-    feed = Feed.local("bridged", slices=1)
-    with RawPublisher(feed) as publisher:
-
-        async def work(_: WebSocketBridge, url: str) -> None:
-            async with client(url, "A", "B", "C", "D") as one:
-                publisher.send(publisher.encode([(b"A", b"0")]))
-                assert (await told(one))["prefix"] == "A"
-                publisher.encode([(b"A", b"0")])  # is lost
-                publisher.send(publisher.encode([(b"A", b"1"), (b"B", b"1"), (b"C", b"1"), (b"D", b"1")]))
-                frames = [await told(one) for _ in range(5)]
-                assert await ask(one, do="unsubscribe", prefix="A") == {"unsubscribed": "A"}
-                assert sum("gap" in frame for frame in frames) == 1
 
         serving(feed, work)
 
@@ -364,68 +302,47 @@ def of_prefixes(*prefixes: str) -> Feed:
     return msgspec.structs.replace(feed, slices=tuple(slices))
 
 
-def test_an_unknown_prefix_fails_only_for_its_client() -> None:
-    feed = of_prefixes("A", "B")
-    with Publisher(feed) as publisher:
-
-        async def work(bridge: WebSocketBridge, url: str) -> None:
-            async with client(url, "A") as one:
-                answer = await ask(one, do="subscribe", prefix="C")
-                assert (answer["error"], bridge.statistics().prefixes) == ("ConfigError", 1)
-                publisher.publish(b"A", b"x")
-                assert await payloads(one, 1, "A") == [b"x"]
-
-        serving(feed, work)
-
-
-def test_clients_waiting_for_a_slice_do_not_block_other_slices() -> None:
+def test_an_unknown_prefix_or_a_silent_slice_affects_only_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second slice has no publisher: many clients wait for it, while one for the first does not."""
+    monkeypatch.setattr(websocket, "_CONFIRM_S", 60.0)
     feed = of_prefixes("A", "B")
-    with Publisher(msgspec.structs.replace(feed, slices=feed.slices[:1])):
 
-        async def work(_: WebSocketBridge, url: str) -> None:
-            async with AsyncExitStack() as stack:
-                others = [await stack.enter_async_context(client(url)) for _ in range(50)]
-                for other in others:
-                    await other.send('{"do": "subscribe", "prefix": "B"}')
-                async with asyncio.timeout(8), client(url, "A"):
-                    pass
-                assert {(await told(other))["error"] for other in others} == {"NotConfirmedError"}
+    async def work(bridge: WebSocketBridge, url: str) -> None:
+        async with AsyncExitStack() as stack:
+            others = [await stack.enter_async_context(client(url)) for _ in range(50)]
+            answers = [asyncio.ensure_future(ask(other, do="subscribe", prefix="B")) for other in others]
+            with Publisher(msgspec.structs.replace(feed, slices=feed.slices[:1])) as publisher:
+                async with client(url, "A") as one:
+                    assert (await ask(one, do="subscribe", prefix="C"))["error"] == "ConfigError"
+                    publisher.publish(b"A", b"x")
+                    assert await payloads(one, 1, "A") == [b"x"]
+                    assert bridge.statistics().prefixes == 2
+            assert not any(answer.done() for answer in answers)
+            with Publisher(feed):
+                assert await asyncio.gather(*answers) == [{"subscribed": "B"}] * len(others)
 
-        serving(feed, work)
+    serving(feed, work)
 
 
-def test_nothing_is_sent_under_a_prefix_after_its_unsubscription() -> None:
-    feed = Feed.local("bridged", slices=1)
-    with Publisher(feed, when_full="wait") as publisher:
-
-        async def work(_: WebSocketBridge, url: str) -> None:
-            async with client(url) as one:
-                for _turn in range(30):
-                    assert await ask(one, do="subscribe", prefix="") == {"subscribed": ""}
-                    for number in range(200):
-                        publisher.publish(b"A", b"%d" % number)
-                    publisher.flush()
-                    frame = await ask(one, do="unsubscribe", prefix="")
-                    while "unsubscribed" not in frame:
-                        frame = await told(one)
-                    assert "error" in await ask(one, do="nothing")
-
-        serving(feed, work)
+def narrow_socket(port: int) -> socket.socket:
+    """A connection with a small buffer."""
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    narrow.connect(("127.0.0.1", port))
+    return narrow
 
 
 def test_the_end_does_not_wait_for_a_client_that_does_not_read() -> None:
     feed = Feed.local("bridged", slices=1)
+    bridge = WebSocketBridge(feed)
+    index, payload = numpy.arange(20_000) % 2, numpy.zeros((20_000, 200), numpy.uint8)
 
     async def work() -> float:
         bound = asyncio.Event()
-        bridge = WebSocketBridge(feed)
         serves = asyncio.ensure_future(bridge.serve(bound.set))
         await bound.wait()
-        narrow = socket.socket()
-        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-        narrow.connect(("127.0.0.1", bridge.port))
-        async with client(f"ws://127.0.0.1:{bridge.port}", "", sock=narrow, max_queue=1) as slow:
+        sock = narrow_socket(bridge.port)
+        async with client(f"ws://127.0.0.1:{bridge.port}", "", sock=sock, max_queue=1) as slow:
             for _ in range(10):
                 await asyncio.to_thread(publisher.publish_many, (b"A", b"B"), index, payload)
             begin = time.monotonic()
@@ -435,7 +352,6 @@ def test_the_end_does_not_wait_for_a_client_that_does_not_read() -> None:
             slow.transport.abort()
         return took
 
-    index, payload = numpy.arange(20_000) % 2, numpy.zeros((20_000, 200), numpy.uint8)
     with Publisher(feed, when_full="wait") as publisher:
         assert asyncio.run(work()) < 9, "websockets waits 10 s for a close frame"
 
@@ -450,27 +366,21 @@ def test_the_queue_of_a_client_is_bounded_over_all_its_prefixes(monkeypatch: pyt
     assert sum(len(text) for each in browser._waiting.values() for text in each.take().texts) == 1_000
 
 
-def test_clients_above_the_limit_are_refused() -> None:
+def test_clients_above_the_limit_and_pages_of_other_origins_are_refused() -> None:
+    origin: Any = "https://desk.example"
+
     async def work(bridge: WebSocketBridge, url: str) -> None:
-        async with client(url), connect(url) as other:
+        async with connect(url, origin=origin), connect(url, origin=origin) as other:
             with pytest.raises(ConnectionClosed) as closed:
                 await other.recv()
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1013
             assert bridge.statistics().refused == 1
-
-    serving(Feed.local("bridged", slices=1), work, most_clients=1)
-
-
-def test_pages_of_other_origins_are_refused() -> None:
-    async def work(_: WebSocketBridge, url: str) -> None:
-        async with connect(url, origin="https://desk.example"):  # type: ignore[arg-type]
-            pass
         with pytest.raises(InvalidStatus):
             async with connect(url, origin="https://elsewhere.example"):  # type: ignore[arg-type]
                 pass
 
-    serving(Feed.local("bridged", slices=1), work, origins=["https://desk.example"])
+    serving(Feed.local("bridged", slices=1), work, most_clients=1, origins=[origin])
 
 
 def test_a_port_in_use_is_reported() -> None:
@@ -489,26 +399,18 @@ def test_a_port_in_use_is_reported() -> None:
 def test_an_error_of_the_subscriber_ends_the_bridge() -> None:
     feed = Feed.local("bridged", slices=1)
     with Publisher(feed) as publisher:
-        bridge = WebSocketBridge(feed)
 
-        async def run() -> None:
-            bound = asyncio.Event()
-            serves = asyncio.ensure_future(bridge.serve(bound.set))
-            await bound.wait()
-            async with client(f"ws://127.0.0.1:{bridge.port}", "") as one:
+        async def work(bridge: WebSocketBridge, url: str) -> None:
+            def fail(*_: object) -> None:
+                raise RuntimeError("of a callback")
 
-                def fail(*_: object) -> None:
-                    raise RuntimeError("of a callback")
-
+            async with client(url, "") as one:
                 bridge._subscriber.on_batch(b"")(fail)
                 bridge._subscriber.wait_confirmed()
                 publisher.publish(b"A", b"")
-                async with asyncio.timeout(30):
-                    await asyncio.wait((serves,))
-                    with pytest.raises(ConnectionClosed):
-                        while True:
-                            await one.recv()
-            serves.result()
+                with pytest.raises(ConnectionClosed):
+                    while True:
+                        await one.recv()
 
         with pytest.raises(Exception, match="of a callback"):
-            asyncio.run(run())
+            serving(feed, work, ends=True)

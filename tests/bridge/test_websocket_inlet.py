@@ -21,30 +21,17 @@ from blackbox.bridge import door, websocket_inlet
 from blackbox.bridge.websocket_inlet import WebSocketInlet
 from blackbox.errors import BridgeError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.testing import wait_until
+from tests.bridge.serving import serve_while, told, until
+from tests.bridge.test_websocket import narrow_socket
 from tests.cli.commands import Command, write_feed
 from tests.hub.hubs import hub_feed, published
 
 Work = Callable[[WebSocketInlet, str], Coroutine[Any, Any, None]]
 
 
-def serving(feed: Feed, work: Work, **settings: Any) -> WebSocketInlet:
-    """Serve while `work` runs with the bridge and its address. Raises the error that ended the bridge."""
+def serving(feed: Feed, work: Work, ends: bool = False, **settings: Any) -> WebSocketInlet:
     bridge = WebSocketInlet(feed, **settings)
-
-    async def run() -> None:
-        bound = asyncio.Event()
-        serves = asyncio.ensure_future(bridge.serve(bound.set))
-        await bound.wait()
-        async with asyncio.timeout(60):
-            await work(bridge, f"ws://127.0.0.1:{bridge.port}")
-        if not bridge._over.done():
-            serves.cancel()
-        await asyncio.wait((serves,))
-        if not serves.cancelled():
-            serves.result()
-
-    asyncio.run(run())
+    serve_while(bridge, work, ends)
     return bridge
 
 
@@ -52,18 +39,9 @@ async def send(connection: ClientConnection, topic: str, **asked: Any) -> None:
     await connection.send(json.dumps({"do": "put", "topic": topic} | asked))
 
 
-async def told(connection: ClientConnection) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(await connection.recv())
-    return found
-
-
 async def put(connection: ClientConnection, topic: str, **asked: Any) -> dict[str, Any]:
     await send(connection, topic, **asked)
     return await told(connection)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    await asyncio.to_thread(wait_until, condition, 30)
 
 
 def test_a_put_is_answered_with_its_position(tmp_path: Path) -> None:
@@ -172,39 +150,21 @@ def test_without_a_hub_a_put_is_answered_in_time_and_stored_later(tmp_path: Path
     assert [payload for *_, payload in published(tmp_path, feed)] == [b"1"]
 
 
-def test_a_disconnected_client_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Its puts wait for an unreachable hub; its connection and its tasks are gone."""
-    feed = hub_feed("orders", slices=1)
+@pytest.mark.parametrize("count", [100, websocket_inlet.IN_FLIGHT + 100])
+def test_a_disconnected_client_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Its puts wait for an unreachable hub; its connection and its tasks are gone.
 
-    async def work(bridge: WebSocketInlet, url: str) -> None:
-        tasks = asyncio.all_tasks()
-        for _ in range(3):
-            one = await connect(url)
-            for _ in range(100):
-                await send(one, "A", text="x", timeout_s=3_600)
-            assert (await put(one, "A", text="x", timeout_s=0))["error"] == "NotStoredError"  # it has read all of them
-            one.transport.abort()
-            await until(lambda: bridge.statistics().clients == 0)
-            if left := asyncio.all_tasks() - tasks:
-                await asyncio.wait(left, timeout=60)
-            assert asyncio.all_tasks() <= tasks
-
-    serving(feed, work)
-
-
-def test_a_client_that_disconnects_while_not_read_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its close frame is not read either, so pings detect the disconnect."""
+    With many puts in flight its close frame is not read, so pings detect the disconnect.
+    """
     monkeypatch.setattr(door, "_PING_S", 0.5)
     feed = hub_feed("orders", slices=1)
 
     async def work(bridge: WebSocketInlet, url: str) -> None:
         tasks = asyncio.all_tasks()
         one = await connect(url, ping_interval=None)
-        for _ in range(websocket_inlet.IN_FLIGHT + 100):
+        for _ in range(count):
             await send(one, "A", text="x", timeout_s=3_600)
-        await until(lambda: bridge._client._sender._puts == websocket_inlet.IN_FLIGHT)
+        await until(lambda: bridge._client._sender._puts == min(count, websocket_inlet.IN_FLIGHT))
         one.transport.abort()
         await until(lambda: bridge.statistics().clients == 0)
         if left := asyncio.all_tasks() - tasks:
@@ -218,10 +178,7 @@ def test_a_client_that_reads_no_answers_is_not_read_and_delays_no_other(tmp_path
     feed = hub_feed("orders", slices=1)
 
     async def work(bridge: WebSocketInlet, url: str) -> None:
-        narrow = socket.socket()
-        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-        narrow.connect(("127.0.0.1", bridge.port))
-        async with connect(url, sock=narrow, max_queue=1) as slow:
+        async with connect(url, sock=narrow_socket(bridge.port), max_queue=1) as slow:
             await until(lambda: bridge._door.clients)
             (there,) = bridge._door.clients
             there.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
@@ -304,10 +261,10 @@ def test_a_hub_that_lost_answered_puts_ends_it(tmp_path: Path) -> None:
                     await put(one, "A", text="2", timeout_s=10)
 
     with pytest.raises(BridgeError, match="the hub accepts no more puts from the bridge: "):
-        serving(feed, work)
+        serving(feed, work, ends=True)
 
 
-def test_only_listed_pages_may_put() -> None:
+def test_only_listed_pages_may_put_and_no_clients_above_the_limit() -> None:
     """Stricter than for reading: otherwise any page in a browser on this host could put."""
 
     async def refused(url: str, origin: str) -> bool:
@@ -317,27 +274,19 @@ def test_only_listed_pages_may_put() -> None:
         except InvalidStatus:
             return True
 
-    async def none_named(_: WebSocketInlet, url: str) -> None:
+    async def none_named(bridge: WebSocketInlet, url: str) -> None:
         assert await refused(url, "https://desk.example")
-        async with connect(url):  # not a browser
-            pass
+        async with connect(url), connect(url) as other:  # not browsers
+            with pytest.raises(ConnectionClosed):
+                await other.recv()
+            assert bridge.statistics().refused == 1
 
     async def one_named(_: WebSocketInlet, url: str) -> None:
         assert not await refused(url, "https://desk.example")
         assert await refused(url, "https://elsewhere.example")
 
-    serving(hub_feed(), none_named)
+    serving(hub_feed(), none_named, most_clients=1)
     serving(hub_feed(), one_named, origins=["https://desk.example"])
-
-
-def test_clients_above_the_limit_are_refused() -> None:
-    async def work(bridge: WebSocketInlet, url: str) -> None:
-        async with connect(url), connect(url) as other:
-            with pytest.raises(ConnectionClosed):
-                await other.recv()
-            assert bridge.statistics().refused == 1
-
-    serving(hub_feed(), work, most_clients=1)
 
 
 def test_wrong_settings_are_reported() -> None:
