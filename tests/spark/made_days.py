@@ -5,17 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.journals import Day, Put, Row, feed_of
 
-if TYPE_CHECKING:
-    pass
-
-
 BEGIN = 1_700_000_000_000_000_000
-
-
 SECOND = 10**9
 
 
@@ -51,8 +45,8 @@ def make_day(
     seed: int = 1,
     slices: int = 2,
     key_bytes: int = 1,
-    blocks: int = 24,
-    sizes: tuple[int, ...] = (1, 5, 700, 1_500),
+    blocks: int = 20,
+    sizes: tuple[int, ...] = (1, 5, 300, 700),
     codecs: tuple[int, ...] = (0, 1, 2),
     **settings: Any,
 ) -> Day:

@@ -51,15 +51,10 @@ def load(spark: SparkSession, path: Path | str | list[str], engine: str, **optio
     return spark.read.format("blackbox").option("engine", engine).options(**options).load(target)
 
 
-def told_of(row: Any) -> Told:
-    return Told(
-        row[0], row[1], row[2], row[3], row[4], row[5].encode(), None if row[6] is None else bytes(row[6]), row[7]
-    )
-
-
 def told_by(frame: DataFrame) -> list[Told]:
     """Return the messages of a data frame, sorted."""
-    return sorted(map(told_of, frame.select(*TOLD).collect()))
+    columns = (column.to_pylist() for column in frame.select(*TOLD).toArrow().columns)
+    return sorted(Told(*row)._replace(topic=row[5].encode()) for row in zip(*columns, strict=True))
 
 
 def sorted_rows(table: pyarrow.Table) -> dict[str, list[Any]]:

