@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy
 import pytest
 
@@ -19,7 +19,7 @@ from blackbox.block.position import End
 from blackbox.errors import JournalError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
-from tests.archive.recorders import FOREVER_NS, feed_of, numbered, publish_numbered, wait_recorded
+from tests.archive.recorders import FOREVER_NS, feed_of, publish_numbered, wait_recorded
 from tests.examples import first_of
 from tests.subscribe.subscribers import PATIENT
 from tests.support import Script
@@ -68,7 +68,7 @@ def heard_by(subscriber: Subscriber) -> tuple[Said, list[Gap]]:
 
 
 def killed(publisher: Publisher, directory: Path, elsewhere: Path) -> Path:
-    """Return a copy of the files as they would be if the publisher were killed now."""
+    """Return a copy of the files that a kill of the publisher would leave now."""
     publisher.flush()
     shutil.copytree(directory, elsewhere)
     return elsewhere
@@ -83,11 +83,18 @@ def test_a_killed_publisher_continues_with_the_next_sequence(tmp_path: Path, key
         publisher.publish_many(topics, [0, 0, 1, 2, 2, 2], numpy.zeros((6, 8), numpy.uint8))
         publisher.publish(b"A.x", b"alone")
         left = killed(publisher, tmp_path / "first", tmp_path / "left")
+        assert publisher.statistics().unwanted == 7
     with Publisher(feed, outbox=Outbox(left, again_wait=0)) as publisher:
         assert publisher.epoch == epoch
         publisher.publish_many(topics, [0, 1, 2], numpy.ones((3, 8), numpy.uint8))
         publisher.flush()
-    assert sorted(said_in(left, feed)) == [(epoch, sequence) for sequence in range(10)]
+        publisher.new_epoch()
+        publisher.publish_many(topics, [2, 1, 0, 0], numpy.ones((4, 8), numpy.uint8))
+    with Publisher(feed, outbox=Outbox(left, again_wait=0)) as publisher:
+        assert publisher.epoch > epoch + 1  # the last one was closed, not killed
+        publisher.publish(b"A.x", b"")
+    numbers = {epoch: 10, epoch + 1: 4, publisher.epoch: 1}
+    assert sorted(said_in(left, feed)) == [(epoch, sequence) for epoch in numbers for sequence in range(numbers[epoch])]
     check_keys(left, feed)
 
 
@@ -131,11 +138,19 @@ def test_a_silent_key_keeps_its_end_across_days(tmp_path: Path, is_deleted: bool
     assert [(block.previous, block.key_sequence) for block in blocks[-2:]] == [(1, 1), (2, 1)]
 
 
-def test_a_new_epoch_begins_if_ends_of_keys_were_in_deleted_days(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["deleted", "damaged"])
+def test_a_new_epoch_begins_if_ends_of_keys_are_unknown(tmp_path: Path, how: str) -> None:
     feed = feed_of(key_bytes=1, heartbeat_ns=FOREVER_NS)
     for turn in range(2):
         place, epoch = turned(tmp_path, feed, turn, is_named=False)
-    shutil.rmtree(place / feed.name / "2019-12-30")
+    day = place / feed.name / "2019-12-30"
+    if how == "deleted":
+        shutil.rmtree(day)
+    else:
+        segment = min(day.rglob("*.journal"))
+        data = bytearray(segment.read_bytes())
+        data[data.rindex(b"A.x")] ^= 0xFF
+        segment.write_bytes(data)
     with pytest.raises(JournalError, match="lacks the end of some key in epoch .* cannot be read or were deleted"):
         Publisher(feed, outbox=Outbox(place, epoch=epoch)).start()
     with Publisher(feed, outbox=place) as publisher:
@@ -153,36 +168,8 @@ def test_an_outbox_deletes_old_days_and_continues(tmp_path: Path, key_bytes: int
         wait_until(lambda: not (place / feed.name / "2019-12-30").exists(), 60)
 
 
-def test_a_closed_publisher_is_followed_by_another_epoch(tmp_path: Path) -> None:
-    feed, epochs = feed_of(slices=2), []
-    for _ in range(3):
-        with Publisher(feed, outbox=tmp_path) as publisher:
-            publish_numbered(publisher, 0, 10)
-            epochs.append(publisher.epoch)
-    assert epochs == sorted(set(epochs))
-    assert sorted(said_in(tmp_path, feed)) == [(epoch, number) for epoch in epochs for number in range(10)]
-
-
-def test_unwanted_messages_are_stored_and_not_sent(tmp_path: Path) -> None:
-    feed = feed_of()
-    with Publisher(feed, outbox=tmp_path) as publisher:
-        publish_numbered(publisher, 0, 1_000)
-        publisher.publish(b"A.t", b"single")
-        publisher.flush()
-        assert publisher.statistics().unwanted == 1_001
-    assert len(said_in(tmp_path, feed)) == 1_001
-
-
-GO_ON = """
-with Publisher(feed, outbox=Outbox(input(), again_wait=60)) as publisher:
-    publisher.publish(b"A.t", b"after")
-    publisher.flush()
-    input()
-"""
-
-
 def test_messages_published_before_the_kill_are_sent_again(tmp_path: Path) -> None:
-    """The subscriber and the recorder start with the second publisher and get the earlier messages too."""
+    """The subscriber starts with the second publisher and gets the earlier messages too."""
     feed = archived_feed()
     with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
         for start in range(0, 1_000, 100):
@@ -191,19 +178,23 @@ def test_messages_published_before_the_kill_are_sent_again(tmp_path: Path) -> No
         left = killed(publisher, tmp_path / "outbox", tmp_path / "left")
     subscriber = Subscriber(feed, slow=PATIENT)
     heard, gaps = heard_by(subscriber)
-    with Script(GO_ON, feed) as script:
-        script.tell(str(left))
-        subscriber.start(timeout=60)
-        wait_until(lambda: len(heard) == 1_001, 60)
-        script.tell("")
-        subscriber.run(until_end=True)
+
+    def go_on() -> None:
+        with Publisher(feed, outbox=Outbox(left, again_wait=60)) as publisher:
+            publisher.publish(b"A.t", b"after")
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    subscriber.start(timeout=60)
+    subscriber.run(until_end=True)
+    thread.join()
     assert sorted(number for _, number in heard) == list(range(1_001))
     assert gaps == []
     assert heard == said_in(left, feed)
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1])
-def test_only_blocks_that_no_archive_has_are_sent_again(tmp_path: Path, key_bytes: int) -> None:
+def test_only_blocks_that_no_archive_has_are_sent_again_up_to_a_limit(tmp_path: Path, key_bytes: int) -> None:
     feed = archived_feed(key_bytes=key_bytes)
     recorder = Recorder(feed, tmp_path / "recorded", serve=True)
     with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
@@ -214,24 +205,21 @@ def test_only_blocks_that_no_archive_has_are_sent_again(tmp_path: Path, key_byte
         wait_recorded(recorder, 1_000)
         wait_until(lambda: len(said_in(tmp_path / "recorded", feed)) == 1_000)
         copied = killed(publisher, tmp_path / "outbox", tmp_path / "copied")
-        found = Outbox(copied).open(feed)
-        assert found.slices[0].sequence == 1_000
-        assert found.slices[0].ends == {b"A"[:key_bytes]: End(1_000, 1_000)}
-        assert found.slices[0].again == []
+        limited = shutil.copytree(copied, tmp_path / "limited")
+        box = opened(Outbox(copied), feed)
+        assert (box.sequence, box.again) == (1_000, [])
+        assert box.ends == {b"A"[:key_bytes]: End(1_000, 1_000)}
     recorder.stop()
+    again = opened(Outbox(limited, again_bytes=30_000), feed).again
+    assert 0 < sum(block.body.nbytes for block in again) <= 30_000
+    assert again[-1].sequence + again[-1].count == 1_000
 
 
-def test_the_size_of_messages_sent_again_is_bounded(tmp_path: Path) -> None:
-    feed = feed_of(block_bytes=8_192)
-    with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
-        publish_numbered(publisher, 0, 2_000)
-        copied = killed(publisher, tmp_path / "outbox", tmp_path / "copied")
-    outbox = Outbox(copied, again_bytes=30_000)
-    box = outbox.open(feed).slices[0]
+def opened(outbox: Outbox, feed: Feed) -> Any:
+    """Return slice 0 of an outbox that was left by a killed publisher."""
+    found = outbox.open(feed).slices[0]
     outbox.close()
-    assert 0 < sum(block.body.nbytes for block in box.again) <= 30_000
-    assert box.again[-1].sequence + box.again[-1].count == 2_000
-    assert box.sequence == 2_000
+    return found
 
 
 PUBLISH = """
@@ -332,27 +320,7 @@ def test_after_a_reboot_a_new_epoch_begins(tmp_path: Path, monkeypatch: pytest.M
         assert publisher.epoch == epoch
 
 
-def test_a_new_epoch_of_the_same_publisher_is_stored_too(tmp_path: Path) -> None:
-    feed = feed_of()
-    with Publisher(feed, outbox=tmp_path / "first") as publisher:
-        epoch = publisher.epoch
-        publish_numbered(publisher, 0, 30)
-        left = killed(publisher, tmp_path / "first", tmp_path / "left")
-    with Publisher(feed, outbox=Outbox(left, again_wait=0)) as publisher:
-        publish_numbered(publisher, 30, 10)
-        publisher.new_epoch()
-        publish_numbered(publisher, 0, 20)
-        publisher.flush()
-    kept = said_in(left, feed)
-    assert sorted(kept) == [
-        *((epoch, number) for number in range(40)),
-        *((epoch + 1, number) for number in range(20)),
-    ]
-    rows = numbered(0, 40)
-    assert all(kept[epoch, number] == rows[number].tobytes() for number in range(40))
-
-
-def test_an_outbox_in_use_is_rejected(tmp_path: Path) -> None:
+def test_an_outbox_in_use_and_invalid_settings_are_rejected(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     with Publisher(feed_of(), outbox=outbox) as publisher:
         with pytest.raises(JournalError, match="is being recorded by"):
@@ -361,45 +329,7 @@ def test_an_outbox_in_use_is_rejected(tmp_path: Path) -> None:
             Publisher(feed_of(), outbox=outbox).start()
         publish_numbered(publisher, 0, 10)
     assert len(said_in(tmp_path, publisher.feed)) == 10
-
-
-def test_invalid_settings_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="again_bytes was -1"):
         Outbox(tmp_path, again_bytes=-1)
     with pytest.raises(ConfigError, match="had no archives"):
         Publisher(feed_of(), outbox=Outbox(tmp_path, serve=True)).start()
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_an_outbox_changes_nothing_for_subscribers(tmp_path: Path, transport: Any) -> None:
-    feed = msgspec.structs.replace(feed_of(), slices=Feed.local("tape", slices=1, transport=transport).slices)
-    subscriber = Subscriber(feed, slow=PATIENT)
-    heard, gaps = heard_by(subscriber)
-    with Publisher(feed, when_full="wait", outbox=tmp_path) as publisher:
-        subscriber.start()
-        for start in range(0, 20_000, 1_000):
-            publish_numbered(publisher, start, 1_000)
-            publisher.publish(b"A.t", b"%d" % start)
-        publisher.flush()
-        assert publisher.statistics().messages == 20_020
-    subscriber.run(until_end=True)
-    assert heard == said_in(tmp_path, feed)
-    assert (len(heard), gaps) == (20_020, [])
-
-
-def test_an_outbox_with_unreadable_keys_begins_a_new_epoch(tmp_path: Path) -> None:
-    feed = feed_of(key_bytes=1)
-    with Publisher(feed, outbox=tmp_path / "first") as publisher:
-        epoch = publisher.epoch
-        for start in range(0, 100, 10):
-            publish_numbered(publisher, start, 10)
-            publisher.flush()
-        left = killed(publisher, tmp_path / "first", tmp_path / "left")
-    segment = next(left.rglob("*.journal"))
-    data = bytearray(segment.read_bytes())
-    data[data.rindex(b"A.t")] ^= 0xFF
-    segment.write_bytes(data)
-    with pytest.raises(JournalError, match="lacks the end of some key in epoch .* cannot be read or were deleted"):
-        Publisher(feed, outbox=Outbox(left, epoch=epoch)).start()
-    with Publisher(feed, outbox=left) as publisher:
-        assert publisher.epoch > epoch
