@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import os
 import re
-import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -32,10 +30,8 @@ from blackbox.errors import JournalError
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import AS_SENT, recorded
-from tests.support import ROOT
 
 ITCH = "itch50/runk_locate-13-10k.bin"
-SNIPPET = "itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50"
 TOPS = "iex/goiex_TOPS16.pcapng.gz"
 PLAIN = ("ts_event", "ts_out", "ts_recv", "sequence", "payload")
 COLUMNS = (
@@ -100,6 +96,13 @@ def test_files_of_real_days_match_the_recording(tops: Recording, itch: Recording
         assert sorted(str(path.relative_to(out)) for path in out.rglob("*.parquet")) == names
         assert done.file_bytes == sum((out / name).stat().st_size for name in names)
         check_common(whole(out), slice_by_slice(recording), recording)
+    group = files.read_metadata(out / names[0]).row_group(0)
+    columns = {group.column(place).path_in_schema: group.column(place) for place in range(group.num_columns)}
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
+    times = itch.to_arrow(slices=[0], **AS_SENT)["ts_event"].to_numpy()
+    assert (columns["ts_event"].statistics.min, columns["ts_event"].statistics.max) == (times.min(), times.max())
+    assert columns["topic"].statistics.min.startswith("AAPL.")
+    assert columns["ts_event"].has_column_index
 
 
 def test_polars_duckdb_and_pandas_read_the_same(tops: Recording, tmp_path: Path) -> None:
@@ -124,33 +127,25 @@ def test_polars_duckdb_and_pandas_read_the_same(tops: Recording, tmp_path: Path)
     assert (kinds["date"], kinds["event_time"], kinds["topic"]) == ("DATE", "TIMESTAMP WITH TIME ZONE", "VARCHAR")
 
 
-def test_orders_of_itch_have_their_fields(itch: Recording, tmp_path: Path) -> None:
-    itch.to_parquet(tmp_path / "decimal", message_type="A")
+def test_messages_of_one_type_have_their_fields(tops: Recording, itch: Recording, tmp_path: Path) -> None:
+    orders = ("message_type", "stock_locate", "timestamp", "buy_sell_indicator", "shares", "stock")
+    for day, kind, count, fields in ((itch, "A", 4_758, orders), (tops, "T", 6_390, ("record_symbol", "timestamp"))):
+        day.to_parquet(tmp_path / kind, message_type=kind)
+        told, found = slice_by_slice(day, message_type=kind), whole(tmp_path / kind)
+        check_common(found, told, day)
+        assert found.num_rows == count
+        for name in fields:
+            assert found[name].to_pylist() == told[name].to_pylist(), name
+            assert day is tops or found[name].type == told[name].type
+        assert found["price"].type == pyarrow.decimal128(18, 4)
+        assert found["price"].to_pylist() == [Decimal(price).scaleb(-4) for price in told["price"].to_pylist()]
     itch.to_parquet(tmp_path / "integer", message_type="A", prices="integer")
-    told = slice_by_slice(itch, message_type="A")
-    found, plain = whole(tmp_path / "decimal"), whole(tmp_path / "integer")
-    check_common(found, told, itch)
-    assert found.num_rows == 4_758
-    for name in ("message_type", "stock_locate", "timestamp", "buy_sell_indicator", "shares", "stock"):
-        assert found[name].type == told[name].type
-        assert found[name].equals(told[name]), name
-    assert found["order_reference_number"].to_pylist() == told["order_reference_number"].to_pylist()
-    assert found["price"].type == pyarrow.decimal128(18, 4)
-    assert found["price"].to_pylist() == [Decimal(price).scaleb(-4) for price in told["price"].to_pylist()]
-    assert plain["price"].equals(told["price"])
+    assert whole(tmp_path / "integer")["price"].equals(slice_by_slice(itch, message_type="A")["price"])
     metadata = files.read_metadata(tmp_path / f"integer/date={itch.date}/slice=0/part-00000.parquet").metadata
     assert metadata[b"blackbox.decimals"] == b'{"price": 4}'
     assert metadata[b"blackbox.schema"] == b"itch50"
-
-
-def test_trades_of_iex_keep_their_nanoseconds(tops: Recording, tmp_path: Path) -> None:
-    tops.to_parquet(tmp_path / "out", message_type="T")
-    told, found = slice_by_slice(tops, message_type="T"), whole(tmp_path / "out")
-    assert found.num_rows == 6_390
-    check_common(found, told, tops)
-    assert found["record_symbol"].equals(told["record_symbol"])
-    assert found["timestamp"].to_pylist() == told["timestamp"].to_pylist()
-    assert found["price"].to_pylist() == [Decimal(price).scaleb(-4) for price in told["price"].to_pylist()]
+    ended = invoke("export", itch.path, "--parquet", "--out", tmp_path / "trades", "--message-type", "P")
+    assert (ended.exit_code, whole(tmp_path / "trades").num_rows) == (0, 240)
 
 
 def rows_of(part: dataset.ParquetFileFragment) -> int:
@@ -159,12 +154,12 @@ def rows_of(part: dataset.ParquetFileFragment) -> int:
 
 
 def test_statistics_prune_by_time_and_by_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "PART_ROWS", 8_192)
-    recording = recorded(tmp_path, lambda: Synthetic(100_000, seed=1))
+    monkeypatch.setattr(parquet, "PART_ROWS", 2_048)
+    recording = recorded(tmp_path, lambda: Synthetic(25_000, seed=1))
     told = slice_by_slice(recording)
     times = sorted(told["ts_event"].to_pylist())
-    low, high = times[40_000], times[45_000]
-    topic = told["topic"][50_000].as_py()
+    low, high = times[10_000], times[11_250]
+    topic = told["topic"][12_500].as_py()
     conditions = {
         "time": (dataset.field("ts_event") >= low) & (dataset.field("ts_event") < high),
         "topic": dataset.field("topic") == topic,
@@ -173,37 +168,19 @@ def test_statistics_prune_by_time_and_by_topic(tmp_path: Path, monkeypatch: pyte
     for order in ("capture", "topic"):
         recording.to_parquet(tmp_path / order, order=order)
         parts = list(dataset.dataset(tmp_path / order, partitioning="hive").get_fragments())
-        assert sum(rows_of(part) for part in parts) == 100_000
+        assert sum(rows_of(part) for part in parts) == 25_000
         for name, condition in conditions.items():
             found = sum(part.count_rows(filter=condition) for part in parts)
-            assert found == (5_000 if name == "time" else told["topic"].to_pylist().count(topic))
-            share[order, name] = sum(rows_of(part.subset(condition)) for part in parts) / 100_000
+            assert found == (1_250 if name == "time" else told["topic"].to_pylist().count(topic))
+            share[order, name] = sum(rows_of(part.subset(condition)) for part in parts) / 25_000
     assert share["capture", "time"] < 0.25
     assert share["capture", "topic"] == 1
     assert share["topic", "time"] < 0.5
     assert share["topic", "topic"] < 0.25
-
-
-def test_order_by_topic_keeps_the_order_of_each_topic(tops: Recording, tmp_path: Path) -> None:
-    tops.to_parquet(tmp_path / "out", slices=[1], order="topic")
-    told = tops.to_arrow(slices=[1]).to_pandas()
-    told["topic"] = told["topic"].astype(object)
-    expected = told.sort_values("topic", kind="stable")
-    found = whole(tmp_path / "out")
-    assert found["payload"].to_pylist() == expected["payload"].tolist()
-    assert found["sequence"].to_pylist() == expected["sequence"].tolist()
-
-
-def test_files_are_compressed_and_can_be_pruned(itch: Recording, tmp_path: Path) -> None:
-    itch.to_parquet(tmp_path / "out")
-    metadata = files.read_metadata(tmp_path / f"out/date={itch.date}/slice=0/part-00000.parquet")
-    group = metadata.row_group(0)
-    columns = {group.column(place).path_in_schema: group.column(place) for place in range(group.num_columns)}
-    assert {column.compression for column in columns.values()} == {"ZSTD"}
-    told = itch.to_arrow(slices=[0], **AS_SENT)["ts_event"].to_numpy()
-    assert (columns["ts_event"].statistics.min, columns["ts_event"].statistics.max) == (told.min(), told.max())
-    assert columns["topic"].statistics.min.startswith("AAPL.")
-    assert columns["ts_event"].has_column_index
+    monkeypatch.undo()
+    recording.to_parquet(tmp_path / "sorted", order="topic")
+    rows = sorted(told.select(["slice", "topic", "sequence"]).to_pylist(), key=lambda row: (row["slice"], row["topic"]))
+    assert whole(tmp_path / "sorted")["sequence"].to_pylist() == [row["sequence"] for row in rows]
 
 
 def test_a_selection_is_written(tops: Recording, tmp_path: Path) -> None:
@@ -221,15 +198,57 @@ def test_a_selection_is_written(tops: Recording, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
-def test_several_days_share_a_directory(day: Day, tmp_path: Path) -> None:
+def test_a_day_is_renamed_into_place_when_complete(day: Day, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "PART_ROWS", 2)
+    recording, out = Recording.open(day.path), tmp_path / "out"
+    told: list[int] = []
+
+    def take(count: int) -> None:
+        told.append(count)
+        assert list(out.iterdir()) == []
+        if count == 4 and len(told) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recording.to_parquet(out, progress=take)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "recorded"]
+    assert recording.to_parquet(out, progress=take).row_groups == 3
+    assert told == [2, 4, 2, 4, 6]
+    before = {each: each.stat().st_mtime_ns for each in out.rglob("*")}
+    with pytest.raises(JournalError, match="date=2026-11-20 exists, expected a day that is not there yet"):
+        recording.to_parquet(out)
+    assert {each: each.stat().st_mtime_ns for each in out.rglob("*")} == before
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(JournalError, match="cannot be written"):
+        recording.to_parquet(tmp_path / "file")
+    wrong = Day(tmp_path / "wrong", msgspec.structs.replace(feed_of(), schema="itch50"))
+    wrong.put(0, Put((Row(b"A.P", b"P12"),), schema=1))
+    with pytest.raises(JournalError, match="is of type 'P' but has 3 bytes"):
+        Recording.open(wrong.path).to_parquet(tmp_path / "none", message_type="P")
+    assert list((tmp_path / "none").iterdir()) == []
+
+
+def test_the_command_writes_several_days_to_a_directory(day: Day, tmp_path: Path) -> None:
     other = Day(day.path.parent / "2026-11-19", day.feed, date="2026-11-19")
     other.put(1, Put((Row(b"B.t", b"x"),)))
-    ended = invoke("export", day.path.parent, "--parquet", "--out", tmp_path / "out")
+    words = ("export", day.path.parent, "--parquet", "--out", tmp_path / "out", "--order", "topic")
+    ended = invoke(*words)
     assert ended.exit_code == 0, ended.output
+    assert re.search(r"│ messages +│ +6 │", ended.stdout)
     frame = polars.scan_parquet(tmp_path / "out", hive_partitioning=True).collect()
     counts = frame.group_by("date", "slice").len().sort("date")
     assert counts.rows() == [(datetime.date(2026, 11, 19), 1, 1), (datetime.date(2026, 11, 20), 0, 6)]
     assert frame.filter(polars.col("date") == datetime.date(2026, 11, 19))["event_time"].to_list() == [None]
+    assert frame["topic"].to_list()[1:] == ["A0.t"] * 3 + ["A1.t"] * 3
+    again = invoke(*words)
+    assert (again.exit_code, "exists, expected a day that is not" in again.stderr) == (Status.ERROR, True)
+    for wrong in (
+        [],
+        ["--parquet"],
+        ["--out", "x", "--message-type", "P"],
+        ["--parquet", "--out", "x", "--prices", "x"],
+    ):
+        assert invoke("export", day.path, *wrong).exit_code == Status.USAGE
 
 
 def test_an_empty_day_has_files_without_rows(tmp_path: Path) -> None:
@@ -276,79 +295,8 @@ def test_a_damaged_block_is_reported_and_left_out(day: Day, tmp_path: Path) -> N
     assert whole(tmp_path / "out")["sequence"].to_pylist() == [0, 1, 3, 4, 5]
 
 
-def test_a_message_with_a_wrong_length_is_named(tmp_path: Path) -> None:
-    day = Day(tmp_path / "day", msgspec.structs.replace(feed_of(), schema="itch50"))
-    day.put(0, Put((Row(b"A.P", b"P12"),), schema=1))
-    with pytest.raises(JournalError, match="is of type 'P' but has 3 bytes"):
-        Recording.open(day.path).to_parquet(tmp_path / "out", message_type="P")
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_an_existing_day_is_not_overwritten(day: Day, tmp_path: Path) -> None:
-    recording = Recording.open(day.path)
-    path = recording.to_parquet(tmp_path / "out").path
-    before = {each: each.stat().st_mtime_ns for each in path.rglob("*")}
-    with pytest.raises(JournalError, match="date=2026-11-20 exists, expected a day that is not there yet"):
-        recording.to_parquet(tmp_path / "out")
-    assert {each: each.stat().st_mtime_ns for each in path.rglob("*")} == before
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(JournalError, match="cannot be written"):
-        recording.to_parquet(tmp_path / "file")
-
-
-def test_an_interrupted_export_leaves_nothing(day: Day, tmp_path: Path) -> None:
-    def interrupt(_: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Recording.open(day.path).to_parquet(tmp_path / "out", progress=interrupt)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "recorded"]
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_a_killed_export_leaves_nothing_visible(day: Day, tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from blackbox import Recording; day = Recording.open(sys.argv[1]); "
-        "day.to_parquet(sys.argv[2], progress=lambda _: os._exit(9))"
-    )
-    words = [sys.executable, "-c", code, str(day.path), str(tmp_path / "out")]
-    ran = subprocess.run(words, cwd=ROOT, env=dict(os.environ, PYTHONPATH=str(ROOT)), timeout=60)
-    assert ran.returncode == 9
-    assert list((tmp_path / "out").iterdir()) == []
-    assert Recording.open(day.path).to_parquet(tmp_path / "out").messages == 6
-    assert polars.read_parquet(tmp_path / "out").height == 6
-
-
-def test_progress_counts_messages(day: Day, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "PART_ROWS", 2)
-    told: list[int] = []
-    done = Recording.open(day.path).to_parquet(tmp_path / "out", progress=told.append)
-    assert told == [2, 4, 6]
-    assert done.row_groups == 3
-
-
 def invoke(*words: object) -> Any:
     return CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "200"})
-
-
-def test_command_writes_the_requested_messages(itch: Recording, tmp_path: Path) -> None:
-    ended = invoke(
-        "export", itch.path, "--parquet", "--out", tmp_path / "out", "--message-type", "P", "--order", "topic"
-    )
-    assert ended.exit_code == 0, ended.output
-    assert re.search(r"│ messages +│ +240 │", ended.stdout)
-    assert whole(tmp_path / "out").num_rows == 240
-    again = invoke("export", itch.path, "--parquet", "--out", tmp_path / "out")
-    assert again.exit_code == Status.ERROR
-    assert "exists, expected a day that is not there yet" in again.stderr
-
-
-@pytest.mark.parametrize(
-    "words",
-    [[], ["--parquet"], ["--out", "file.bin", "--message-type", "P"], ["--parquet", "--out", "o", "--prices", "x"]],
-)
-def test_command_with_wrong_options_is_wrong_usage(itch: Recording, words: list[str]) -> None:
-    assert invoke("export", itch.path, *words).exit_code == Status.USAGE
 
 
 def test_without_pyarrow_the_extra_is_named(day: Day, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
