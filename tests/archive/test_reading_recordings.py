@@ -1,8 +1,9 @@
-"""Recordings are read back in order, and filters match plain Python."""
+"""Recordings are read back in order while they grow, filters match plain Python, and wrong arguments are rejected."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +17,8 @@ from blackbox import ConfigError, Recording
 from blackbox.archive.filter import Selection
 from blackbox.archive.reader import blocks_of
 from blackbox.block.gap import Gap
+from blackbox.block.layout import VERSION
+from blackbox.errors import JournalError
 from blackbox.feed.symbol import RULES, SymbolRule
 from tests.archive.written_days import CLOCKS, EPOCHS, days, few, made, many, told
 from tests.examples import examples
@@ -101,17 +104,31 @@ def test_slices_are_merged_by_the_time_of_sending(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(3))
     for slice_id in (2, 0, 1):
         for part in range(3):
-            day.put(slice_id, *many(3_000, slice_id)[1_000 * part : 1_000 * (part + 1)], index=part != 1)
-    runs = list(Recording.open(tmp_path).runs())
-    heads = numpy.concatenate([run.heads for run in runs])
-    order = list(zip(heads["ts_out"].tolist(), heads["slice"].tolist(), strict=True))
-    assert order == sorted(order)
-    assert len(order) == 9_000
-    assert max(len(run.heads) for run in runs) == 1_024
-    for run in runs:
+            day.put(slice_id, *many(900, slice_id)[300 * part : 300 * (part + 1)], index=part != 1)
+    order, most = [], 0
+    for run in Recording.open(tmp_path).runs():
+        order += list(zip(run.heads["ts_out"].tolist(), run.heads["slice"].tolist(), strict=True))
+        most = max(most, len(run.heads))
         for address, number in zip(run.addresses.tolist(), run.segment_of.tolist(), strict=True):
             segment = run.segments[number]
             assert segment.address + 64 <= address < segment.address + segment.whole_bytes
+    assert (len(order), order) == (2_700, sorted(order))
+    assert most == 1_024
+
+
+def test_reading_a_large_recording_takes_little_memory(tmp_path: Path) -> None:
+    put = Put(tuple(Row(b"A", bytes(100_000)) for _ in range(10)))
+    day = Day(tmp_path, feed_of())
+    for _ in range(6):
+        day.put(0, *([put] * 20))
+    recording = Recording.open(tmp_path)
+    list(recording.batches())
+    before, highest = resident_bytes(), 0
+    for batch in recording.batches():
+        batch.payloads().sum()
+        highest = max(highest, resident_bytes())
+    assert recording.file_bytes > 110 << 20
+    assert highest - before < 40 << 20
 
 
 def test_a_slice_with_decreasing_times_keeps_its_order_with_any_filter(tmp_path: Path) -> None:
@@ -152,30 +169,67 @@ def test_an_uncompressed_block_is_a_view_of_the_file(tmp_path: Path) -> None:
     assert not payloads.flags.writeable
 
 
-def test_an_empty_recording_is_empty(tmp_path: Path) -> None:
+def test_a_summary_and_a_rate_have_the_counts_of_a_recording(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(2))
-    day.put(0)
     recording = Recording.open(tmp_path)
     summary = recording.summary()
     assert (summary.messages, summary.blocks, summary.first_ts_out, summary.epochs) == (0, 0, None, ())
     assert recording.topics() == recording.gaps() == recording.verify() == list(recording.runs()) == []
     assert recording.rate(4).counts.tolist() == [0] * 4
-    assert len(recording.to_arrow()) == len(recording.to_pandas()) == len(recording.to_polars()) == 0
+    assert len(recording.to_arrow()) == len(recording.to_pandas()) == 0
+    rows = (Row(b"A", b"1", 50), Row(b"A", b"2", 30))
+    puts = [Put(rows, 0, 5, 6, epoch=9, first_row=1), Put(rows, 2, 7, 8, epoch=9), Put(rows, 0, 9, 9, epoch=3, codec=2)]
+    segment = day.put(0, *puts[:2])
+    day.put(0, puts[2], index=False)
+    recording.refresh()
+    summary = recording.summary()
+    assert (summary.messages, summary.blocks, summary.body_bytes) == (5, 3, 3 * len(puts[0].block(0)[1]))
+    assert (summary.first_ts_event, summary.last_ts_event) == (30, 50)
+    assert (summary.first_ts_out, summary.last_ts_out) == (5, 9)
+    assert (summary.epochs, summary.torn_bytes, summary.damage) == ((9, 3), 0, ())
+    first, silent = summary.slices
+    assert (silent.slice_id, silent.messages, silent.segments) == (1, 0, 0)
+    assert (first.slice_id, first.messages, first.segments, first.epochs) == (0, 5, 2, (9, 3))
+    assert first.file_bytes == segment.path.stat().st_size + day.segments[1].path.stat().st_size
+    rate, times = recording.rate(13), [message.ts_out for message in day.told()]
+    assert rate.times[0] <= min(times) <= max(times) < rate.times[-1]
+    assert rate.counts.tolist() == numpy.histogram(times, rate.times)[0].tolist()
 
 
-def test_reading_a_large_recording_takes_little_memory(tmp_path: Path) -> None:
-    day = Day(tmp_path, feed_of())
-    put = Put(tuple(Row(b"A", bytes(100_000)) for _ in range(10)))
-    for _ in range(6):
-        day.put(0, *([put] * 20))
-    recording = Recording.open(tmp_path)
-    list(recording.batches())
-    before, highest = resident_bytes(), 0
-    for batch in recording.batches():
-        batch.payloads().sum()
-        highest = max(highest, resident_bytes())
-    assert sum(len(segment.memory) for segment in dict(recording._segments_of())[0]) > 110 << 20
-    assert highest - before < 40 << 20
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda recording: recording.batches(slices=[0, 2]), "slices had 2, expected 0 to 1"),
+        (lambda recording: recording.batches(by="time"), "by was 'time'"),
+        (lambda recording: recording.runs(epoch=-1), "epoch was -1"),
+        (lambda recording: recording.batches(b"\0H"), "prefix"),
+        (lambda recording: recording.rate(0), "bins were 0"),
+        (lambda recording: Recording.open(recording.path / "nothing"), "was not found"),
+        (lambda recording: Recording.open(recording.path.parent), "holds 2 days, expected one of them: one, two"),
+        (lambda recording: Recording.open(recording.path / "empty"), r"it has no manifest\.json"),
+    ],
+)
+def test_invalid_arguments_are_rejected_at_once(tmp_path: Path, call: Callable[[Recording], Any], error: str) -> None:
+    for name in ("one", "two"):
+        Day(tmp_path / "days" / name, feed_of(2))
+    (tmp_path / "days" / "one" / "empty").mkdir()
+    with pytest.raises((ConfigError, JournalError, ValueError), match=error):
+        call(Recording.open(tmp_path / "days" / "one"))
+
+
+def test_an_unexpected_segment_is_rejected(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(2))
+    first, second = day.put(0, *many(1)), day.put(1, *many(1, 1))
+    good = first.path.read_bytes()
+    for wrong, text in (
+        (second.path.read_bytes(), "slice was 1, expected 0"),
+        (b"X" + good[1:], "magic was b'XBOXJRNL', expected b'BBOXJRNL'"),
+        (good[:8] + b"\1" + good[9:], f"version was 1, expected {VERSION}"),
+        (good[:12] + b"\3" + good[13:], "segment was 3, expected 0"),
+    ):
+        first.path.write_bytes(wrong)
+        with pytest.raises(JournalError, match=f"{first.path}: {text}"):
+            Recording.open(tmp_path)
 
 
 @pytest.mark.parametrize("wanted", [[1, 3], [True, False, False, True]])
@@ -224,3 +278,63 @@ def test_a_selection_by_symbols_matches_a_plain_loop(
             assert [payload for batch in batches for payload in batch.payload_list()] == expected
             table = recording.to_arrow(prefix, symbols=symbols, **selection)
             assert table["payload"].to_pylist() == expected
+
+
+def test_a_reader_adds_data_recorded_since(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(2, key_bytes=2))
+    recording = Recording.open(tmp_path)
+    assert list(recording.batches()) == []
+    segments = [day.segment(0), day.segment(1)]
+    puts = [many(1_500), many(1_500, 1)]
+    for part in range(15):
+        running = recording.batches()
+        started = next(running, None) is not None
+        for slice_id in range(2):
+            if part == 8:
+                segments[slice_id].write_index()
+                segments[slice_id] = day.segment(slice_id)
+            segment = segments[slice_id]
+            segment.append(*puts[slice_id][100 * part : 100 * (part + 1)])
+            if part % 3:
+                segment.write_index(len(segment.entries()) - part % 2)
+        recording.refresh()
+        assert told(recording.batches()) == day.told()
+        assert len(told(running)) + started == 200 * part
+        for slice_id in range(2):
+            found = [len(segment.entries) for segment in dict(recording._segments_of())[slice_id]]
+            assert found == [len(segment.entries()) for segment in day.segments if segment.slice_id == slice_id]
+    assert recording.damage == recording.verify() == []
+
+
+def test_a_segment_grows_while_the_next_one_is_ready(tmp_path: Path) -> None:
+    day, puts = Day(tmp_path, feed_of(key_bytes=2)), many(30)
+    first, second = day.segment(), day.segment()
+    first.append(*puts[:15])
+    recording = Recording.open(tmp_path)
+    with first.path.open("ab") as file:
+        file.write(b"BREC")
+    recording.refresh()
+    assert told(recording.batches()) == day.told()
+    assert (recording.damage, recording.summary().torn_bytes) == ([], 4)
+    first.path.write_bytes(first.path.read_bytes()[:-4])
+    first.append(*puts[15:20])
+    second.append(*puts[20:])
+    recording.refresh()
+    assert told(recording.batches()) == day.told()
+    assert recording.damage == recording.verify() == []
+
+
+def test_an_incomplete_block_is_not_read_until_it_is_complete(tmp_path: Path) -> None:
+    segment = Day(tmp_path, feed_of()).put(0, *many(3, size=1), index=False)
+    whole = segment.path.read_bytes()
+    segment.path.write_bytes(b"")
+    recording = Recording.open(tmp_path)
+    for size in range(1, len(whole) + 1):
+        with segment.path.open("ab") as file:
+            file.write(whole[size - 1 : size])
+        recording.refresh()
+        blocks = [stop for _, stop in segment.places if stop <= size]
+        whole_bytes = max(stop for stop in (0, 64, segment.places[0][0], *blocks) if stop <= size)
+        assert len(told(recording.batches())) == len(blocks)
+        assert recording.summary().torn_bytes == size - whole_bytes
+    assert recording.damage == []

@@ -1,18 +1,19 @@
-"""Recordings as records, Arrow tables and data frames, with and without a schema."""
+"""Recordings as records and tables, and the formats of times."""
 
 from __future__ import annotations
 
+import datetime
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pyarrow
 import pytest
 
 from blackbox import ConfigError, Recording
-from tests.archive.written_days import many
+from tests.archive.written_days import ns, told
 from tests.journals import Day, Put, Row, feed_of
-from tests.recorded import AS_SENT
 
 
 def test_records_and_times_of_a_recorded_batch(tmp_path: Path) -> None:
@@ -58,21 +59,6 @@ def test_every_type_of_every_schema_becomes_columns(tmp_path: Path) -> None:
                 assert columns[3].to_pylist() == timestamps_ns(records["timestamp"]).tolist()
 
 
-def test_pandas_and_polars_frames_are_equal(tmp_path: Path) -> None:
-    day = Day(tmp_path, feed_of(2))
-    day.put(0, *many(50))
-    day.put(1, *many(50, 1), index=False)
-    recording = Recording.open(tmp_path)
-    table = recording.to_arrow(**AS_SENT)
-    assert table.column("ts_out").to_pylist() == [message.ts_out for message in day.told()]
-    pandas, polars = recording.to_pandas(**AS_SENT), recording.to_polars(**AS_SENT)
-    for name in table.schema.names:
-        told = pandas[name].astype(object)
-        assert told.where(told.notna(), None).tolist() == polars[name].to_list() == table.column(name).to_pylist()
-    assert len(recording.to_pandas(start=10, stop=20)) == len(recording.to_polars(start=10, stop=20)) == 20
-    assert str(pandas["topic"].dtype) == "object"
-
-
 @pytest.mark.parametrize(("library", "extra"), [("pyarrow", "arrow"), ("pandas", "pandas"), ("polars", "polars")])
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, extra: str) -> None:
     Day(tmp_path, feed_of())
@@ -91,3 +77,42 @@ def test_a_schema_without_types_leaves_plain_bytes(tmp_path: Path) -> None:
     recording = Recording.open(tmp_path)
     (batch,) = recording.batches()
     assert (recording.schema.name, batch.schema, batch.payload(0)) == ("elsewhere", None, b"x")
+
+
+def test_a_time_has_several_formats(tmp_path: Path) -> None:
+    Day(tmp_path, feed_of(time_zone="America/New_York", day_start="18:00"))
+    recording = Recording.open(tmp_path)
+    expected: dict[Any, int] = {
+        17: 17,
+        numpy.int64(18): 18,
+        "09:30": ns("2026-11-20T09:30-05:00"),
+        "09:30:01": ns("2026-11-20T09:30:01-05:00"),
+        "09:30:01.5": ns("2026-11-20T09:30:01.5-05:00"),
+        "09:30:01.000000007": ns("2026-11-20T09:30:01-05:00") + 7,
+        "09:30Z": ns("2026-11-20T09:30+00:00"),
+        "2026-11-20": ns("2026-11-20T00:00-05:00"),
+        "1763000000000000001": 1_763_000_000_000_000_001,
+        "20:00": ns("2026-11-19T20:00-05:00"),  # the session began at 18:00 on the previous day
+        "2026-11-20T09:30": ns("2026-11-20T09:30-05:00"),
+        "2026-11-20 09:30:00Z": ns("2026-11-20T09:30+00:00"),
+        "2026-11-20T09:30:00.25+01:00": ns("2026-11-20T09:30:00.25+01:00"),
+        datetime.datetime(2026, 11, 20, 9, tzinfo=datetime.UTC): ns("2026-11-20T09:00+00:00"),
+    }
+    assert {time: recording.time(time) for time in expected} == expected
+    wrong: list[Any] = ["noon", "25:00", "09:30.5", "2026-13-01T00:00", datetime.datetime(2026, 11, 20), 1.5, True]  # noqa: DTZ001
+    for time in wrong:
+        with pytest.raises(ValueError if isinstance(time, str | datetime.datetime) else TypeError, match="time was"):
+            recording.batches(start=time)
+
+
+def test_a_time_of_day_is_on_the_day_of_the_messages(tmp_path: Path) -> None:
+    market = ns("2017-04-25T14:30-04:00")
+    feed = feed_of(time_zone="America/New_York")
+    rows = tuple(Row(b"A", b"%d" % minute, market + minute * 60 * 10**9) for minute in range(60))
+    sent = ns("2026-11-20T20:00-05:00")
+    Day(tmp_path, feed).put(0, Put(rows, 0, sent, sent))
+    recording = Recording.open(tmp_path)
+    found = [message.payload for message in told(recording.batches(start="15:00", stop="15:02"))]
+    assert found == [b"30", b"31"]
+    assert recording.time("20:00", "ts_out") == sent
+    assert recording.time("2026-11-20T20:00") == sent
