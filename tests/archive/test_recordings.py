@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
 import shutil
+import struct
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-from blackbox_feeds.iex import Iex
-from blackbox_feeds.itch50 import Itch50
 
 from blackbox import ConfigError, Feed, Message, Recording, Recordings, Replay, Schema, Subscriber
-from blackbox.archive.import_days import import_days
 from blackbox.errors import JournalError
 from blackbox.feed.schema import QuoteFields, TradeFields, price
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
+from tests.deals import Sides, write_deals
+from tests.journals import Day, Put, Row
+from tests.journals import feed_of as journal_feed
 
 ZONE = "America/New_York"
 NOON_NS = 1_767_632_400 * 10**9
@@ -51,55 +54,41 @@ def payloads(recordings: Recordings | Recording, **selection: Any) -> list[str]:
     return sorted({message.payload.decode() for batch in recordings.batches(**selection) for message in batch})
 
 
-def dates_of(found: Recordings) -> list[str]:
-    return [str(day.date) for day in found]
-
-
-def test_a_day_is_found_by_date_and_by_index(tmp_path: Path) -> None:
-    days = Recordings.open(write_days(tmp_path))
+def test_days_are_chosen_by_date_index_and_slice(tmp_path: Path) -> None:
+    recordings = Recordings.open(write_days(tmp_path, name="one"))
+    days = recordings.days
     for place, date in enumerate(DATES):
         for which in (date, datetime.date.fromisoformat(date), place, place - 3):
-            assert days[which] is days.days[place]
-    with pytest.raises(
-        KeyError, match="no recording is of 2026-01-08, expected one of 3 days: 2026-01-05, 2026-01-06, 2"
-    ):
-        days["2026-01-08"]
-    with pytest.raises(IndexError, match="index was 3, expected one of 3 days: 2026-01-05, 2026-01-06, 2026-01-07"):
-        days[3]
-    with pytest.raises(ConfigError, match="date was 'monday', expected one such as"):
-        days["monday"]
-    with pytest.raises(TypeError, match=r"index was 1.5, expected an integer, a date or a slice"):
-        days[1.5]  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize("start", [None, *range(-4, 5)])
-@pytest.mark.parametrize("stop", [None, *range(-4, 5)])
-def test_a_slice_of_indices_works_as_in_a_list(tmp_path: Path, start: int | None, stop: int | None) -> None:
-    days = Recordings.open(write_days(tmp_path))
-    expected = list(DATES)[start:stop]
-    if expected:
-        assert dates_of(days[start:stop]) == expected
-    else:
-        with pytest.raises(IndexError, match=r"no recording is in \[.*\], expected one of 3 days"):
-            days[start:stop]
-
-
-def test_a_slice_of_dates_includes_both_ends(tmp_path: Path) -> None:
-    days = Recordings.open(write_days(tmp_path))
-    assert dates_of(days["2026-01-06":]) == ["2026-01-06", "2026-01-07"]  # type: ignore[misc]
-    assert dates_of(days[: datetime.date(2026, 1, 6)]) == ["2026-01-05", "2026-01-06"]  # type: ignore[misc]
-    assert dates_of(days["2026-01-06":"2026-01-06"]) == ["2026-01-06"]  # type: ignore[misc]
-    with pytest.raises(IndexError, match=r"no recording is in \[2026-02-01:\], expected one of 3 days"):
-        days["2026-02-01":]  # type: ignore[misc]
-    with pytest.raises(TypeError, match="step was 2, expected none in a slice of dates"):
-        days["2026-01-05"::2]  # type: ignore[misc]
-
-
-def test_a_date_of_several_feeds_is_ambiguous(tmp_path: Path) -> None:
-    days = Recordings.open(write_days(tmp_path, name="one"), write_days(tmp_path, name="two"))
-    with pytest.raises(KeyError, match="2 recordings are of 2026-01-05: choose a feed by `of_feed`, expected one of 6"):
-        days["2026-01-05"]
-    assert days.of_feed("two")["2026-01-05"].feed.name == "two"
+            assert recordings[which] is days[place]
+    for start, stop in itertools.product([None, *range(-4, 5)], repeat=2):
+        if days[start:stop]:
+            assert recordings[start:stop].days == days[start:stop]
+        else:
+            with pytest.raises(IndexError, match=r"no recording is in \[.*\], expected one of 3 days"):
+                recordings[start:stop]
+    any_slice: Any = recordings  # slices of dates are not in the types of slices
+    assert any_slice["2026-01-06":].days == days[1:]
+    assert any_slice[: datetime.date(2026, 1, 6)].days == days[:2]
+    assert any_slice["2026-01-06":"2026-01-06"].days == days[1:2]
+    both = Recordings.open(tmp_path / "one", write_days(tmp_path, name="two"))
+    assert both.of_feed("two")["2026-01-05"].feed.name == "two"
+    wrong: list[tuple[Any, Any, type[Exception], str]] = [
+        (
+            recordings,
+            "2026-01-08",
+            KeyError,
+            "no recording is of 2026-01-08, expected one of 3 days: 2026-01-05, 2026-",
+        ),
+        (recordings, 3, IndexError, "index was 3, expected one of 3 days: 2026-01-05, 2026-01-06, 2026-01-07"),
+        (recordings, "monday", ConfigError, "date was 'monday', expected one such as"),
+        (recordings, 1.5, TypeError, r"index was 1.5, expected an integer, a date or a slice"),
+        (recordings, slice("2026-02-01", None), IndexError, r"in \[2026-02-01:\], expected one of 3 days"),
+        (recordings, slice("2026-01-05", None, 2), TypeError, "step was 2, expected none in a slice of dates"),
+        (both, "2026-01-05", KeyError, "2 recordings are of 2026-01-05: choose a feed by `of_feed`, expected one of 6"),
+    ]
+    for of, which, error, text in wrong:
+        with pytest.raises(error, match=text):
+            of[which]
 
 
 def test_the_latest_day_is_the_newest_by_date_not_by_directory_name(tmp_path: Path) -> None:
@@ -134,65 +123,50 @@ def expected(hours: range, dates: tuple[str, ...] = DATES) -> list[str]:
     return [f"{date} {hour:02}" for date in dates for hour in hours]
 
 
-def test_a_feed_directory_opens_all_its_days(tmp_path: Path) -> None:
-    recordings = Recordings.open(write_days(tmp_path))
+def test_a_feed_directory_opens_its_days_once(tmp_path: Path) -> None:
+    directory = write_days(tmp_path)
+    (tmp_path / "link").symlink_to(directory / DATES[0])
+    recordings = Recordings.open(directory / DATES[0], directory, tmp_path / "link")
     assert [str(day.date) for day in recordings] == list(DATES)
-    assert payloads(recordings) == expected(range(9, 16))
+    assert payloads(recordings) == replayed(recordings) == expected(range(9, 16))
     assert recordings.counts() == {b"A.t": 21, b"B.t": 21}
     assert recordings.topics() == [b"A.t", b"B.t"]
     assert (recordings.gaps(), recordings.verify(), recordings.damage) == ([], [], [])
     assert repr(recordings) == "Recordings('days', 3 days, 2026-01-05 to 2026-01-07)"
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "dates"),
-    [
-        ("2026-01-06", None, DATES[1:]),
-        (None, datetime.date(2026, 1, 6), DATES[:2]),
-        ("2026-01-06", "2026-01-06", DATES[1:2]),
-    ],
-)
-def test_a_range_of_dates_is_selected(tmp_path: Path, first: Any, last: Any, dates: tuple[str, ...]) -> None:
-    directory = write_days(tmp_path)
-    (directory / DATES[1]).rename(directory / "copy")  # its manifest has the date
-    recordings = Recordings.open(directory, first=first, last=last)
-    assert tuple(str(day.date) for day in recordings) == dates
-
-
-def test_a_day_given_twice_is_read_and_played_once(tmp_path: Path) -> None:
-    directory = write_days(tmp_path)
-    (tmp_path / "link").symlink_to(directory / DATES[0])
-    recordings = Recordings.open(directory / DATES[0], directory, tmp_path / "link")
-    assert len(recordings) == 3
-    assert replayed(recordings) == expected(range(9, 16))
     day = directory / DATES[0]
     assert replayed([Recording.open(day), Recording.open(day)]) == expected(range(9, 16), DATES[:1])
+    (directory / DATES[1]).rename(directory / "copy")  # its manifest has the date
+    ranges: list[tuple[Any, Any, slice]] = [
+        ("2026-01-06", None, slice(1, 3)),
+        (None, datetime.date(2026, 1, 6), slice(2)),
+        ("2026-01-06", "2026-01-06", slice(1, 2)),
+    ]
+    for first, last, of in ranges:
+        assert tuple(str(day.date) for day in Recordings.open(directory, first=first, last=last)) == DATES[of]
 
 
 def test_times_of_day_apply_to_each_day(tmp_path: Path) -> None:
     recordings = Recordings.open(write_days(tmp_path))
     assert payloads(recordings, start="10:00", stop="12:00") == expected(range(10, 12))
-    date_time = f"{DATES[1]} 12:00"
-    assert payloads(recordings, start=date_time)[0] == f"{DATES[1]} 12"
-
-
-@pytest.mark.parametrize(
-    ("start", "stop"),
-    [("14:00", "10:00"), (f"{DATES[1]} 12:00", f"{DATES[0]} 12:00"), (NOON_NS + 9, NOON_NS + 8)],
-)
-def test_a_start_after_the_stop_is_rejected(tmp_path: Path, start: Any, stop: Any) -> None:
-    recordings = Recordings.open(write_days(tmp_path))
-    message = re.escape(f"start was {start!r}, which is after stop={stop!r}")
-    with pytest.raises(ConfigError, match=message):
-        payloads(recordings, start=start, stop=stop)
-    with pytest.raises(ConfigError, match=message):
-        Replay(recordings, start=start, stop=stop)
+    assert payloads(recordings, start=f"{DATES[1]} 12:00")[0] == f"{DATES[1]} 12"
     assert payloads(recordings, start=NOON_NS, stop=NOON_NS) == []
+    both: list[tuple[Any, Any]] = [("14:00", "10:00"), (f"{DATES[1]} 12:00", f"{DATES[0]} 12:00")]
+    both.append((NOON_NS + 9, NOON_NS + 8))
+    for start, stop in both:
+        message = re.escape(f"start was {start!r}, which is after stop={stop!r}")
+        with pytest.raises(ConfigError, match=message):
+            payloads(recordings, start=start, stop=stop)
+        with pytest.raises(ConfigError, match=message):
+            Replay(recordings, start=start, stop=stop)
+    # Messages of other dates do not change the date of a time of day.
+    columns = {"topic": ["A.t"] * 3, "ts_event": [NOON_NS - 72 * HOUR_NS, NOON_NS, NOON_NS + HOUR_NS], "payload": "abc"}
+    recording = Recording.create(tmp_path / "odd", feed_of(1), columns, date=datetime.date(2026, 1, 5))
+    assert recording.time("12:00") == NOON_NS
+    assert payloads(recording, start="12:30") == ["c"]
 
 
-@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize(("slices", "speed"), [(1, None), (2, 3_600.0)])
 @pytest.mark.parametrize("order", ["event", "sent"])
-@pytest.mark.parametrize("speed", [None, 3_600.0])
 def test_a_replay_plays_times_of_day_of_each_day(tmp_path: Path, slices: int, order: Any, speed: float | None) -> None:
     recordings = Recordings.open(write_days(tmp_path, slices))
     controls = Controls(speed, clock=ManualClock(automatic=True))
@@ -206,9 +180,8 @@ def test_a_replay_plays_times_of_day_of_each_day(tmp_path: Path, slices: int, or
         assert play(stop="10:00", start=f"{DATES[1]} 00:00") == expected(range(9, 10), DATES[1:])
     else:
         assert sorted(set(play(start="10:00", stop="12:00"))) == expected(range(10, 12))
-    assert play(start=f"{DATES[1]} 10:00", stop=f"{DATES[2]} 10:00") == expected(range(10, 16), DATES[1:2]) + expected(
-        range(9, 10), DATES[2:]
-    )
+    of_second, of_third = expected(range(10, 16), DATES[1:2]), expected(range(9, 10), DATES[2:])
+    assert play(start=f"{DATES[1]} 10:00", stop=f"{DATES[2]} 10:00") == of_second + of_third
 
 
 def test_a_seek_stays_in_a_days_times_and_loops_replay_all_days(tmp_path: Path) -> None:
@@ -229,13 +202,6 @@ def test_a_seek_stays_in_a_days_times_and_loops_replay_all_days(tmp_path: Path) 
     assert [each for each in found if not each.startswith(DATES[0])] == expected(range(10, 12), DATES[2:])
 
 
-def test_messages_of_other_dates_do_not_change_the_date_of_a_time_of_day(tmp_path: Path) -> None:
-    columns = {"topic": ["A.t"] * 3, "ts_event": [NOON_NS - 72 * HOUR_NS, NOON_NS, NOON_NS + HOUR_NS], "payload": "abc"}
-    recording = Recording.create(tmp_path, feed_of(1), columns, date=datetime.date(2026, 1, 5))
-    assert recording.time("12:00") == NOON_NS
-    assert payloads(recording, start="12:30") == ["c"]
-
-
 def test_damage_is_reported_for_its_day(tmp_path: Path) -> None:
     directory = write_days(tmp_path)
     path = directory / DATES[1] / "slice-00000" / "000000.journal"
@@ -251,59 +217,67 @@ def test_damage_is_reported_for_its_day(tmp_path: Path) -> None:
 
 
 def test_recordings_that_do_not_fit_together_are_rejected(tmp_path: Path) -> None:
-    directory = write_days(tmp_path)
-    with pytest.raises(JournalError, match="none of 3 days is from 2027-01-01 to None"):
-        Recordings.open(directory, first="2027-01-01")
-    with pytest.raises(ConfigError, match="date was 'monday', expected one such as '2019-12-30'"):
-        Recordings.open(directory, last="monday")
-    with pytest.raises(JournalError, match="was not found"):
-        Recordings.open(tmp_path / "nowhere")
-    write_days(tmp_path, name="other")
-    with pytest.raises(JournalError, match="holds the days of feeds, expected one of them: days, other"):
-        Recordings.open(tmp_path)
-    with pytest.raises(ConfigError, match="there was no recording, expected at least one"):
-        Recordings([])
-    other = write_days(tmp_path, name="keys", key_bytes=2)
-    with pytest.raises(ConfigError, match=r"key_bytes = 0, key_bytes = 2, expected the same keys"):
-        Recordings.open(directory, other)
-    other = write_days(tmp_path / "other", schema="tape", dates=DATES[:1])
-    with pytest.raises(ConfigError, match=r"schema \['raw', 'tape'\], expected the same in all"):
-        Recordings.open(directory, other)
-
-
-@pytest.mark.parametrize("what", ["trades", "quotes"])
-def test_trades_and_quotes_of_all_days_equal_those_of_each_day(shared_data: Path, tmp_path: Path, what: str) -> None:
-    """The ITCH days have the same orders: executions find orders of their own day."""
-    dates = ("2020-01-30", "2020-01-31")
-    if what == "trades":
-        feed = Feed.local("days", slices=2, schema="itch50")
-        for date in dates:
-            source = Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", date=date)
-            import_days(feed, tmp_path, [source], date=date)
-    else:
-        feed = Feed.local("days", slices=2, schema="iex_tops16")
-        for date in dates:
-            quotes = Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz")
-            quotes.date = datetime.date.fromisoformat(date)  # so that both days have messages
-            import_days(feed, tmp_path, [quotes])
-    days = Recordings.open(tmp_path / "days")
-    each = [
-        [{"feed": "days", "date": day.date, **row} for row in getattr(day, what).to_arrow(prices="integer").to_pylist()]
-        for day in days
+    directory, other = write_days(tmp_path), write_days(tmp_path, slices=1, name="other")
+    keys = write_days(tmp_path / "more", name="keys", key_bytes=2)
+    tape = write_days(tmp_path / "tape", schema="tape", dates=DATES[:1])
+    wrong: list[tuple[Callable[[], Any], str]] = [
+        (lambda: Recordings.open(directory, first="2027-01-01"), "none of 3 days is from 2027-01-01 to None"),
+        (lambda: Recordings.open(directory, last="monday"), "date was 'monday', expected one such as '2019-12-30'"),
+        (lambda: Recordings.open(tmp_path / "nowhere"), "was not found"),
+        (lambda: Recordings.open(tmp_path), "holds the days of feeds, expected one of them: days, other"),
+        (lambda: Recordings([]), "there was no recording, expected at least one"),
+        (lambda: Recordings.open(directory, keys), "key_bytes = 0, key_bytes = 2, expected the same keys"),
+        (lambda: Recordings.open(directory, tape), r"schema \['raw', 'tape'\], expected the same in all"),
     ]
-    assert len(each) == 2
-    assert all(each)
-    ticks = getattr(days, what)
-    assert ticks.to_arrow(prices="integer").to_pylist() == each[0] + each[1]
-    chunks = list(ticks.arrow_chunks(rows=100, prices="integer"))
-    assert [row for chunk in chunks for row in chunk.to_pylist()] == each[0] + each[1]
-    assert max(map(len, chunks)) == 100
-    told = [("days", row["date"]) for row in each[0] + each[1]]
-    pandas, polars = ticks.to_pandas(), ticks.to_polars()
-    assert list(zip(pandas["feed"], pandas["date"], strict=True)) == told
-    assert polars.select("feed", "date").rows() == told
-    assert polars.columns == list(pandas) == ["feed", "date", *getattr(days.days[0], what).to_pandas()]
-    assert [frame.columns for frame in ticks.polars_chunks()] == [polars.columns] * 2
+    for call, text in wrong:
+        with pytest.raises((ConfigError, JournalError), match=text):
+            call()
+    recordings = Recordings.open(directory, other)
+    assert recordings.counts() == {b"A.t": 42, b"B.t": 42}
+    assert replayed(recordings) == [each for each in expected(range(9, 16)) for _ in range(2)]
+    shutil.rmtree(other / DATES[0])
+    assert len(Recordings.open(directory, other)) == 5
+    days, others = Recordings.open(directory), Recordings.open(write_days(tmp_path / "more", name="others"))
+    subscriber = Subscriber(days.feed)
+    subscriber.on(b"")(lambda _: None)
+    subscriber.replay(days)
+    subscriber.replay(days)
+    with pytest.raises(ConfigError, match="slice 0 of feed 'others' was played where slice 0 of 'days' was before"):
+        subscriber.replay(others)
+
+
+def test_trades_and_quotes_of_all_days_equal_those_of_each_day(tmp_path: Path) -> None:
+    """The ITCH days have the same order numbers at other prices: executions find orders of their own day."""
+    for number, date in enumerate(DATES[:2]):
+        day = Day(tmp_path / "itch" / date, journal_feed(schema="itch50"), date=date)
+        orders = [b"A" + bytes(10) + struct.pack(">QcI8sI", n, b"B", 1, b"", 100 * number + n) for n in range(1, 151)]
+        trades = [b"E" + bytes(10) + struct.pack(">QIQ", n, 1, n) for n in range(1, 151)]
+        day.put(0, Put(tuple(Row(b"S.%c" % each[0], each, NOON_NS + 1) for each in orders + trades)))
+        sides = [Sides("A", 1_000 + n, 2_000 + n, time=1 + n) for n in range(150)]
+        write_deals(tmp_path / "deals" / date, sides, date)
+    prices = [[100 * number + n for n in range(1, 151)] for number in range(2)]
+    assert [
+        day.trades.to_arrow(prices="integer")["price"].to_pylist() for day in Recordings.open(tmp_path / "itch")
+    ] == prices
+    for what in ("trades", "quotes"):
+        days = Recordings.open(tmp_path / {"trades": "itch", "quotes": "deals"}[what])
+        ticks = getattr(days, what)
+        each = [
+            {"feed": "recorded", "date": day.date, **row}
+            for day in days
+            for row in getattr(day, what).to_arrow(prices="integer").to_pylist()
+        ]
+        assert len(each) == 300
+        assert ticks.to_arrow(prices="integer").to_pylist() == each
+        chunks = list(ticks.arrow_chunks(rows=100, prices="integer"))
+        assert [row for chunk in chunks for row in chunk.to_pylist()] == each
+        assert max(map(len, chunks)) == 100
+        told = [("recorded", row["date"]) for row in each]
+        pandas, polars = ticks.to_pandas(), ticks.to_polars()
+        assert list(zip(pandas["feed"], pandas["date"], strict=True)) == told
+        assert polars.select("feed", "date").rows() == told
+        assert polars.columns == list(pandas) == ["feed", "date", *getattr(days.days[0], what).to_pandas()]
+        assert [frame.columns for frame in ticks.polars_chunks()] == [polars.columns] * 2
 
 
 def test_trades_of_several_time_zones_use_that_of_the_last_day(tmp_path: Path) -> None:
@@ -376,25 +350,3 @@ def test_trades_of_several_schemas_have_common_columns(tmp_path: Path) -> None:
         Recordings.open(tmp_path / "stocks", tmp_path / "named").trades.to_arrow()
     with pytest.raises(ConfigError, match="messages of one feed, not of"):
         several.to_arrow()
-
-
-def test_feeds_of_one_schema_are_read_and_played_together(tmp_path: Path) -> None:
-    directory = write_days(tmp_path)
-    other = write_days(tmp_path, slices=1, name="other")
-    recordings = Recordings.open(directory, other)
-    assert recordings.counts() == {b"A.t": 42, b"B.t": 42}
-    assert replayed(recordings) == [each for each in expected(range(9, 16)) for _ in range(2)]
-    shutil.rmtree(other / DATES[0])
-    assert len(Recordings.open(directory, other)) == 5
-
-
-def test_a_second_replay_of_another_feed_is_rejected(tmp_path: Path) -> None:
-    first, second = (
-        Recordings.open(write_days(tmp_path / name, dates=DATES[:1], name=name)) for name in ("days", "others")
-    )
-    subscriber = Subscriber(first.feed)
-    subscriber.on(b"")(lambda _: None)
-    subscriber.replay(first)
-    subscriber.replay(first)
-    with pytest.raises(ConfigError, match="slice 0 of feed 'others' was played where slice 0 of 'days' was before"):
-        subscriber.replay(second)
