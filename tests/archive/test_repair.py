@@ -326,7 +326,11 @@ def test_a_fetch_with_progress_continues(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(ArchiveServer, "_answer", slow)
 
-    monkeypatch.setattr(type(awake_s), "__call__", lambda _: clock[0])
+    def now(_: Any) -> float:
+        clock[0] += 0.001  # so that a pause after a late answer ends
+        return clock[0]
+
+    monkeypatch.setattr(type(awake_s), "__call__", now)
     with archive_of(feed, blocks), RawPublisher(feed) as publisher:
         subscriber.start()
         send_all(publisher, blocks, [not block.is_lost for block in blocks])
