@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import pytest
 from blackbox_feeds.iex import Iex
 from blackbox_feeds.itch50 import Itch50
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Gap, Message, Publisher, Recorder, Recording, Subscriber
 from blackbox.archive.import_days import ImportedDay, import_days
 from blackbox.block.gap import shares_of
-from blackbox.book.books import Books
 from blackbox.cli.demo.session import Session
 from blackbox.errors import SourceError
 from blackbox.feed.feed import Feed
@@ -66,36 +64,63 @@ def missing_of(recording: Recording) -> dict[int, int]:
     return found
 
 
-def replayed(recording: Recording) -> tuple[list[bytes], list[Gap], int]:
-    """Return the payloads and gaps of a replay, and the number of messages."""
+def replayed(recording: Recording) -> tuple[list[bytes], list[Gap]]:
+    """Return the payloads and gaps of a replay."""
     payloads: list[bytes] = []
     gaps: list[Gap] = []
     subscriber = Subscriber(recording.feed)
     subscriber.on(b"")(lambda message: payloads.append(message.payload))
     subscriber.on_gap(b"")(gaps.append)
     subscriber.replay(recording)
-    return payloads, gaps, len(payloads)
+    return payloads, gaps
 
 
-@pytest.mark.parametrize("key_bytes", [0, 2])
-@pytest.mark.parametrize("slices", [1, 3])
-def test_messages_missing_in_a_source_are_a_gap_of_every_slice(tmp_path: Path, slices: int, key_bytes: int) -> None:
+def recorded_live(feed: Feed, directory: Path, sources: list[Source], messages: int) -> Recording:
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, directory) as recorder:
+        publisher.wait_for_subscribers()
+        for source in sources:
+            source.publish(publisher)
+        publisher.flush()
+        wait_until(lambda: recorder.statistics().messages == messages)
+        publisher.close()  # returns once the recorder has received the end
+    (path,) = (directory / feed.name).glob("*-*-*")
+    return Recording.open(path)
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(
+    st.lists(
+        st.lists(st.integers(1, 9) | st.sampled_from(TOPICS).map(lambda topic: (topic, topic)), max_size=12),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(1, 3),
+    st.sampled_from([0, 2]),
+)
+@example([[90], messages(0, 1), [4, *messages(1), 60], [1, *messages(*range(12)), 2]], 3, 2)
+def test_gaps_of_any_source_match_a_list(
+    tmp_path_factory: pytest.TempPathFactory, chunks: list[list[Item]], slices: int, key_bytes: int
+) -> None:
+    chunks = [*chunks, [(b"AA.P", b"last")]]
     feed = feed_of("raw", slices=slices, key_bytes=key_bytes)
-    day = import_one(feed, tmp_path, Lacking([*messages(*range(12)), 60, *messages(*range(12, 24))]))
+    has_begun, lost = False, 0
+    missing = [0] * slices
+    for item in (item for chunk in chunks for item in chunk):
+        if isinstance(item, int):
+            missing = [before + share for before, share in zip(missing, shares_of(item, slices), strict=True)]
+            lost += item if has_begun else 0
+        else:
+            has_begun = True
+    day = import_one(feed, tmp_path_factory.mktemp("imported"), Lacking(*chunks))
     recording = Recording.open(day.path)
-    assert day.messages == len(told(recording)) == 24
-    assert day.missing == 60
-    assert missing_of(recording) == dict.fromkeys(range(slices), 60 // slices)
     damage, gaps, begins = recording.examine()
     assert (damage, begins) == ([], [])
     assert gaps == recording.gaps()
-
-
-def test_a_lost_message_of_an_unknown_slice_is_a_gap_of_each_slice(tmp_path: Path) -> None:
-    feed = feed_of("raw", slices=3)
-    day = import_one(feed, tmp_path, Lacking([*messages(*range(12)), 1, *messages(*range(12))]))
-    assert missing_of(Recording.open(day.path)) == {0: 1, 1: 1, 2: 1}
-    assert day.missing == 1
+    assert missing_of(recording) == {slice_id: count for slice_id, count in enumerate(missing) if count}
+    assert day.missing == lost
+    payloads, reported = replayed(recording)
+    assert sorted(reported) == sorted(gaps)
+    assert len(payloads) == len(told(recording)) == sum(not isinstance(each, int) for chunk in chunks for each in chunk)
 
 
 def test_shares_add_up_and_none_is_empty() -> None:
@@ -104,124 +129,43 @@ def test_shares_add_up_and_none_is_empty() -> None:
     assert shares_of(3, 1) == [3]
 
 
-def test_a_gap_before_a_slice_has_a_message_and_after_its_last_one(tmp_path: Path) -> None:
-    feed = feed_of("raw", slices=3)
-    one = [(b"AA.P", b"x")] * 2
-    day = import_one(feed, tmp_path, Lacking([*one, 5], [7, *messages(*range(6)), 3], [*one, 2]))
-    recording = Recording.open(day.path)
-    damage, gaps, begins = recording.examine()
-    assert (damage, begins) == ([], [])
-    assert sum(gap.count for gap in gaps) == sum(gap.count for gap in replayed(recording)[1]) == 5 + 7 + 3 + 3
-    assert day.missing == 5 + 7 + 3 + 2
-
-
-def test_a_slice_without_any_message_is_reported_too(tmp_path: Path) -> None:
-    day = import_one(feed_of("raw", slices=3), tmp_path, Lacking([(b"AA.P", b"x"), 6, (b"AA.P", b"y")]))
-    recording = Recording.open(day.path)
-    assert missing_of(recording) == {0: 2, 1: 2, 2: 2}
-    assert sorted((gap.slice_id, gap.count) for gap in replayed(recording)[1]) == [(0, 2), (1, 2), (2, 2)]
-
-
-@pytest.mark.parametrize("slices", [1, 3])
-def test_messages_sent_before_the_source_began_are_a_gap_not_a_loss(tmp_path: Path, slices: int) -> None:
-    for name, items in (("many", messages(*range(12))), ("one", messages(0))):
-        day = import_one(feed_of("raw", slices=slices), tmp_path / name, Lacking([90, *items]))
-        recording = Recording.open(day.path)
-        damage, gaps, begins = recording.examine()
-        assert (damage, begins, day.missing) == ([], [], 0)
-        assert sum(gap.count for gap in gaps) == sum(gap.count for gap in replayed(recording)[1]) == 90
-
-
-def test_a_gap_after_a_late_start_in_a_slice_without_messages(tmp_path: Path) -> None:
-    day = import_one(feed_of("raw", slices=3), tmp_path, Lacking([9, (b"AA.P", b"x"), 6, *messages(*range(6)), 3]))
-    recording = Recording.open(day.path)
-    assert missing_of(recording) == {0: 3 + 2 + 1, 1: 3 + 2 + 1, 2: 3 + 2 + 1}
-    assert day.missing == 9
-
-
-def test_a_capture_that_begins_in_the_middle_with_keys(tmp_path: Path) -> None:
-    path = tmp_path / "20191230.pcap"
-    path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in (100, 101)]))
-    day = import_one(feed_of("itch50", slices=2, key_bytes=2), tmp_path, Itch50(path))
-    recording = Recording.open(day.path)
-    assert (day.messages, day.missing, missing_of(recording)) == (2, 0, {0: 50, 1: 49})
-    assert recording.examine().begins == []
-    assert not book_of(recording).synced
-
-
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_a_symbol_first_seen_after_a_loss_is_not_synced(tmp_path: Path, key_bytes: int) -> None:
-    feed = feed_of("itch50", slices=2, key_bytes=key_bytes)
-    first, other, new = (itch("A", locate=n, ns=n, stock=stock) for n, stock in enumerate(("AA", "BB", "CC"), 1))
-    path = tmp_path / "20191230.pcap"
-    path.write_bytes(pcap([ethernet(mold(1, [first])), ethernet(mold(2, [other])), ethernet(mold(7, [new]))]))
-    day = import_one(feed, tmp_path, Itch50(path))
-    book = book_of(Recording.open(day.path))
-    assert sorted(book.symbols) == [b"AA", b"BB", b"CC"]
-    assert not any(map(book.is_synced, book.symbols))
-
-
-@pytest.mark.parametrize("key_bytes", [0, 2])
-def test_live_a_symbol_first_seen_after_a_loss_is_not_synced(key_bytes: int) -> None:
-    feed = feed_of("itch50", slices=2, key_bytes=key_bytes)
+def test_live_books_of_all_slices_know_a_loss_before_their_next_message(key_bytes: int) -> None:
+    feed = feed_of("itch50", slices=3, key_bytes=key_bytes, heartbeat_ns=3_600 * 10**9)
     subscriber = Subscriber(feed)
     book = subscriber.book(b"")
-    orders = [
-        (stock + b".A", itch("A", locate=n, stock=stock.decode())) for n, stock in enumerate((b"AA", b"BB", b"CC"))
-    ]
+    symbols = [b"A", b"B", b"C", b"D", b"E", b"F"]
+    orders = [(each + b".A", itch("A", locate=n, stock=each.decode())) for n, each in enumerate(symbols)]
     with Publisher(feed, when_full="wait") as publisher, subscriber:
         publisher.wait_for_subscribers()
-        publisher.publish(*orders[0])
-        publisher.publish(*orders[1])
+        for order in orders[:5]:
+            publisher.publish(*order)
         publisher.flush()
-        wait_until(lambda: len(book.symbols) == 2)
+        wait_until(lambda: len(book.symbols) == 5)
         assert book.synced
         publisher.skip(3)
-        publisher.publish(*orders[2])
+        wait_until(lambda: not any(map(book.is_synced, symbols[:5])))
+        publisher.publish(*orders[5])
         publisher.flush()
-        wait_until(lambda: len(book.symbols) == 3 and not any(map(book.is_synced, book.symbols)))
+        wait_until(lambda: len(book.symbols) == 6 and not any(map(book.is_synced, symbols)))
+        with pytest.raises(ValueError, match="count was 0, expected 1"):
+            publisher.skip(0)
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
 def test_recording_and_importing_a_source_give_the_same_gaps(tmp_path: Path, key_bytes: int) -> None:
     feed = feed_of("raw", slices=2, key_bytes=key_bytes)
-    items = [90, *messages(*range(6)), 4, *messages(*range(6)), 5]
-    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path / "published") as recorder:
-        publisher.wait_for_subscribers()
-        Lacking(items).publish(publisher)
-        publisher.flush()
-        wait_until(lambda: recorder.statistics().messages == 12)
-        publisher.close()
-    (path,) = (tmp_path / "published" / feed.name).glob("*-*-*")
+    items = [90, *messages(0), 4, *messages(*range(6)), 10, *messages(*range(6)), 5]
     found = []
-    for recording in (Recording.open(path), Recording.open(import_one(feed, tmp_path / "in", Lacking(items)).path)):
+    for recording in (
+        recorded_live(feed, tmp_path / "live", [Lacking(items)], 13),
+        Recording.open(import_one(feed, tmp_path / "in", Lacking(items)).path),
+    ):
         damage, gaps, begins = recording.examine()
         assert (damage, begins) == ([], [])
         found.append(sorted((gap.slice_id, gap.sequence, gap.count) for gap in gaps))
     assert found[0] == found[1]
-    assert sum(count for *_, count in found[0]) == 90 + 4 + 5
-
-
-def test_messages_of_the_first_capture_are_not_missing_in_the_second(tmp_path: Path) -> None:
-    sources = []
-    for name, numbers in (("a", range(1, 11)), ("b", range(11, 21))):
-        path = tmp_path / f"{name}-20191230.pcap"
-        path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in numbers]))
-        sources.append(Itch50(path))
-    (day,) = import_days(feed_of("itch50", slices=2), tmp_path, sources)
-    recording = Recording.open(day.path)
-    assert (day.messages, day.missing, recording.gaps()) == (20, 0, [])
-    assert day.notes == ()
-
-
-CAPTURES = [
-    ([range(1, 11), range(11, 21)], 20, 0),
-    ([range(1, 11), range(14, 21)], 17, 3),
-    ([range(1, 11), range(8, 21)], 20, 0),
-    ([range(1, 6), range(9, 11), range(10, 13), range(20, 21)], 10, 10),
-    ([range(5, 11), range(14, 21)], 13, 3),
-]
-"""Sequences of each capture of a day; number of messages; number missing between captures."""
+    assert sum(count for *_, count in found[0]) == 90 + 4 + 10 + 5
 
 
 def captures_of(directory: Path, numbers: list[range], kind: str) -> list[Source]:
@@ -237,27 +181,28 @@ def captures_of(directory: Path, numbers: list[range], kind: str) -> list[Source
     return sources
 
 
-@pytest.mark.parametrize("kind", ["itch50", "iex_deep10"])
-@pytest.mark.parametrize(("numbers", "messages", "missing"), CAPTURES)
+@pytest.mark.parametrize(
+    ("kind", "numbers", "messages", "missing"),
+    [
+        ("itch50", [range(1, 11), range(11, 21)], 20, 0),
+        ("itch50", [range(1, 11), range(8, 21)], 20, 0),
+        ("itch50", [range(5, 11), range(14, 21)], 13, 3),
+        ("iex_deep10", [range(1, 6), range(9, 11), range(10, 13), range(20, 21)], 10, 10),
+    ],
+)
 def test_a_loss_between_two_captures_of_a_day_is_a_gap(
-    tmp_path: Path, numbers: list[range], messages: int, missing: int, kind: str
+    tmp_path: Path, kind: str, numbers: list[range], messages: int, missing: int
 ) -> None:
+    """`missing` counts messages between the captures, not those before the first one."""
     feed = feed_of(kind, slices=1)
-    before = numbers[0].start - 1
     (day,) = import_days(feed, tmp_path, captures_of(tmp_path, numbers, kind))
     recording = Recording.open(day.path)
-    assert (day.messages, day.missing, missing_of(recording).get(0, 0)) == (messages, missing, missing + before)
-    assert day.messages == len(told(recording))
-    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path / "published") as recorder:
-        publisher.wait_for_subscribers()
-        assert sum(source.publish(publisher) for source in captures_of(tmp_path, numbers, kind)) == messages
-        publisher.flush()
-        wait_until(lambda: recorder.statistics().messages == messages)
-        publisher.close()
-    (path,) = (tmp_path / "published" / feed.name).glob("*-*-*")
-    published = Recording.open(path)
-    assert [gap[3:5] for gap in map(msgspec.structs.astuple, published.gaps())] == [
-        gap[3:5] for gap in map(msgspec.structs.astuple, recording.gaps())
+    assert (day.messages, day.missing, len(told(recording))) == (messages, missing, messages)
+    assert missing_of(recording).get(0, 0) == missing + numbers[0].start - 1
+    assert day.notes == () or numbers[1].start != numbers[0].stop
+    published = recorded_live(feed, tmp_path / "live", captures_of(tmp_path, numbers, kind), messages)
+    assert [(gap.sequence, gap.count) for gap in published.gaps()] == [
+        (gap.sequence, gap.count) for gap in recording.gaps()
     ]
 
 
@@ -267,25 +212,16 @@ def test_captures_in_the_wrong_order_lose_no_message(tmp_path: Path) -> None:
     assert (day.messages, day.missing) == (20, 0)
 
 
-def test_a_source_published_again_is_complete_without_a_gap() -> None:
-    class Counting(Told):
-        def skip(self, count: int, ts_event: int = 0) -> None:
-            self.calls.append(-count)
-
-    source = Lacking([90, *messages(0, 1)])
-    told_of = Counting()
+def test_a_source_published_again_is_complete_without_a_gap(tmp_path: Path) -> None:
+    told_of, source = Told(), Lacking([90, *messages(0, 1)], [], [4], [*messages(2), 3])
     source.publish(told_of)
+    assert told_of.calls == [90, (2, False), 4, (1, False), 3]
     source.publish(told_of)
-    assert told_of.calls == [-90, (2, False), (2, False)]
-
-
-def test_a_capture_published_again_is_complete_without_a_gap(tmp_path: Path) -> None:
-    (source,) = captures_of(tmp_path, [range(5, 11)], "itch50")
+    assert told_of.calls[5:] == [(2, False), 4, (1, False), 3]
+    capture, again = (captures_of(tmp_path, [range(5, 11)], "itch50")[0] for _ in range(2))
     told_of = Told()
-    source.publish(told_of)
-    source.publish(told_of)
-    (again,) = captures_of(tmp_path, [range(5, 11)], "itch50")
-    again.publish(told_of)
+    for each in (capture, capture, again):
+        each.publish(told_of)
     assert told_of.calls == [4, (6, False), (6, False), (6, False)]
 
 
@@ -298,78 +234,6 @@ def test_the_error_of_an_empty_day_has_the_reason(tmp_path: Path) -> None:
     undated.notes = ("packets skipped: 1",)
     with pytest.raises(SourceError, match=r"has no message: packets skipped: 1"):
         import_days(feed_of("raw"), tmp_path, [undated])
-
-
-def test_a_replay_reports_a_gap_in_order(tmp_path: Path) -> None:
-    day = import_one(feed_of("raw", slices=1), tmp_path, Lacking([*messages(0, 1), 4, *messages(2), 2]))
-    seen: list[object] = []
-    subscriber = Subscriber(feed_of("raw", slices=1))
-    subscriber.on(b"")(lambda message: seen.append(message.payload))
-    subscriber.on_gap(b"")(lambda gap: seen.append(gap.count))
-    subscriber.replay(Recording.open(day.path))
-    assert seen == [b"0", b"1", 4, b"2", 2]
-
-
-@settings(max_examples=examples(40), deadline=None)
-@given(
-    st.lists(
-        st.lists(st.integers(1, 9) | st.sampled_from(TOPICS).map(lambda topic: (topic, topic)), max_size=12),
-        min_size=1,
-        max_size=4,
-    ),
-    st.integers(1, 3),
-    st.sampled_from([0, 2]),
-)
-def test_gaps_of_any_source_match_a_list(
-    tmp_path_factory: pytest.TempPathFactory, chunks: list[list[Item]], slices: int, key_bytes: int
-) -> None:
-    chunks = [*chunks, [(b"AA.P", b"last")]]
-    feed = feed_of("raw", slices=slices, key_bytes=key_bytes)
-    has_begun = False
-    missing = lost = 0
-    for item in (item for chunk in chunks for item in chunk):
-        if isinstance(item, int):
-            missing += max(item, slices)
-            lost += item if has_begun else 0
-        else:
-            has_begun = True
-    day = import_one(feed, tmp_path_factory.mktemp("imported"), Lacking(*chunks))
-    recording = Recording.open(day.path)
-    damage, gaps, begins = recording.examine()
-    assert (damage, begins) == ([], [])
-    assert (sum(gap.count for gap in gaps), day.missing) == (missing, lost)
-    payloads, reported, _ = replayed(recording)
-    assert sorted(reported) == sorted(gaps)
-    assert len(payloads) == sum(not isinstance(item, int) for chunk in chunks for item in chunk)
-
-
-def book_of(recording: Recording) -> Books:
-    subscriber = Subscriber(recording.feed)
-    book = subscriber.book(b"")
-    subscriber.replay(recording)
-    return book
-
-
-def itch_capture(path: Path, lost: range) -> Path:
-    """Write a MoldUDP64 capture of orders without the lost packets."""
-    orders = [
-        order[:11] + number.to_bytes(8, "big") + b"B" + order[20:]
-        for number in range(30)
-        for order in [itch("A", locate=1 + number % 3, ns=number, stock=f"S{number % 3}")]
-    ]
-    packets = [ethernet(mold(1 + number, [order])) for number, order in enumerate(orders) if number not in lost]
-    path.write_bytes(pcap(packets))
-    return path
-
-
-def test_books_of_a_capture_with_a_loss_are_not_synced(tmp_path: Path) -> None:
-    feed = feed_of("itch50", slices=2)
-    for lost in (range(0), range(9, 12)):
-        source = Itch50(itch_capture(tmp_path / "20191230.pcap", lost))
-        (day,) = import_days(feed, tmp_path / str(len(lost)), [source])
-        recording = Recording.open(day.path)
-        assert book_of(recording).synced == (not lost)
-        assert day.missing == sum(missing_of(recording).values()) == len(lost)
 
 
 def losses_in(path: Path, packets: list[int | bytes]) -> Itch50:
@@ -385,17 +249,6 @@ def losses_in(path: Path, packets: list[int | bytes]) -> Itch50:
         number += 1
     path.write_bytes(pcap(parts))
     return Itch50(path)
-
-
-def recorded_live(feed: Feed, directory: Path, source: Source, messages: int) -> Recording:
-    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, directory) as recorder:
-        publisher.wait_for_subscribers()
-        source.publish(publisher)
-        publisher.flush()
-        wait_until(lambda: recorder.statistics().messages == messages)
-        publisher.close()
-    (path,) = (directory / feed.name).glob("*-*-*")
-    return Recording.open(path)
 
 
 PACKETS = st.lists(st.integers(1, 9) | st.sampled_from((b"A", b"B", b"C", b"D", b"E")), max_size=14)
@@ -446,30 +299,7 @@ def test_books_are_synced_until_a_loss_as_in_a_plain_loop(
 def test_books_of_a_published_source_are_synced_until_a_loss(tmp_path: Path) -> None:
     packets: list[int | bytes] = [b"A", b"B", b"C", b"D", 3, b"A", b"A", b"A", b"B", 2, b"C", b"A"]
     source = losses_in(tmp_path / "20191230.pcap", packets)
-    check_synced(recorded_live(feed_of("itch50", slices=3), tmp_path, source, 10), packets)
-
-
-def test_live_books_of_all_slices_know_a_loss_before_their_next_message() -> None:
-    feed = msgspec.structs.replace(feed_of("itch50", slices=3), heartbeat_ns=3_600 * 10**9)
-    subscriber = Subscriber(feed)
-    book = subscriber.book(b"")
-    symbols = [b"A", b"B", b"C", b"D", b"E", b"F"]
-    with Publisher(feed, when_full="wait") as publisher, subscriber:
-        publisher.wait_for_subscribers()
-        for locate, symbol in enumerate(symbols):
-            publisher.publish(symbol + b".A", itch("A", locate=locate, stock=symbol.decode()))
-        wait_until(lambda: len(book.symbols) == len(symbols))
-        assert book.synced
-        publisher.skip(1)
-        wait_until(lambda: not any(map(book.is_synced, symbols)))
-
-
-def test_an_iex_capture_with_a_loss(tmp_path: Path) -> None:
-    path = tmp_path / "20170425.pcap"
-    numbers = [1, 2, 3, 8, 9]
-    path.write_bytes(pcap([ethernet(iex_tp(n, [iex("T", ns=NOON, symbol=f"S{n % 2}")], send_time=n)) for n in numbers]))
-    (day,) = import_days(feed_of("iex_deep10", slices=1), tmp_path, [Iex(path)])
-    assert [(gap.sequence, gap.count) for gap in Recording.open(day.path).gaps()] == [(3, 4)]
+    check_synced(recorded_live(feed_of("itch50", slices=3), tmp_path, [source], 10), packets)
 
 
 def events_of(feed: Feed, **settings: Any) -> tuple[Subscriber, list[object]]:
@@ -490,23 +320,6 @@ def test_subscribers_get_gaps_of_a_source(key_bytes: int) -> None:
         publisher.flush()
         wait_until(lambda: len(seen) == 5)
     assert seen == [b"single", b"0", 4, b"1", 2]
-
-
-@pytest.mark.parametrize("key_bytes", [0, 2])
-def test_a_recorder_keeps_gaps_of_a_source(tmp_path: Path, key_bytes: int) -> None:
-    feed = feed_of("raw", slices=2, key_bytes=key_bytes)
-    items = [(b"AA.P", b"0"), 4, *messages(*range(6)), 10, *messages(*range(6)), 2]
-    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path) as recorder:
-        publisher.wait_for_subscribers()
-        Lacking(items).publish(publisher)
-        publisher.flush()
-        wait_until(lambda: recorder.statistics().messages == 13)
-        publisher.close()  # returns once the recorder has received the end
-    (path,) = (tmp_path / feed.name).glob("*-*-*")
-    recording = Recording.open(path)
-    damage, gaps, begins = recording.examine()
-    assert (damage, begins) == ([], [])
-    assert sum(gap.count for gap in gaps) == sum(gap.count for gap in replayed(recording)[1]) == 4 + 10 + 2
 
 
 def test_repair_does_not_wait_for_messages_missing_in_the_source(tmp_path: Path) -> None:
@@ -540,19 +353,8 @@ class Told:
         self.calls.append((len(topic_index), checks_records))
 
 
-def test_an_empty_run_is_not_published() -> None:
-    told_of = Told()
-    Lacking([90, *messages(0, 1)], [], [4], [*messages(2), 3]).publish(told_of)
-    assert told_of.calls == [90, (2, False), 4, (1, False), 3]
-
-
 @pytest.mark.parametrize(("limit", "calls"), [(None, [90, (2, False), 4, (1, False), 3]), (2, [90, (2, False)])])
 def test_the_demo_publishes_gaps_of_its_source(limit: int | None, calls: list[object]) -> None:
     told_of = Told()
     Session(Lacking([90, *messages(0, 1), 4, *messages(2), 3]), limit, lambda _: None).publish(cast("Any", told_of))
     assert told_of.calls == calls
-
-
-def test_skip_takes_a_count_of_one_or_more() -> None:
-    with Publisher(feed_of("raw", slices=1)) as publisher, pytest.raises(ValueError, match="count was 0, expected 1"):
-        publisher.skip(0)
