@@ -1,4 +1,4 @@
-"""Tables: the image first, then what follows, as a mapping that is kept current."""
+"""Tables: the image first, then later messages, as a mapping that is kept current."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, CallbackError, ConfigError, Feed, Message, Publisher, Recorder, Recording, Subscriber
+from blackbox import Batch, CallbackError, ConfigError, Feed, Publisher, Recorder, Recording, Subscriber
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.block import Block
 from blackbox.block.position import NOWHERE, Place, Position
@@ -31,8 +31,7 @@ def expected(told: Told, prefix: bytes = b"") -> dict[bytes, bytes]:
     return {topic: payload for topic, (_, _, payload) in told.newest.items() if topic.startswith(prefix)}
 
 
-@pytest.mark.parametrize("key_bytes", [0, 3])
-@pytest.mark.parametrize("prefix", [b"", b"B"])
+@pytest.mark.parametrize(("key_bytes", "prefix"), [(0, b""), (3, b"B")])
 def test_a_table_is_the_newest_of_each_topic_at_all_times(tmp_path: Path, key_bytes: int, prefix: bytes) -> None:
     feed, told = archived_feed(key_bytes=key_bytes), Told(key_bytes)
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
@@ -55,7 +54,7 @@ def test_a_table_is_the_newest_of_each_topic_at_all_times(tmp_path: Path, key_by
         subscriber.stop()
 
 
-def test_it_is_synced_once_the_image_is_whole_and_never_before(tmp_path: Path) -> None:
+def test_a_table_is_synced_after_the_whole_image(tmp_path: Path) -> None:
     """A callback that has each block of the image before the table has it."""
     feed, told, seen = archived_feed(key_bytes=3, slices=2), Told(3), list[bool]()
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
@@ -70,23 +69,30 @@ def test_it_is_synced_once_the_image_is_whole_and_never_before(tmp_path: Path) -
         table = subscriber.table(b"")
         subscriber.start(snapshot="latest")
         assert table.wait_synced(60)
-        # A block for each key that has a value.
-        assert seen == [False] * len({topic[:3] for topic in told.newest})
+        assert seen == [False] * len({topic[:3] for topic in told.newest})  # a block of each key that has a value
         assert dict(table) == expected(told)
         subscriber.stop()
 
 
-def test_a_table_of_a_feed_that_has_sent_nothing_is_synced_and_empty(tmp_path: Path) -> None:
+def test_a_table_of_a_silent_feed_is_synced_and_ends_with_an_error_of_a_callback(tmp_path: Path) -> None:
     feed = archived_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True):
         subscriber = Subscriber(feed)
         table = subscriber.table(b"")
+
+        @table.on_change
+        def changed(topic: bytes, _payload: bytes | None) -> None:
+            raise KeyError(topic)
+
         subscriber.start(snapshot="latest")
         assert (table.wait_synced(60), dict(table), table.at) == (True, {}, {})
         publisher.publish(b"A", b"1")
         publisher.flush()
-        wait_until(lambda: dict(table) == {b"A": b"1"}, 60)
-        subscriber.stop()
+        with pytest.raises(CallbackError):
+            table.wait(Place(0, publisher.epoch, 1 << 40), 60)
+        with pytest.raises(CallbackError):
+            subscriber.stop()
+    assert dict(table) == {b"A": b"1"}
 
 
 def test_two_tables_that_joined_at_other_times_have_one_digest(tmp_path: Path) -> None:
@@ -111,27 +117,7 @@ def test_two_tables_that_joined_at_other_times_have_one_digest(tmp_path: Path) -
     assert (dict(tables[0]), tables[1].digest() == tables[0].digest()) == (other, False)
 
 
-def test_topics_that_go_away_while_all_are_read_harm_nobody(tmp_path: Path) -> None:
-    feed = archived_feed()
-    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
-        publisher.publish_many((b"A", b"B"), numpy.arange(2, dtype=numpy.int32), numpy.zeros((2, 4), numpy.uint8))
-        publisher.flush()
-        wait_recorded(recorder, 2)
-        subscriber = Subscriber(feed)
-        table = subscriber.table(b"")
-        subscriber.start(snapshot="latest")
-        assert table.wait_synced(60)
-        items, values = iter(table.items()), iter(table.values())
-        assert (next(items), next(values)) == ((b"A", bytes(4)), bytes(4))
-        publisher.publish_many((b"B",), numpy.zeros(1, numpy.int32), numpy.zeros((1, 4), numpy.uint8), valid=[False])
-        publisher.flush()
-        wait_until(lambda: b"B" not in table, 60)
-        assert (list(items), list(values)) == ([(b"B", bytes(4))], [bytes(4)])
-        assert table == {b"A": bytes(4)}
-        subscriber.stop()
-
-
-def test_what_a_replay_has_left_is_no_part_of_the_image(tmp_path: Path) -> None:
+def test_messages_of_a_replay_are_not_part_of_the_image(tmp_path: Path) -> None:
     feed = archived_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         for topic in (b"A", b"B"):
@@ -151,7 +137,7 @@ def test_what_a_replay_has_left_is_no_part_of_the_image(tmp_path: Path) -> None:
         subscriber.stop()
 
 
-def test_what_no_table_can_be_is_refused(tmp_path: Path) -> None:
+def test_invalid_tables_are_rejected(tmp_path: Path) -> None:
     feed = archived_feed()
     with Publisher(feed), Recorder(feed, tmp_path, serve=True):
         subscriber = Subscriber(feed)
@@ -195,7 +181,7 @@ messages = st.lists(
 
 @settings(max_examples=examples(160))
 @given(messages, st.booleans())
-def test_whatever_comes_it_is_as_a_dict_kept_message_by_message(blocks: Messages, is_part: bool) -> None:
+def test_a_table_matches_a_dict_that_is_changed_message_by_message(blocks: Messages, is_part: bool) -> None:
     topics, feed = [b"%c.t" % (65 + number) for number in range(7)], Feed.local("table", slices=1)
     table, expected, sequence = Table(feed, b""), dict[bytes, tuple[bytes, int, Place]](), 10
     changes, told = list[tuple[bytes, bytes | None]](), list[tuple[bytes, bytes | None]]()
@@ -239,14 +225,14 @@ def test_whatever_comes_it_is_as_a_dict_kept_message_by_message(blocks: Messages
     assert sorted(each.payload for batch in table.batches() for each in batch) == sorted(table.values())
 
 
-def test_what_comes_late_of_a_key_leaves_it_as_far_as_it_was() -> None:
+def test_late_messages_of_a_key_do_not_move_the_position_back() -> None:
     table = Table(Feed.local("table", slices=1, key_bytes=1), b"")
     for topic, epoch, sequence in ((b"A", 7, 4), (b"B", 7, 2), (b"B", 3, 1)):
         table._take(Batch(Block.encode([topic], [0], b"x", offsets=[0, 1], key=topic, epoch=epoch, sequence=sequence)))
         assert table.at == {0: Position(7, 5) if epoch == 7 else Position(3, 2)}
 
 
-def test_payloads_that_grow_move_and_none_is_mixed_up() -> None:
+def test_growing_payloads_keep_their_topics() -> None:
     table, topics = Table(Feed.local("table", slices=1), b""), [b"%03d.t" % number for number in range(500)]
     for size in (1, 40, 200, 3, 1_000):
         payloads = numpy.arange(500 * size).astype(numpy.uint8).reshape(500, size)
@@ -254,7 +240,7 @@ def test_payloads_that_grow_move_and_none_is_mixed_up() -> None:
         assert dict(table) == dict(zip(topics, map(bytes, payloads), strict=True))
 
 
-def test_more_topics_or_bytes_than_it_may_have_are_an_error() -> None:
+def test_more_topics_or_bytes_than_the_limits_are_an_error() -> None:
     feed = msgspec.structs.replace(Feed.local("table", slices=1), max_topics=4)
     many = Batch(
         Block.encode([b"%d" % number for number in range(5)], numpy.arange(5), numpy.zeros((5, 8), numpy.uint8))
@@ -268,8 +254,9 @@ def test_more_topics_or_bytes_than_it_may_have_are_an_error() -> None:
         table._take(large)
 
 
-def test_it_tells_what_has_changed_the_image_first_and_then_each_block(tmp_path: Path) -> None:
-    with live(tmp_path, b"A", b"B") as (publisher, subscriber):
+def test_changes_reach_callbacks_reads_and_frames(tmp_path: Path) -> None:
+    """The image comes first, then each block."""
+    with live(tmp_path, b"A.bid", b"B.ask") as (publisher, subscriber):
         table, told = subscriber.table(b""), list[tuple[bytes, bytes | None, bytes | None]]()
 
         @table.on_change
@@ -278,36 +265,40 @@ def test_it_tells_what_has_changed_the_image_first_and_then_each_block(tmp_path:
 
         subscriber.start(snapshot="latest")
         assert table.wait_synced(60)
-        publisher.publish(b"A", None)
-        publisher.publish(b"C", b"3")
+        items, values = iter(table.items()), iter(table.values())
+        assert (next(items), next(values)) == ((b"A.bid", b"first A.bid"), b"first A.bid")
+        publisher.publish(b"B.ask", None)
         publisher.flush()
-        wait_until(lambda: len(told) == 4, 60)
-        assert told == [
-            (b"A", b"first A", b"first A"),
-            (b"B", b"first B", b"first B"),
-            (b"A", None, None),
-            (b"C", b"3", b"3"),
-        ]
+        wait_until(lambda: len(told) == 3, 60)
+        publisher.publish(b"B.ask", b"next", ts_event=0)
+        publisher.publish(b"A.bid", b"new", ts_event=1_700_000_000_000_000_000)
+        publisher.publish(b"C.bid", None)
+        publisher.flush()
+        wait_until(lambda: len(told) == 6, 60)
+        assert told[:2] == [(topic, b"first " + topic, b"first " + topic) for topic in (b"A.bid", b"B.ask")]
+        assert told[2:4] == [(b"B.ask", None, None), (b"B.ask", b"next", b"next")]
+        assert told[4:] == [(b"A.bid", b"new", b"new"), (b"C.bid", None, None)]
+        assert (list(items), list(values)) == ([(b"B.ask", b"first B.ask")], [b"first B.ask"])  # as at their start
+        wanted = {
+            "topic": ["B.ask", "A.bid"],
+            "type": ["ask", "bid"],
+            "sequence": [3, 4],
+            "payload": [b"next", b"new"],
+        }
+        assert table.to_arrow().select([*wanted]).to_pydict() == wanted
+        assert table.to_pandas()[[*wanted]].to_dict("list") == wanted
+        assert table.to_polars()["topic"].to_list() == wanted["topic"]
+        assert table.to_arrow(b"A", times="integer")["ts_event"].to_pylist() == [1_700_000_000_000_000_000]
+        assert table.to_arrow()["ts_event"].to_pylist()[0] is None
+        with pytest.raises(ConfigError, match=r"options were \['epoch'\], expected none of these for a table"):
+            table.to_arrow(epoch=1)
+        subscriber.stop()
+        with pytest.raises(SubscriberError, match="table b'': its subscriber ended during"):
+            table.wait(Place(0, publisher.epoch, 1 << 40), 60)
 
 
-def test_an_error_of_who_is_told_of_changes_ends_the_subscriber(tmp_path: Path) -> None:
-    feed = archived_feed()
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True):
-        subscriber = Subscriber(feed)
-
-        @subscriber.table(b"").on_change
-        def changed(topic: bytes, _payload: bytes | None) -> None:
-            raise KeyError(topic)
-
-        subscriber.start(snapshot="latest")
-        publisher.publish(b"A", b"1")
-        with pytest.raises(CallbackError):
-            subscriber.run(silence_timeout=20)
-
-
-@pytest.mark.parametrize("key_bytes", [0, 1])
-def test_who_waits_for_a_message_goes_on_once_the_table_has_it(tmp_path: Path, key_bytes: int) -> None:
-    with live(tmp_path, b"A", key_bytes=key_bytes) as (publisher, subscriber):
+def test_a_wait_for_a_message_ends_once_the_table_has_it(tmp_path: Path) -> None:
+    with live(tmp_path, b"A", key_bytes=1) as (publisher, subscriber):
         table = subscriber.table(b"")
         place = Place(0, publisher.epoch, 1)
         assert not table.wait(Place(0, 0, 0), 0.01), "it is not synced"
@@ -363,57 +354,6 @@ def test_a_wait_for_a_table_of_some_keys_ends_after_all_of_its_keys_are_repaired
             each.join(60)
         subscriber.stop()
     assert seen == [(True, b"new")] * 2
-
-
-def test_what_ends_the_subscriber_ends_who_waits_for_its_table(tmp_path: Path) -> None:
-    feed = archived_feed()
-    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
-        publisher.publish(b"A", b"1")
-        publisher.flush()
-        wait_recorded(recorder, 1)
-        failing, stopped = Subscriber(feed), Subscriber(feed)
-
-        @failing.on(b"A")
-        def _(message: Message) -> None:
-            if not message.batch.is_image:  # the image may come before `start` returns
-                raise ValueError("as told")
-
-        tables = [each.table(b"") for each in (failing, stopped)]
-        failing.start(snapshot="latest")
-        stopped.start(snapshot="latest")
-        publisher.publish(b"A", b"2")
-        publisher.flush()
-        nowhere = Place(0, publisher.epoch, 1 << 40)
-        with pytest.raises(CallbackError):
-            tables[0].wait(nowhere, 60)
-        stopped.stop()
-        with pytest.raises(SubscriberError, match="table b'': its subscriber ended during"):
-            tables[1].wait(nowhere, 60)
-        with pytest.raises(CallbackError):
-            failing.stop()
-
-
-def test_it_is_a_frame_of_a_row_a_topic(tmp_path: Path) -> None:
-    with live(tmp_path, b"A.bid", b"B.ask") as (publisher, subscriber):
-        table = subscriber.table(b"")
-        subscriber.start(snapshot="latest")
-        publisher.publish(b"A.bid", b"new", ts_event=1_700_000_000_000_000_000)
-        publisher.publish(b"C.bid", None)
-        publisher.flush()
-        assert table.wait(Place(0, publisher.epoch, 3), 20)
-        wanted = {
-            "topic": ["B.ask", "A.bid"],
-            "type": ["ask", "bid"],
-            "sequence": [1, 2],
-            "payload": [b"first B.ask", b"new"],
-        }
-        assert table.to_arrow().select([*wanted]).to_pydict() == wanted
-        assert table.to_pandas()[[*wanted]].to_dict("list") == wanted
-        assert table.to_polars()["topic"].to_list() == wanted["topic"]
-        assert table.to_arrow(b"A", times="integer")["ts_event"].to_pylist() == [1_700_000_000_000_000_000]
-        assert table.to_arrow()["ts_event"].to_pylist()[0] is None
-        with pytest.raises(ConfigError, match=r"options were \['epoch'\], expected none of these for a table"):
-            table.to_arrow(epoch=1)
 
 
 def test_records_of_a_schema_are_columns() -> None:
