@@ -18,8 +18,9 @@ from blackbox.block.position import Position
 from blackbox.errors import PositionError
 from blackbox.recovery.consumer import Consumer, ConsumerLife
 from blackbox.recovery.start_position import Beginning
+from tests.examples import examples
 
-SCHEDULES = 150
+SCHEDULES = examples(500)
 STEPS = 60
 DAY = 10
 """Messages of a day, which is one epoch."""
