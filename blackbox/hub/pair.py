@@ -179,6 +179,8 @@ class Kept(msgspec.Struct, frozen=True):
     """The last term that it knows of."""
     is_alone: bool = False
     """True if the other hub cannot be active."""
+    is_cut: bool = False
+    """True if it was alone and lost power: the other hub may have turns that it has lost."""
     epoch: Number = 0
     """Epoch in which it publishes; 0: it has published nothing yet."""
     damaged: Number = 0

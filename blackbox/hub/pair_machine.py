@@ -145,8 +145,11 @@ class PairMachine:
         if is_told_alone:
             self.state.kept = msgspec.structs.replace(self.state.kept, damaged=0, damage="")
             self._become_active("`--alone` was given", is_new_epoch=True)
+        elif self._kept.is_alone and is_cut:
+            self.state.kept = msgspec.structs.replace(self.state.kept, is_alone=False, is_cut=True)
+            self._note("")
         elif self._kept.is_alone:
-            self._become_active("it was alone before", is_new_epoch=is_cut)
+            self._become_active("it was alone before", is_new_epoch=False)
 
     # The loop.
 
@@ -272,8 +275,8 @@ class PairMachine:
                 self._shell.send(each.client, each.request)
             elif isinstance(each.request, FindSites):
                 self._shell.send(each.client, self._shell.find_sites(each.request, each.key))
-            elif self.state.life is PairLife.ARMED and self._talk.is_silent:
-                self._become_active("the active hub is silent, and a client asks", is_new_epoch=False)
+            elif self.state.may_take_over and self._talk.is_silent:
+                self._become_active("the other hub is silent, and a client asks", is_new_epoch=self.state.kept.is_cut)
                 self._judge(requests[at:])
                 return
             else:

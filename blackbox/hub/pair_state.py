@@ -8,6 +8,7 @@ before it sends messages that depend on it.
     PASSIVE -- `end_following`: it has all turns, as the active hub confirms -------------->  ARMED
     PASSIVE -- `settle`: neither is armed, and the peer has no more ----------------------->  ACTIVE, in a new epoch
     PASSIVE -- `--alone` was given, or it was alone before -------------------------------->  ACTIVE
+    PASSIVE -- it was alone and lost power, the peer is silent, and a client asks --------->  ACTIVE, in a new epoch
     PASSIVE -- `settle`: its journals were damaged, and the peer lacks some of their turns ->  an error
     ARMED   -- `hear_lead`: another process leads, or continues without it ---------------->  PASSIVE
     ARMED   -- the active hub is silent, and a client asks; or `settle`: it has ended ----->  ACTIVE, in the same epoch
@@ -77,6 +78,11 @@ class PairState:
         own = newest, self.is_active, is_armed, VERSION, kept.damaged, self.part
         return Standing(self.feed, kept.role, kept.run, kept.term, *own)
 
+    @property
+    def may_take_over(self) -> bool:
+        """True if it may lead although the other hub does not answer."""
+        return self.life is PairLife.ARMED or self.kept.is_cut
+
     def question(self, number: int) -> Follow:
         """Return what to ask the peer."""
         return Follow(number, self.standing, self._done, self._leader, self.digest)
@@ -142,6 +148,7 @@ class PairState:
         has_all = self.newest == peer.newest
         if has_all:
             self._done = lead.batch
+            self.kept = msgspec.structs.replace(self.kept, is_cut=False)
         if lead.is_in_step and has_all:
             self.kept = msgspec.structs.replace(self.kept, damaged=0, damage="")
             self.enter(PairLife.ARMED)
@@ -159,7 +166,7 @@ class PairState:
     def lead(self) -> None:
         """Become the active hub, alone at first."""
         term = next_term(max(self.kept.term, self.peer.term if self.peer is not None else 0), self.kept.role)
-        self.kept = msgspec.structs.replace(self.kept, term=term, is_alone=True)
+        self.kept = msgspec.structs.replace(self.kept, term=term, is_alone=True, is_cut=False)
         self._follower, self._followed, self.proposed, self._is_left = 0, None, 0, False
         self.enter(PairLife.ACTIVE)
 

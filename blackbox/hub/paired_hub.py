@@ -137,7 +137,7 @@ class PairedHub(Hub):
         had = max(kept.damaged, newest_turn(day) + kept.is_alone, 1)  # an unreadable turn of a lone hub is counted
         damage = f"{kept.damage}{why} (it is now in {aside}). "
         log.error("hub of feed %r, the %s: %s; %s is now %s", self.feed.name, self.pair.role, why, day, aside)
-        kept = msgspec.structs.replace(kept, is_alone=False, damaged=had, damage=damage)
+        kept = msgspec.structs.replace(kept, is_alone=False, is_cut=False, damaged=had, damage=damage)
         self.keep(kept)
         make_directory(aside.parent)
         day.rename(aside)

@@ -58,7 +58,6 @@ class SimHub:
             history = SimHistory(disk)
             history.cut_back(history.newest()[0])
             disk.note_sizes()
-            world.may_differ |= disk.kept.is_alone
         try:
             self.machine = machine = PairMachine(SimHistory(disk), disk.kept, world.pairs[self.at], self)
             if disk.kept.epoch:
@@ -147,6 +146,12 @@ class SimHub:
 
     def keep(self, kept: Kept) -> None:
         self._operate()
+        if self.disk.kept.is_cut and kept.is_alone:
+            other = self.world.hubs[1 - self.at].disk
+            if SimHistory(other).newest()[0] > SimHistory(self.disk).newest()[0]:
+                assert self.machine is not None
+                self.world.model.check(self.machine._talk.is_silent, "a hub leads without asking the other one")
+                self.world.may_differ = True
         self.disk.kept = kept
 
     def begin_epoch(self, epoch: int) -> None:

@@ -44,7 +44,7 @@ class PairWorld:
         self.deletes = random.random() < 0.3
         self.cuts_power = random.random() < 0.5
         self.may_differ = False
-        """True if a hub that was alone has lost power: puts that were not synced may be at the other one only."""
+        """True if a hub that was alone lost power, and led without the other one, which has turns that it lost."""
         self._are_faults_over = False
         self._cut = [False, False]
         """For each sender, True if its messages on the link are lost."""
