@@ -88,15 +88,15 @@ class AsyncHubClient:
 
     async def get(self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None) -> Message:
         """As `HubClient.get`."""
-        client = self.client
-        inboxes = client._chosen(prefix, symbols)
+        durable = self.client._durable
+        inboxes = durable.chosen(prefix, symbols)
         while True:
-            seen = client._arrivals.count
-            if (message := client._look(inboxes)) is not None:
-                if client._looks % _GETS_AT_ONCE == 0:
+            seen = durable.arrivals.count
+            if (message := durable.look(inboxes)) is not None:
+                if durable.looks % _GETS_AT_ONCE == 0:
                     await asyncio.sleep(0)
                 return message
-            await client._arrivals.changed(seen)
+            await durable.arrivals.changed(seen)
 
     async def commit(self) -> None:
         """As `HubClient.commit`. It blocks the event loop while a file is synced."""

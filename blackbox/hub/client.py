@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import os
 import secrets
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict
 
 import numpy
-from numpy.typing import NDArray
 
-from blackbox.arguments import all_as_bytes, as_bytes, check_integers
+from blackbox.arguments import check_integers
 from blackbox.block.batch import Message
-from blackbox.block.block import as_topic_index
 from blackbox.block.position import Place
-from blackbox.errors import ConfigError, HubError
+from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.prefixes import Prefixes
-from blackbox.feed.schema import load_schema
-from blackbox.hub.arrivals import Arrivals
-from blackbox.hub.condition_columns import INT64, as_if_at, as_place, as_revision, as_ttl_ns, error_of
-from blackbox.hub.inbox import Inbox, Subscription, check_client_name, not_subscribed, subscriptions_of
+from blackbox.hub.condition_columns import as_place, error_of
+from blackbox.hub.inbox import Subscription, check_client_name
 from blackbox.hub.protocol import (
-    MOST_BYTES,
-    MOST_ID_BYTES,
-    MOST_PUTS,
-    MOST_TTL_NS,
     PLACE,
     Places,
     Stored,
     Welcome,
-    check_topic_of,
-    misfits,
     unpack_places,
 )
-from blackbox.hub.sender import Columns, Sender
+from blackbox.hub.put_checks import PutChecks
+from blackbox.hub.sender import Sender
 from blackbox.hub.settings import feed_of_hub
-from blackbox.hub.subscription_reports import SubscriptionReports
+from blackbox.hub.subscriptions import Subscriptions
 from blackbox.native.waits import is_done_in
 
 
@@ -97,26 +85,17 @@ class HubClient:
         if acknowledged not in ("recorded", "synced"):
             raise ValueError(f"acknowledged was {acknowledged!r}, expected recorded or synced")
         check_integers(("in_flight", in_flight, 1, 1 << 20), ("queue", queue, 1, 1 << 30))
-        self._directory, self._queue, self._keep = directory, queue, keep
-        self._slices: dict[bytes, int] = {}
-        self._schema = load_schema(self.feed.schema)
-        self._record_bytes = {kind.encode("latin-1"): each.itemsize for kind, each in self._schema.records.items()}
-        self._inboxes: dict[Subscription, Inbox] = {}
-        self._arrivals = Arrivals()
-        self._looks = 0
-        """Number of checks of several subscriptions. Each check begins at another one."""
-        self._reports = None if directory is None else SubscriptionReports(self.feed, directory, self.name)
+        self._checks = PutChecks(self.feed)
+        self._durable = Subscriptions(self.feed, self.name, directory, queue, keep=keep)
         self._sender = Sender(self.feed, self.name, synced=acknowledged == "synced", most=in_flight)
         self._is_started = False
 
     def start(self) -> Self:
         """Connect, even if the hub is away. Raises EndpointError, ConfigError, LimitError, PositionError."""
         if not self._is_started:
-            for each in subscriptions_of(self._directory, self.name) if self._directory is not None else ():
-                self._inboxes[each] = self._new_inbox(each)
+            self._durable.read()
             self._sender.start()
-            if self._reports is not None:
-                self._reports.report(self._inboxes)
+            self._durable.report()
             self._is_started = True
         return self
 
@@ -130,11 +109,9 @@ class HubClient:
 
     def end(self) -> None:
         """End now. Puts without an answer fail, but may still be stored."""
-        for inbox in self._inboxes.values():
-            inbox.end()
+        self._durable.end()
         self._sender.close()
-        if self._reports is not None:
-            self._reports.close()
+        self._durable.end_reports()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -179,10 +156,11 @@ class HubClient:
         refuses it; HubError if the client has ended.
         """
         until = time.monotonic() + timeout
-        future = self._put(topic, payload, b"" if id is None else id, ts_event, until, if_at, ttl, waits=True)
-        if not is_done_in(future, until - time.monotonic()):
+        put = self._checks.single(topic, payload, id, ts_event, if_at, ttl)
+        self._sender.put(put, until, waits=True)
+        if not is_done_in(put.future, until - time.monotonic()):
             raise self._sender.not_stored(f"the put of {topic!r}")
-        return future.result()
+        return put.future.result()
 
     def put_soon(
         self,
@@ -200,53 +178,9 @@ class HubClient:
         The future returns its place, or raises HubError, such as RefusedError. Raises as `put`; NotStoredError if
         there is no room in time.
         """
-        return self._put(
-            topic, payload, b"" if id is None else id, ts_event, time.monotonic() + timeout, if_at, ttl, waits=False
-        )
-
-    def _put(
-        self,
-        topic: str | bytes,
-        payload: bytes | None,
-        put_id: bytes,
-        ts_event: int | None,
-        until: float,
-        if_at: Place | None,
-        ttl: float | None,
-        *,
-        waits: bool,
-    ) -> Future[Place]:
-        topic = as_bytes("topic", topic)
-        if topic not in self._slices:
-            self._check_topic(topic)
-        if payload is not None and (type(payload) is not bytes or len(payload) > MOST_BYTES):
-            if type(payload) is not bytes:
-                raise TypeError(f"payload was {payload!r:.80}, expected bytes")
-            raise ConfigError(f"payload had {len(payload)} bytes, expected at most {MOST_BYTES}")
-        if self._record_bytes and payload is not None:
-            at = self._schema.type_offset
-            if self._record_bytes.get(payload[at : at + 1]) != len(payload):
-                for _, why in misfits(self._schema, numpy.array([0, len(payload)]), numpy.frombuffer(payload, "u1")):
-                    raise ConfigError(why)
-        _check_ids((put_id,))
-        if ts_event is None:
-            ts_event = time.time_ns()
-        elif type(ts_event) is not int:
-            ts_event = _as_integer(ts_event)
-        if not -INT64 <= ts_event < INT64:
-            raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
-        if if_at is not None:
-            if_at = as_revision(if_at)
-        if ttl is not None and (payload is None or not 0 < ttl * 1e9 <= MOST_TTL_NS):
-            what = "without a value" if payload is None else f"of {ttl} s"
-            raise ValueError(f"ttl was {what}, expected a put with a value, above 0 and up to {MOST_TTL_NS // 10**9} s")
-        ttl_ns = 0 if ttl is None else math.ceil(ttl * 1e9)
-        return self._sender.put(topic, payload, ts_event, put_id, until, if_at, ttl_ns, waits=waits)
-
-    def _check_topic(self, topic: bytes) -> None:
-        found = check_topic_of(self.feed, topic)
-        if len(self._slices) < self.feed.max_topics:
-            self._slices[topic] = found
+        put = self._checks.single(topic, payload, id, ts_event, if_at, ttl)
+        self._sender.put(put, time.monotonic() + timeout, waits=False)
+        return put.future
 
     def put_many(
         self,
@@ -282,85 +216,22 @@ class HubClient:
         Raises as `put`; some messages may then be stored, and with `ids` all can be put again. Raises ValueError for a
         column that does not fit.
         """
-        index = as_topic_index(topic_index, topics)
-        names = all_as_bytes("topics", topics)
-        for topic in names:
-            if topic not in self._slices:
-                self._check_topic(topic)
-        data = numpy.ascontiguousarray(numpy.frombuffer(payloads, numpy.uint8) if offsets is not None else payloads)
-        count, flat = len(index), data.view(numpy.uint8).reshape(-1)
-        if offsets is None and (data.ndim != 2 or len(data) != count):
-            raise ValueError(f"payloads had shape {data.shape}, expected ({count}, size)")
-        stops = numpy.arange(count + 1) * (len(flat) // max(1, count)) if offsets is None else numpy.asarray(offsets)
-        stops = stops.astype(numpy.int64)
-        if len(stops) != count + 1 or stops[0] < 0 or stops[-1] > len(flat) or (numpy.diff(stops) < 0).any():
-            raise ValueError(f"offsets were {stops[:1]} to {stops[-1:]}, expected {count + 1} within {len(flat)}")
-        if count and (largest := int(numpy.diff(stops).max())) > MOST_BYTES:
-            raise ConfigError(f"payload had {largest} bytes, expected at most {MOST_BYTES}")
-        times = numpy.full(count, time.time_ns(), numpy.int64) if ts_event is None else _as_times(ts_event)
-        _check_ids(ids)
-        if len(times) != count or len(ids) not in (0, count):
-            raise ValueError(f"ts_event and ids were of other lengths, expected {count}")
-        expected, ttl_ns = as_if_at(if_at, count), as_ttl_ns(ttl, count)
         until = time.monotonic() + timeout
-        parts, numbers = _parts(stops), numpy.empty(len(names), numpy.int32)
-        futures = [
-            self._put_part(names, index[part], numbers, stops, part, flat, times, ids, expected, ttl_ns, until)
-            for part in parts
-        ]
+        rows = self._checks.rows(topics, topic_index, payloads, offsets).having(ts_event, ids, if_at, ttl)
+        futures = list[Future[Stored]]()
+        for request, future in rows.requests():
+            self._sender.put_columns(request, until)
+            futures.append(future)
         if not all(is_done_in(future, until - time.monotonic()) for future in futures):
-            raise self._sender.not_stored(f"the put of {count} messages")
+            raise self._sender.not_stored(f"the put of {len(rows.topic_index)} messages")
         answers = [future.result() for future in futures]
         places = numpy.concatenate([unpack_places(each.places) for each in answers] or [numpy.empty(0, PLACE)])
         for row in numpy.flatnonzero(places["is_refused"])[:1].tolist():
             place = places[row].item()
-            at = None if expected is None else as_place(place[0], *expected[row].tolist())
-            why = next(each.why for each, part in zip(answers, parts, strict=True) if row < part.stop)
-            raise error_of(names[index[row]], at, place, why.split("\n"), places)
+            expected = None if rows.if_at is None else as_place(place[0], *rows.if_at[row].tolist())
+            why = next(each.why for each, part in zip(answers, rows.parts(), strict=True) if row < part.stop)
+            raise error_of(rows.topics[rows.topic_index[row]], expected, place, why.split("\n"), places)
         return places
-
-    def _put_part(
-        self,
-        topics: Sequence[bytes],
-        index: NDArray[numpy.int32],
-        numbers: NDArray[numpy.int32],
-        stops: NDArray[numpy.int64],
-        part: slice,
-        data: NDArray[numpy.uint8],
-        times: NDArray[numpy.int64],
-        ids: Sequence[bytes],
-        if_at: NDArray[Any] | None,
-        ttl_ns: NDArray[numpy.int64] | None,
-        until: float,
-    ) -> Future[Stored]:
-        future: Future[Stored] = Future()
-        rows = numpy.arange(len(index), dtype=numpy.int32)
-        numbers[index] = rows
-        used = index[numbers[index] == rows]  # topics of these rows, each once
-        numbers[used] = rows[: len(used)]
-        offsets = stops[part.start : part.stop + 1]
-
-        def tell(result: Stored | HubError) -> None:
-            if isinstance(result, HubError):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-        columns = Columns(
-            [topics[each] for each in used.tolist()],
-            numbers[index].tobytes(),
-            (offsets - offsets[0]).tobytes(),
-            data[offsets[0] : offsets[-1]].tobytes(),
-            times[part].tobytes(),
-            b"",
-            list(ids[part]),
-            len(index),
-            tell,
-            b"" if if_at is None else if_at[part].tobytes(),
-            b"" if ttl_ns is None else ttl_ns[part].tobytes(),
-        )
-        self._sender.put_columns(columns, until)
-        return future
 
     def flush(self, timeout: float = 60.0) -> None:
         """Wait until the hub has answered all puts. Futures of refused puts raise.
@@ -392,14 +263,7 @@ class HubClient:
 
         Raises NotStoredError if the hub does not answer within `timeout` seconds, ConfigError, PositionError.
         """
-        for each in Subscription.chosen(prefix, symbols):
-            if each not in self._inboxes:
-                choice = each.choice(self.feed)
-                inbox = self._new_inbox(each)
-                inbox.subscribe(self._ask(timeout, choice.prefix))
-                self._inboxes[each] = inbox
-                if self._reports is not None:
-                    self._reports.report([each])
+        self._durable.subscribe(prefix, symbols, lambda prefix: self._ask(timeout, prefix))
 
     def unsubscribe(self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None) -> None:
         """End subscriptions, and forget their positions; the hub no longer keeps days for them.
@@ -407,16 +271,12 @@ class HubClient:
         If the hub is away, this client or the next one of this name reports it later. Raises HubError for an unknown
         subscription, PositionError.
         """
-        for inbox in self._chosen(prefix, symbols):
-            inbox.unsubscribe()
-            del self._inboxes[inbox.subscription]
-        if self._reports is not None:
-            self._reports.report()
+        self._durable.unsubscribe(prefix, symbols)
 
     @property
     def subscriptions(self) -> list[Subscription]:
         """The subscriptions of this client."""
-        return sorted(self._inboxes)
+        return self._durable.names
 
     def get(
         self,
@@ -432,30 +292,7 @@ class HubClient:
         Raises TimeoutError if none arrives in `timeout` seconds (None: no limit), HubError if it is not subscribed to
         or the client has ended, SubscriberError if the subscriber fails: the next call resumes at the last commit.
         """
-        inboxes = self._chosen(prefix, symbols)
-        if len(inboxes) == 1:
-            return inboxes[0].get(timeout)
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
-            seen = self._arrivals.count
-            if (message := self._look(inboxes)) is not None:
-                return message
-            if (left := until - time.monotonic()) <= 0:
-                names = ", ".join(str(each.subscription) for each in inboxes)
-                is_known = all(each.is_confirmed for each in inboxes)
-                away = (
-                    "" if is_known else f": the hub of feed {self.feed.name!r} has not confirmed all subscriptions yet"
-                )
-                raise TimeoutError(f"no message of {names} arrived in {timeout} s{away}")
-            self._arrivals.wait(seen, left)
-
-    def _look(self, inboxes: Sequence[Inbox]) -> Message | None:
-        """Return the next message of any of several subscriptions, in turn; None if no message is there."""
-        self._looks += 1
-        for at in range(len(inboxes)):
-            with suppress(TimeoutError):
-                return inboxes[(self._looks + at) % len(inboxes)].get(0.0)
-        return None
+        return self._durable.get(prefix, symbols, timeout)
 
     def commit(self, timeout: float = 10.0) -> None:
         """Commit the messages that `get` has returned, of all subscriptions: a crash does not repeat them.
@@ -463,21 +300,7 @@ class HubClient:
         Call it in the thread that gets. Raises PositionError, SubscriberError, TimeoutError, HubError if the client
         is closed.
         """
-        for inbox in self._inboxes.values():
-            inbox.commit(timeout)
-
-    def _chosen(self, prefix: Prefixes | None, symbols: Iterable[str | bytes] | None) -> list[Inbox]:
-        """Return subscriptions. Raises HubError for an unknown one."""
-        chosen = Subscription.chosen(prefix, symbols)
-        for each in chosen:
-            if each not in self._inboxes:
-                raise not_subscribed(each, self.subscriptions)
-        return [self._inboxes[each] for each in chosen]
-
-    def _new_inbox(self, subscription: Subscription) -> Inbox:
-        if self._directory is None:
-            raise ConfigError(f"directory was None, expected a directory of the subscriptions of client {self.name!r}")
-        return Inbox(self.feed, self._directory, self.name, subscription, self._queue, self._arrivals, self._keep)
+        self._durable.commit(timeout)
 
     def _ask(self, timeout: float | None, prefix: bytes | None = None) -> Welcome:
         answer = self._sender.ask(prefix)
@@ -485,36 +308,3 @@ class HubClient:
             self._sender.ask_no_more(answer)
             raise self._sender.not_stored("this client")
         return answer.result()
-
-
-def _check_ids(ids: Sequence[bytes]) -> None:
-    for each in ids:
-        if type(each) is not bytes:
-            raise TypeError(f"id was {each!r:.80}, expected bytes")
-        if len(each) > MOST_ID_BYTES:
-            raise ConfigError(f"id had {len(each)} bytes, expected at most {MOST_ID_BYTES}")
-
-
-def _as_integer(ts_event: object) -> int:
-    try:
-        return operator.index(ts_event)  # type: ignore[arg-type]  # it checks the type
-    except TypeError:
-        raise TypeError(f"ts_event was {ts_event!r:.80}, expected an integer: ns since 1970") from None
-
-
-def _as_times(ts_event: Any) -> NDArray[numpy.int64]:
-    times = numpy.asarray(ts_event)
-    if len(times) and times.dtype.kind not in "iu":
-        raise TypeError(f"ts_event was of {times.dtype}, expected integers: ns since 1970")
-    return times.astype(numpy.int64)
-
-
-def _parts(stops: NDArray[numpy.int64]) -> list[slice]:
-    """Cut rows into parts that fit a request."""
-    found, begin, count = [], 0, len(stops) - 1
-    while begin < count:
-        fits = int(numpy.searchsorted(stops, stops[begin] + MOST_BYTES, "right")) - 1
-        stop = max(begin + 1, min(fits, begin + MOST_PUTS, count))
-        found.append(slice(begin, stop))
-        begin = stop
-    return found

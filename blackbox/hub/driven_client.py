@@ -128,7 +128,7 @@ class DrivenClient:
             prefix, symbols = asked.prefix, asked.symbols
             chosen = Subscription.chosen(prefix, symbols)
             if not isinstance(asked, Subscribe):
-                client.client._chosen(prefix, symbols)  # raises before a lock is made for an unknown one
+                client.client._durable.chosen(prefix, symbols)  # raises before a lock is made for an unknown one
             async with AsyncExitStack() as stack:
                 for each in sorted(chosen):
                     await stack.enter_async_context(self._turns[each])

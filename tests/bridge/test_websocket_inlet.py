@@ -164,7 +164,7 @@ def test_a_disconnected_client_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
         one = await connect(url, ping_interval=None)
         for _ in range(count):
             await send(one, "A", text="x", timeout_s=3_600)
-        await until(lambda: bridge._client._sender._puts == min(count, websocket_inlet.IN_FLIGHT))
+        await until(lambda: bridge._client._sender._queue.unanswered == min(count, websocket_inlet.IN_FLIGHT))
         one.transport.abort()
         await until(lambda: bridge.statistics().clients == 0)
         if left := asyncio.all_tasks() - tasks:
@@ -232,10 +232,10 @@ def test_refused_puts_of_one_client_do_not_affect_another(tmp_path: Path) -> Non
         async with connect(url) as one, connect(url) as other:
             for number, topic in enumerate("ABCAD"):
                 await send(one, topic, text=f"{number}", number=number, timeout_s=30)
-            await until(lambda: bridge._client._sender._puts == 5)
+            await until(lambda: bridge._client._sender._queue.unanswered == 5)
             for topic in "BA":
                 await send(other, topic, text="other", timeout_s=30)
-            await until(lambda: bridge._client._sender._puts == 7)
+            await until(lambda: bridge._client._sender._queue.unanswered == 7)
             with Hub(feed, tmp_path):
                 answers = {answer["number"]: answer for answer in [await told(one) for _ in range(5)]}
                 assert all(["sequence" in await told(other) for _ in range(2)])

@@ -322,7 +322,7 @@ def test_a_task_gets_messages_of_several_subscriptions(tmp_path: Path) -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await client.get(symbols=["A", "B"])
-            assert not client.client._arrivals._sleepers
+            assert not client.client._durable.arrivals._sleepers
             await client.commit()
             await client.unsubscribe(symbols=["A", "B"])
             assert client.client.subscriptions == []
@@ -343,7 +343,7 @@ def get_in_thread(client: HubClient, prefixes: list[str]) -> Future[Message]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    wait_until(lambda: client._arrivals._changed._waiters or got.done(), what="the get")  # type: ignore[attr-defined]
+    wait_until(lambda: client._durable.arrivals._changed._waiters or got.done(), what="the get")  # type: ignore[attr-defined]
     return got
 
 

@@ -27,7 +27,7 @@ def parts(place: Path) -> list[Path]:
 
 def wait_received(client: HubClient, count: int) -> None:
     """Wait until `number` messages wait for the reader of the only subscription."""
-    (inbox,) = client._inboxes.values()
+    (inbox,) = client._durable._inboxes.values()
     opening = inbox._opening
     assert opening is not None
     wait_until(lambda: opening.stream._messages == count, 60)
@@ -79,7 +79,7 @@ def test_messages_of_a_killed_client_are_delivered_too(tmp_path: Path) -> None:
     for number in range(20):
         client.put(b"A", b"%d" % number)
     client.get(b"", 60)
-    (inbox,) = client._inboxes.values()
+    (inbox,) = client._durable._inboxes.values()
     wait_until(lambda: inbox._opening.stream._messages == 19, 60)
     os.kill(os.getpid(), signal.SIGKILL)
     """

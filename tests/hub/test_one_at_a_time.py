@@ -35,7 +35,7 @@ def begun(feed: Feed, directory: Path) -> HubClient:
     with Hub(feed, directory):
         client.start()
         client.put(b"A.x", b"0")
-        wait_until(lambda: not client._sender._has_driver)
+        wait_until(lambda: not client._sender._driver.is_there)
     return client
 
 
@@ -43,7 +43,7 @@ def once_it_waits(client: HubClient, do: Callable[[], None]) -> threading.Thread
     """Call a function in another thread once a put is pending."""
 
     def run() -> None:
-        wait_until(lambda: bool(client._sender._sent))
+        wait_until(lambda: len(client._sender._requests) > 0)
         do()
 
     thread = threading.Thread(target=run)
@@ -109,7 +109,7 @@ def test_a_forked_process_does_not_use_its_parent_s_socket(tmp_path: Path) -> No
     feed = hub_feed()
     with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A.x", b"0")
-        wait_until(lambda: not client._sender._has_driver)
+        wait_until(lambda: not client._sender._driver.is_there)
         child = os.fork()
         if child == 0:
             try:
@@ -130,7 +130,7 @@ def test_a_put_left_without_a_driver_makes_room_for_the_next_one(
     feed = hub_feed()
     with Hub(feed, tmp_path), HubClient(feed, in_flight=1) as client:
         client.put(b"A.x", b"0")
-        wait_until(lambda: not client._sender._has_driver)
+        wait_until(lambda: not client._sender._driver.is_there)
         with monkeypatch.context() as patch:
             patch.setattr(Sender, "_stand_in", ctrl_c)  # Ctrl-C just before the real call
             with pytest.raises(KeyboardInterrupt):
@@ -153,7 +153,7 @@ def test_a_client_replaced_by_another_process_raises_in_its_put(tmp_path: Path) 
     with Hub(feed, tmp_path):
         first = HubClient(feed, "desk").start()
         first.put(b"A.x", b"0")
-        wait_until(lambda: not first._sender._has_driver)
+        wait_until(lambda: not first._sender._driver.is_there)
         with HubClient(feed, "desk") as second:
             second.put(b"A.x", b"1")
             for _ in range(2):
