@@ -1,29 +1,43 @@
-"""Several archives read as one: gaps of one are filled from another, and gaps of all are reported once."""
+"""Several archives read as one, invalid requests, and readers that misbehave."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import os
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
+import msgspec
 import numpy
 import pytest
+import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from blackbox import ConfigError
+from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve.client import ArchiveClient
+from blackbox.archive.serve.pieces import Pieces
+from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskBlocks, Piece, Refusal
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.block import Block
 from blackbox.block.block_handler import BLOCK
 from blackbox.block.position import Position
+from blackbox.errors import ArchiveError, EndpointError
 from blackbox.native.awake_clock import awake_s
 from blackbox.subscribe.catching_up import Gone, Passed, Told, Wanted
-from tests.archive.archives import free_endpoint
+from blackbox.testing import wait_until
+from tests.archive.archives import (
+    all_numbers,
+    archived_feed,
+    free_endpoint,
+    recorded,
+)
 from tests.archive.written_journals import Journal
 from tests.examples import examples
-from tests.journals import Day, feed_of
+from tests.journals import feed_of
 
 SECOND = 10**9
 
@@ -126,36 +140,18 @@ def test_two_archives_are_read_as_one(sent: list[Sent], key_bytes: int, prefix: 
     assert at == (runs[-1] + 1, 0)
 
 
-@pytest.mark.parametrize("key_bytes", [0, 2])
-def test_reading_from_a_time_starts_at_the_first_block_received_then(tmp_path: Path, key_bytes: int) -> None:
-    feed = feed_of(key_bytes=key_bytes, archives=(free_endpoint(),))
-    journal = Journal(tmp_path / feed.name / "2026-01-01", key_bytes)
-    for number in range(5):
-        put(journal, b"A", key_bytes, 2, number + 1, epoch=7, sequence=2 * number)
-    journal.writer.close()
-    until = awake_s() + 20
-    with ArchiveServer(tmp_path / feed.name, feed.archives):
-        for start_ns, first in ((0, 0), (3 * SECOND, 4), (3 * SECOND + 1, 6), (99 * SECOND, 10)):
-            reading = cast(
-                Generator[object],
-                ArchiveClient(feed).read(0, start_ns, ALL, 1.0, lambda: awake_s() > until, patience_s=1.0),
-            )
-            assert next(reading) == Passed(Position(7, first))
-            reading.close()
-
-
 ARCHIVED = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8)
 
 
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
-@given(ARCHIVED, st.integers(0, 9))
+@given(ARCHIVED, st.integers(0, 18))
 def test_reading_from_a_time_starts_at_the_first_block_of_any_archive(
-    archived: list[tuple[bool, bool]], start: int
+    archived: list[tuple[bool, bool]], halves: int
 ) -> None:
     """Block n is received at second n. An archive has nothing after its last block."""
     feed = feed_of(archives=(free_endpoint(), free_endpoint()))
     found = [n for n, has in enumerate(archived) if any(has)]
-    expected = next((n for n in found if n >= start), found[-1] + 1 if found else 0)
+    expected = next((n for n in found if 2 * n >= halves), found[-1] + 1 if found else 0)
     with TemporaryDirectory() as directory, ExitStack() as stack:
         for number, endpoint in enumerate(feed.archives):
             place = Path(directory) / str(number) / feed.name
@@ -165,7 +161,7 @@ def test_reading_from_a_time_starts_at_the_first_block_of_any_archive(
             journal.writer.close()
             stack.enter_context(ArchiveServer(place, (endpoint,)))
         until = awake_s() + 20
-        reading = ArchiveClient(feed).read(0, start * SECOND, ALL, 1.0, lambda: awake_s() > until, patience_s=1.0)
+        reading = ArchiveClient(feed).read(0, halves * SECOND // 2, ALL, 1.0, lambda: awake_s() > until, patience_s=1.0)
         assert next(reading) == Passed(Position(7 if found else 0, expected))
         cast(Generator[object], reading).close()
 
@@ -190,14 +186,108 @@ def test_a_client_does_not_wait_for_an_unreachable_archive() -> None:
     assert not ArchiveClient(feed, timeout=3_600).answers()
 
 
-def test_an_empty_slice_starts_before_its_first_epoch(tmp_path: Path) -> None:
-    feed = feed_of(archives=(free_endpoint(),))
-    Day(tmp_path / feed.name / "2026-01-01", feed_of())
-    until = awake_s() + 20
+@pytest.mark.parametrize(("name", "told"), [(b"tape", "tape"), (b"caf\xe9", r"caf\\udce9")])
+def test_an_error_names_the_directory_and_hides_its_location(tmp_path: Path, name: bytes, told: str) -> None:
+    feed = archived_feed()
+    with (
+        ArchiveServer(tmp_path / os.fsdecode(name), feed.archives),
+        pytest.raises(ArchiveError, match=f"{told} had no recorded day") as refused,
+    ):
+        ArchiveClient(feed).about()
+    assert str(tmp_path) not in str(refused.value)
+
+
+def test_a_reader_that_does_not_read_delays_no_other_reader(tmp_path: Path) -> None:
+    feed = archived_feed()
+    epoch = recorded(tmp_path, feed, 30_000)
+    with (
+        ArchiveServer(tmp_path / feed.name, feed.archives) as archive,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as hung,
+    ):
+        hung.setsockopt(zmq.RCVHWM, 1)
+        hung.setsockopt(zmq.RCVBUF, 4_096)
+        hung.linger = 0
+        hung.connect(feed.archives[0])
+        request = ENCODER.encode(AskBlocks(slice_id=0, start=Position(epoch, 0)))
+        for _ in range(1_000):
+            hung.send_multipart([b"", request])
+        assert all_numbers(ArchiveClient(feed).blocks(0)) == list(range(30_000))
+        wait_until(lambda: archive.statistics().disconnected >= 1, 60, "it was disconnected")
+        assert archive.statistics().dropped >= 64
+
+
+def test_invalid_requests_are_rejected_or_dropped(tmp_path: Path) -> None:
+    feed = archived_feed()
+    epoch = recorded(tmp_path, feed, 100)
+    good = ENCODER.encode(AskBlocks(slice_id=0, start=Position(epoch, 0)))
+    random = numpy.random.default_rng(7)
+    with (
+        ArchiveServer(tmp_path / feed.name, feed.archives) as archive,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as reader,
+    ):
+        reader.linger = 0
+        reader.connect(feed.archives[0])
+        for number in range(200):
+            text = bytearray(good if number % 2 else random.bytes(int(random.integers(0, 40))))
+            for place in random.integers(0, max(1, len(text)), 2):
+                text[place : place + 1] = random.bytes(1)
+            reader.send_multipart([b"%d" % number, bytes(text)])
+            assert reader.poll(60_000), bytes(text)
+            answer, *_ = frames = reader.recv_multipart()
+            assert answer == b"%d" % number
+            assert isinstance(ANSWERS.decode(frames[1]), Refusal | Piece)
+        for frames in ([b""], [b"", b"", b""], [os.urandom(10)]):
+            reader.send_multipart(frames)
+        wait_until(lambda: archive.statistics().dropped == 3, 60, "requests were dropped")
+        assert archive.statistics().refused > 60
+        assert all_numbers(ArchiveClient(feed).blocks(0)) == list(range(100))
+
+
+def test_an_invalid_cursor_does_no_harm(tmp_path: Path) -> None:
+    feed = archived_feed()
+    ask = AskBlocks(slice_id=0, start=Position(recorded(tmp_path, feed, 100), 0))
+    archive = Pieces(tmp_path / feed.name)
+    cursor = archive.read(ask).piece.cursor
+    for segment, offset in ((0, 65), (0, 1 << 62), (999_999, 64), (0, 0)):
+        wrong = msgspec.structs.replace(cursor, segment=segment, offset=offset)
+        assert archive.read(msgspec.structs.replace(ask, cursor=wrong)).piece.state in ("more", "later", "done")
+
+
+def test_an_error_names_the_missing_slice_day_or_feed(tmp_path: Path) -> None:
+    feed = archived_feed()
+    recorded(tmp_path, feed, 10)
+    wide = msgspec.structs.replace(feed, slices=feed_of(slices=2).slices)
+    other = msgspec.structs.replace(feed, name="other")
     with ArchiveServer(tmp_path / feed.name, feed.archives):
-        reading = cast(
-            Generator[object],
-            ArchiveClient(feed).read(0, 0, ALL, 1.0, lambda: awake_s() > until, patience_s=1.0),
-        )
-        assert next(reading) == Passed(Position(0, 0), False)
-        reading.close()
+        with pytest.raises(ArchiveError, match="slice was 1, expected 0 to 0"):
+            next(ArchiveClient(wide).blocks(1))
+        with pytest.raises(ArchiveError, match="day was '../x', expected one of"):
+            ArchiveClient(feed).about("../x")
+        with pytest.raises(ArchiveError, match="archive was of feed 'tape', key_bytes = 0, expected feed 'other'"):
+            next(ArchiveClient(other).blocks(0))
+        with pytest.raises(EndpointError, match="is in use"):
+            ArchiveServer(tmp_path, feed.archives).open()
+    with pytest.raises(ArchiveError, match=r"no archive of feed 'tape' answered: .* did not answer within 0\.1 s"):
+        ArchiveClient(feed, timeout=0.1).about()
+
+
+def ask(**options: Any) -> object:
+    return ArchiveClient(archived_feed()).blocks(0, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda _: feed_of(archives=("inproc://x",)), r"archive was 'inproc://x', expected tcp:// or ipc://"),
+        (lambda _: feed_of(archives=("tcp://127.0.0.1:1", "tcp://127.0.0.1:1")), "was named twice"),
+        (lambda place: Recorder(feed_of(), place, serve=True), "had no archives"),
+        (lambda _: ArchiveClient(feed_of()), "had no archives"),
+        (lambda _: ask(start=(1, 1), start_ns=5), "and start_ns 5, expected one of them"),
+        (lambda _: ask(prefix=[b"%03d" % n for n in range(257)]), "prefixes were 257, expected at most 256"),
+    ],
+)
+def test_invalid_settings_are_rejected_at_once(tmp_path: Path, call: Callable[[Path], object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        call(tmp_path)
