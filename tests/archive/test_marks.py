@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
-import shutil
 import struct
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy
@@ -67,18 +69,6 @@ def test_a_journal_has_marks_of_recorders_and_epochs(tmp_path: Path) -> None:
     assert [mark.totals.chain for mark in by_hand] == [mark.totals.chain % (1 << 64) for mark in found]
 
 
-def test_readers_of_messages_skip_marks(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    for i in range(50):
-        journal.put(block(i, 1, (i + 1) * SECOND))
-        journal.hear({b"": i + 1}, 1, (i + 1) * SECOND)
-    journal.writer.close()
-    recording = Recording.open(tmp_path)
-    assert sum(mark.kind is MarkKind.HEARD for mark in recording.marks()) == 50
-    assert [int(batch.sequence[0]) for batch in recording.batches()] == list(range(50))
-    assert sum(len(run.heads) for run in recording.runs()) == recording.summary().blocks == 50
-
-
 def test_a_mark_names_all_ends_once_if_records_do_not_reach_its_sequence(tmp_path: Path) -> None:
     journal = Journal(tmp_path, key_bytes=1)
     journal.put(block(0, 3, 0, topic=b"A"))
@@ -98,15 +88,14 @@ def test_a_mark_names_all_ends_once_if_records_do_not_reach_its_sequence(tmp_pat
 
 
 def test_many_keys_are_named_by_several_marks(tmp_path: Path) -> None:
-    ends = {b"%08d" % key: (key + 5, 1 + key % 2) for key in range(20_000)}
+    ends = {b"%08d" % key: (key + 5, 1 + key % 2) for key in range(9_000)}
     journal = Journal(tmp_path, key_bytes=8)
     journal.put(block(0, topic=b"00000000"))
     journal.hear(ends, 1, SECOND, flags=FLAG_END)
     journal.writer.close()
     found = [mark for mark in marks(tmp_path) if mark.keys]
-    assert [mark.kind.name for mark in found] == ["HEARD", "HEARD", "EPOCH_END"]
-    assert [mark.flags for mark in found] == [NAMES_LEFT_OUT, NAMES_LEFT_OUT, 0]
-    assert {mark.sequence for mark in found} == {20_004}
+    assert [(mark.kind.name, mark.flags) for mark in found] == [("HEARD", NAMES_LEFT_OUT), ("EPOCH_END", 0)]
+    assert {mark.sequence for mark in found} == {9_004}
     assert {key: end for mark in found for key, end in mark.keys.items()} == ends
     assert Recording.open(tmp_path).verify() == []
 
@@ -202,31 +191,35 @@ def test_the_recorded_position_continues_on_the_next_day(tmp_path: Path) -> None
 
 
 def test_a_second_recorder_continues_totals_and_chain(tmp_path: Path) -> None:
-    for number in range(3):
+    """It marks that the one before was killed."""
+    for number in range(2):
         journal = Journal(tmp_path)
         journal.put(block(number, 1, number))
         journal.writer.close()
-    begins = [mark for mark in marks(tmp_path) if mark.kind is MarkKind.RECORDER_BEGIN]
-    assert [(mark.totals.records, mark.flags) for mark in begins] == [(0, 0), (1, 0), (2, 0)]
-    assert Recording.open(tmp_path).verify() == []
-    assert read_closed(tmp_path)[0].records == 3
+    with killed_journal(tmp_path, block(2)):
+        journal = Journal(tmp_path)
+        journal.put(block(3))
+        journal.writer.close()
+        begins = [mark for mark in marks(tmp_path) if mark.kind is MarkKind.RECORDER_BEGIN]
+        assert [(mark.totals.records, mark.flags) for mark in begins] == [(0, 0), (1, 0), (2, 0), (3, AFTER_KILL)]
+        assert Recording.open(tmp_path).verify() == []
+        assert read_closed(tmp_path)[0].records == 4
 
 
-def test_a_recorder_that_starts_after_a_kill_marks_it(tmp_path: Path) -> None:
-    killed = Journal(tmp_path)
-    killed.put(block(0))
-    killed.rest()  # writes its buffer, but never closes
-    journal = Journal(tmp_path)
-    journal.put(block(1))
-    journal.writer.close()
-    begins = [mark for mark in marks(tmp_path) if mark.kind is MarkKind.RECORDER_BEGIN]
-    assert [(mark.totals.records, mark.flags) for mark in begins] == [(0, 0), (1, AFTER_KILL)]
-    assert Recording.open(tmp_path).verify() == []
+@contextmanager
+def killed_journal(path: Path, *puts: Put) -> Iterator[Path]:
+    """Yield the segment of a recorder that writes its buffer, but never closes."""
+    killed = Journal(path)
+    for put in puts:
+        killed.put(put)
+    killed.rest()
+    killed.writer.sync(what_is_written=False)
+    yield max(path.glob("slice-*/*.journal"))
     killed.writer.refuse()
     killed.writer.close()
 
 
-def closed_day(path: Path, segments: int = 3, puts: int = 4) -> tuple[Day, list[Segment]]:
+def closed_day(path: Path, segments: int = 3, puts: int = 4) -> list[Segment]:
     """Write a slice of several segments with marks, and its `closed.json`."""
     day = Day(path, feed_of())
     made = []
@@ -237,190 +230,127 @@ def closed_day(path: Path, segments: int = 3, puts: int = 4) -> tuple[Day, list[
         made[-1].write_index()
     totals = day.totals[0]
     note_closed(path, 0, Totals(totals.records, totals.messages, totals.marks, totals.chain), segments)
-    return day, made
+    assert what_is_wrong(path) == []
+    return made
 
 
 def what_is_wrong(path: Path) -> list[str]:
     return [damage.what for damage in Recording.open(path).verify()]
 
 
-def test_an_intact_day_has_no_damage(tmp_path: Path) -> None:
-    closed_day(tmp_path)
-    assert what_is_wrong(tmp_path) == []
+def index_of(segment: Segment) -> Path:
+    return segment.path.with_suffix(".index")
 
 
-@pytest.mark.parametrize("indexed", [True, False])
-def test_a_removed_record_is_detected(tmp_path: Path, indexed: bool) -> None:
-    _, segments = closed_day(tmp_path)
-    start, stop = segments[1].places[2]
-    data = segments[1].path.read_bytes()
-    segments[1].path.write_bytes(data[:start] + data[stop:])
-    index = segments[1].path.with_suffix(".index")
-    if not indexed:
-        index.unlink()
+def remove(segment: Segment) -> None:
+    segment.path.unlink()
+    index_of(segment).unlink()
+
+
+def replace_record(segment: Segment, number: int, *by: tuple[Segment, int]) -> None:
+    """Replace a record by others, and remove the index."""
+    start, stop = segment.places[number]
+    data = segment.path.read_bytes()
+    others = b"".join(other.path.read_bytes()[slice(*other.places[place])] for other, place in by)
+    segment.path.write_bytes(data[:start] + others + data[stop:])
+    index_of(segment).unlink()
+
+
+def flip(segment: Segment, offset: int) -> None:
+    data = bytearray(segment.path.read_bytes())
+    data[offset] ^= 1
+    segment.path.write_bytes(data)
+
+
+def cut(segment: Segment, number: int) -> None:
+    """Cut a segment after a record, and remove the index."""
+    os.truncate(segment.path, segment.places[number][1])
+    index_of(segment).unlink()
+
+
+REPEATED = "these messages are recorded twice"
+
+
+@pytest.mark.parametrize(
+    ("harm", "expected"),
+    [
+        (lambda s: replace_record(s[1], 2), ["records are missing before this offset: 7 found, 8"]),
+        (lambda s: replace_record(s[0], 1, (s[2], 1)), ["the records before this offset differ from", REPEATED]),
+        (lambda s: replace_record(s[0], 1, (s[2], 1), (s[0], 1)), ["too many records before this offset: 5", REPEATED]),
+        (lambda s: remove(s[2]), ["missing: 3 segments had been begun", "slice 0 held 12 records of 12 messages when"]),
+        (
+            lambda s: remove(s[1]),
+            ["1 segment missing, from this one", "records are missing before this offset: 4 found"],
+        ),
+        (lambda s: [*map(remove, s)], ["missing: 3 segments had been begun", "slice 0 held 12 records of 12 messages"]),
+        (lambda s: cut(s[0], 2), ["records are missing before this offset: 3 found"]),
+        (lambda s: cut(s[2], 2), ["slice 0 held 12 records of 12 messages when it was closed"]),
+        (lambda s: flip(s[1], 70), ["the segment does not begin with a SEGMENT_BEGIN mark", NO_GOOD_RECORD]),
+        (lambda s: flip(s[1], 110), ["the segment does not begin with a SEGMENT_BEGIN mark", NO_GOOD_RECORD]),
+        (lambda s: flip(s[2], -60), [NO_GOOD_RECORD]),
+        (
+            lambda s: [*map(flip, s[2:], (-60,)), *map(Path.unlink, map(index_of, s[2:]))],
+            ["torn tail: no whole record"],
+        ),
+        (lambda s: s[0].path.parents[1].joinpath("closed.json").write_bytes(b"{"), ["closed.json is damaged"]),
+    ],
+)
+def test_harm_to_a_closed_day_is_detected(
+    tmp_path: Path, harm: Callable[[list[Segment]], object], expected: list[str]
+) -> None:
+    segments = closed_day(tmp_path)
+    harm(segments)
     found = what_is_wrong(tmp_path)
-    assert found
-    assert indexed or any(what.startswith("records are missing before this offset: 7 found, 8") for what in found)
-
-
-def test_a_foreign_record_is_detected(tmp_path: Path) -> None:
-    _, segments = closed_day(tmp_path)
-    start, stop = segments[0].places[1]
-    other = segments[2].path.read_bytes()[slice(*segments[2].places[1])]
-    data = segments[0].path.read_bytes()
-    segments[0].path.write_bytes(data[:start] + other + data[stop:])
-    segments[0].path.with_suffix(".index").unlink()
-    repeated = "these messages are recorded twice"
-    assert what_is_wrong(tmp_path) == ["the records before this offset differ from those recorded", repeated]
-    segments[0].path.write_bytes(data[:start] + other + data[start:])
-    too_many, again = what_is_wrong(tmp_path)
-    assert too_many.startswith("too many records before this offset: 5")
-    assert again == repeated
+    assert len(found) == len(expected), found
+    assert all(any(text in what for what in found) for text in expected), found
 
 
 def test_a_record_copied_after_the_last_mark_is_detected(tmp_path: Path) -> None:
-    killed = Journal(tmp_path)
-    for number in range(3):
-        killed.put(block(4 * number, 4))
-    killed.rest()
-    (path,) = tmp_path.glob("slice-*/*.journal")
-    records, _, _ = read_segment(path)
-    data = path.read_bytes()
-    assert what_is_wrong(tmp_path) == []
-    path.write_bytes(data + data[records[-1].start : records[-1].stop])
-    (damage,) = Recording.open(tmp_path).verify()
-    assert (damage.what, damage.offset, damage.messages) == ("these messages are recorded twice", len(data), 4)
-    killed.writer.refuse()
-    killed.writer.close()
-
-
-def test_a_lost_last_segment_with_its_index_is_detected(tmp_path: Path) -> None:
-    _, segments = closed_day(tmp_path)
-    segments[2].path.unlink()
-    segments[2].path.with_suffix(".index").unlink()
-    missing, damage = Recording.open(tmp_path).verify()[::-1]
-    assert (missing.path, missing.what) == (segments[2].path, "missing: 3 segments had been begun")
-    assert damage.path.name == "closed.json"
-    assert damage.what.startswith("slice 0 held 12 records of 12 messages when it was closed")
-    assert damage.messages == 4
+    with killed_journal(tmp_path, *(block(4 * number, 4) for number in range(3))) as path:
+        records, _, _ = read_segment(path)
+        data = path.read_bytes()
+        assert what_is_wrong(tmp_path) == []
+        path.write_bytes(data + data[records[-1].start : records[-1].stop])
+        (damage,) = Recording.open(tmp_path).verify()
+        assert (damage.what, damage.offset, damage.messages) == (REPEATED, len(data), 4)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_lost_last_segment_of_a_killed_recorder_is_detected(tmp_path: Path, count: int) -> None:
-    for number in range(count):
-        killed = Journal(tmp_path)
-        killed.put(block(number))
-        killed.rest()
-        killed.writer.sync(what_is_written=False)
-    path = max(tmp_path.glob("slice-*/*.journal"))
-    assert what_is_wrong(tmp_path) == []
-    path.unlink()
-    path.with_suffix(".index").unlink()
-    (damage,) = Recording.open(tmp_path).damage
-    assert (damage.path, damage.what) == (path, f"missing: {count} segments had been begun")
+    with ExitStack() as stack:
+        paths = [stack.enter_context(killed_journal(tmp_path, block(number))) for number in range(count)]
+        path = paths[-1]
+        assert what_is_wrong(tmp_path) == []
+        path.unlink()
+        path.with_suffix(".index").unlink()
+        (damage,) = Recording.open(tmp_path).damage
+        assert (damage.path, damage.what) == (path, f"missing: {count} segments had been begun")
 
 
 def test_a_segment_removed_by_recovery_is_not_reported(tmp_path: Path) -> None:
-    killed = Journal(tmp_path)
-    killed.put(block(0))
-    killed.rest()
-    killed.writer.sync(what_is_written=False)
-    (path,) = tmp_path.glob("slice-*/*.journal")
-    path.write_bytes(path.read_bytes()[:70])
-    assert recover_day(tmp_path) == 6
-    assert not path.exists()
-    assert what_is_wrong(tmp_path) == []
+    with killed_journal(tmp_path, block(0)) as path:
+        path.write_bytes(path.read_bytes()[:70])
+        assert recover_day(tmp_path) == 6
+        assert not path.exists()
+        assert what_is_wrong(tmp_path) == []
 
 
-def test_a_lost_segment_in_the_middle_is_reported(tmp_path: Path) -> None:
-    _, segments = closed_day(tmp_path)
-    segments[1].path.unlink()
-    segments[1].path.with_suffix(".index").unlink()
-    assert "1 segment missing, from this one on" in what_is_wrong(tmp_path)
-    assert "records are missing before this offset: 4 found, 8 recorded" in what_is_wrong(tmp_path)
-
-
-def test_emptied_segments_are_detected(tmp_path: Path) -> None:
-    closed_day(tmp_path)
-    shutil.rmtree(tmp_path / "slice-00000")
-    (tmp_path / "slice-00000").mkdir()
-    damage, missing = Recording.open(tmp_path).verify()
-    assert (damage.path.name, damage.messages) == ("closed.json", 12)
-    assert missing.what == "missing: 3 segments had been begun"
-
-
-@pytest.mark.parametrize("name", ["min_ts_event", "keys", "max_sequence", "messages", "epoch"])
-def test_an_index_that_hides_messages_is_detected(tmp_path: Path, name: str) -> None:
-    _, segments = closed_day(tmp_path, 1)
-    index = segments[0].path.with_suffix(".index")
-    data = bytearray(index.read_bytes())
-    entry = numpy.frombuffer(data, ENTRY, 1, FILE_HEAD_BYTES)
-    entry[name] = entry[name] ^ 1 if name != "min_ts_event" else 5
-    data[-4:] = struct.pack("<I", wire.checksum(bytes(data[FILE_HEAD_BYTES:-4])))
-    index.write_bytes(data)
-    assert what_is_wrong(tmp_path) == ["the index entry does not match its records"]
-
-
-def rewrite_entry(index: Path, **changes: int) -> None:
-    """Change the only entry of an index, with a valid checksum."""
-    data = bytearray(index.read_bytes())
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({name: 99} for name in ("min_ts_event", "keys", "max_sequence", "messages", "epoch", "records", "marks")),
+        {"records": 0, "marks": 6},
+    ],
+)
+def test_an_index_with_wrong_values_is_detected(tmp_path: Path, changes: dict[str, int]) -> None:
+    (segment,) = closed_day(tmp_path, 1)
+    data = bytearray(index_of(segment).read_bytes())
     entry = numpy.frombuffer(data, ENTRY, 1, FILE_HEAD_BYTES)
     for name, value in changes.items():
         entry[name] = value
     data[-4:] = struct.pack("<I", wire.checksum(bytes(data[FILE_HEAD_BYTES:-4])))
-    index.write_bytes(data)
-
-
-@pytest.mark.parametrize("changes", [{"records": 0, "marks": 6}, {"records": 3}, {"marks": 0}])
-def test_an_index_with_wrong_counts_is_detected(tmp_path: Path, changes: dict[str, int]) -> None:
-    _, segments = closed_day(tmp_path, 1)
-    rewrite_entry(segments[0].path.with_suffix(".index"), **changes)
+    index_of(segment).write_bytes(data)
     assert what_is_wrong(tmp_path) == ["the index entry does not match its records"]
-
-
-def test_a_damaged_end_mark_is_reported_once(tmp_path: Path) -> None:
-    _, segments = closed_day(tmp_path)
-    data = bytearray(segments[2].path.read_bytes())
-    data[-60] ^= 1
-    segments[2].path.write_bytes(data)
-    for indexed in (True, False):
-        if not indexed:
-            segments[2].path.with_suffix(".index").unlink()
-        assert what_is_wrong(tmp_path) == [NO_GOOD_RECORD if indexed else "torn tail: no whole record"]
-
-
-def test_a_segment_cut_after_a_record_is_detected(tmp_path: Path) -> None:
-    _, segments = closed_day(tmp_path)
-    for segment in (segments[0], segments[2]):
-        data = segment.path.read_bytes()
-        segment.path.write_bytes(data[: segment.places[2][1]])
-        index = segment.path.with_suffix(".index")
-        entries = index.read_bytes()
-        index.unlink()
-        (damage,) = Recording.open(tmp_path).verify()
-        assert damage.messages == 1
-        segment.path.write_bytes(data)
-        index.write_bytes(entries)
-
-
-def test_a_damaged_mark_is_reported_and_loses_no_message(tmp_path: Path) -> None:
-    _, segments = closed_day(tmp_path)
-    for offset in (70, 110):  # of the first mark
-        data = bytearray(segments[1].path.read_bytes())
-        whole = bytes(data)
-        data[offset] ^= 1
-        segments[1].path.write_bytes(data)
-        recording = Recording.open(tmp_path)
-        assert sum(len(batch) for batch in recording.batches()) == 12
-        assert recording.verify()
-        segments[1].path.write_bytes(whole)
-
-
-def test_a_damaged_closed_file_is_reported(tmp_path: Path) -> None:
-    closed_day(tmp_path)
-    (tmp_path / "closed.json").write_bytes(b"{")
-    (what,) = what_is_wrong(tmp_path)
-    assert "closed.json is damaged" in what
 
 
 def test_a_full_segment_ends_with_a_mark_and_the_next_continues(tmp_path: Path) -> None:
