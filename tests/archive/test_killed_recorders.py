@@ -1,29 +1,30 @@
-"""A recorder that is killed leaves whole blocks and a torn tail, which the next one cuts and reports."""
+"""Recorders that are killed or run out of disk: whole blocks, a torn tail that is cut, and exact counts."""
 
 from __future__ import annotations
 
+import errno
 import os
-import random
-import signal
-import threading
+import subprocess
 from pathlib import Path
 
-import numpy
 import pytest
 
-from blackbox import Publisher
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.recording import Recording
+from blackbox.errors import JournalError
 from blackbox.native.jit import njit
 from blackbox.native.posix import reserve_file
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import (
     MIB,
+    ROW_BYTES,
+    check_sum,
     days,
     feed_of,
+    numbered,
     numbers_of,
     one_slice,
-    publish_numbered,
     records,
     segments,
     wait_recorded,
@@ -32,93 +33,27 @@ from tests.journals import Put, Row, check_index, record_of, stored
 from tests.process_state import linux_only
 from tests.support import Script
 
-RECORD_AGAIN_AND_AGAIN = """
-parent = os.getpid()
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        end = lambda: (wait_until(lambda: os.getppid() != parent, 120), os._exit(1))
-        threading.Thread(target=end, daemon=True).start()
-        recorder = Recorder(feed, line.strip(), segment_bytes=4 << 20).start()
-        say(os.getpid(), recorder.statistics().cut_bytes)
-        recorder.run()
-    os.waitpid(pid, 0)
-    say("killed")
-"""
+WHOLE = record_of(Put((Row(b"T", bytes(101)),)), 0)
 
 
-def torn_bytes(segment: Path) -> int:
-    size = segment.stat().st_size
-    return size if size < 64 else stored(segment)[1]
-
-
-@pytest.mark.long
-def test_killed_recorders_leave_a_prefix_and_the_next_one_recovers_it(tmp_path: Path) -> None:
-    feed = feed_of()
-    choice = random.Random(7)
-    ending = threading.Event()
-
-    def publish(publisher: Publisher) -> None:
-        at = 0
-        while not ending.is_set():
-            publish_numbered(publisher, at, 10_000)
-            at += 10_000
-
-    torn_before, told = 0, 0
-    runs: list[list[Path]] = []
-    with Publisher(feed, when_full="wait") as publisher, Script(RECORD_AGAIN_AND_AGAIN, feed) as script:
-        thread = threading.Thread(target=publish, args=(publisher,))
-        thread.start()
-        try:
-            for _ in range(10):
-                known = {path for run in runs for path in run}
-                script.tell(str(tmp_path))
-                pid, cut = map(int, script.read().split())
-                assert cut == torn_before
-                told += cut > 0
-                much = choice.randrange(12 * MIB)
-
-                def written(known: set[Path] = known) -> int:
-                    return sum(p.stat().st_size for p in segments(tmp_path, feed) if p not in known)
-
-                wait_until(lambda: written() > much)
-                os.kill(pid, signal.SIGKILL)
-                script.expect("killed")
-                fresh = [p for p in segments(tmp_path, feed) if p not in known]
-                torn_before = sum(torn_bytes(p) for p in fresh)
-                runs.append([p for p in fresh if p.stat().st_size > 64 and stored(p)[0]])
-        finally:
-            ending.set()
-            thread.join()
-        script.process.stdin.close()  # type: ignore[union-attr]
-        script.process.stdin = None
-        _, _, errors = script.finish()
-    assert errors.count("of an incomplete record") == told
-    with Publisher(feed), Recorder(feed, tmp_path) as recorder:
-        assert recorder.statistics().cut_bytes == torn_before
-    last = -1
-    for run in runs:
-        found = [record for p in run for record in stored(p)[0]]
-        numbers = numpy.concatenate([numbers_of(record) for record in found] or [numpy.empty(0, numpy.int64)])
-        assert (numpy.diff(numbers) == 1).all()
-        if len(numbers):
-            assert numbers[0] > last
-            last = int(numbers[-1])
-    recording = Recording.open(days(tmp_path, feed)[0])
-    assert not recording.damage
-    for path in segments(tmp_path, feed):
-        check_index(path)
-
-
-@pytest.mark.parametrize("torn", [1, 31, 96, 150])
-def test_a_torn_tail_is_cut_and_reported(tmp_path: Path, torn: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("torn", "day"),
+    [(1, "today"), (31, "2001-02-03"), (96, "today"), (150, "today"), (len(WHOLE) - 2, "2001-02-03")],
+)
+def test_a_torn_tail_is_cut_and_reported(tmp_path: Path, torn: int, day: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Also a record without its padding, the head of a next segment, and the tail of the day before."""
     with one_slice(tmp_path) as (feed, publisher, recorder):
         publisher.send(publisher.encode([(b"T", b"0")]))
         wait_recorded(recorder, 1)
+    if day != "today":
+        (today,) = days(tmp_path, feed)
+        today.rename(today.with_name(day))
     path = segments(tmp_path, feed)[0]
     whole = path.stat().st_size
     with path.open("ab") as file:
-        file.write(record_of(Put((Row(b"T", bytes(100)),)), 0)[:torn])
+        file.write(WHOLE[:torn])
+    if torn > 31:
+        path.with_suffix(".index").unlink()
     # Left by a recorder killed while it begins the next segment.
     path.with_name("000001.journal").write_bytes(path.read_bytes()[:40])
     with RawPublisher(feed), Recorder(feed, tmp_path) as recorder:
@@ -156,31 +91,86 @@ def test_reserved_disk_space_is_released(tmp_path: Path) -> None:
     assert len(records(tmp_path, feed)) == 1
 
 
-def test_the_tail_of_the_day_before_is_cut_too(tmp_path: Path) -> None:
-    with one_slice(tmp_path) as (feed, publisher, recorder):
-        publisher.send(publisher.encode([(b"T", b"0")]))
-        wait_recorded(recorder, 1)
-    today = days(tmp_path, feed)[0]
-    yesterday = today.rename(today.with_name("2001-02-03"))
-    path = yesterday / "slice-00000" / "000000.journal"
-    path.with_suffix(".index").unlink()
-    with path.open("ab") as file:
-        file.write(b"BREC")
-    with RawPublisher(feed), Recorder(feed, tmp_path) as recorder:
-        assert recorder.statistics().cut_bytes == 4
-    check_index(path)
+RECORD_UNTIL_FULL = """
+recorder = Recorder(feed, input()).start()
+say("started")
+try:
+    recorder.run()
+except Exception as error:
+    say(error)
+now = recorder.statistics()
+say(now.messages, now.lost, now.received.messages - now.received.duplicates)
+input()
+"""
+
+FULL = 2 * MIB
 
 
-def test_a_record_without_its_padding_is_cut(tmp_path: Path) -> None:
-    with one_slice(tmp_path) as (feed, publisher, recorder):
-        for size in (10, 50_001):
-            publisher.send(publisher.encode([(b"T", bytes(size))]))
-        wait_recorded(recorder, 2)
-    path = segments(tmp_path, feed)[0]
-    first, second = records(tmp_path, feed)
-    os.truncate(path, second.stop - 9)
-    path.with_suffix(".index").unlink()
-    with RawPublisher(feed), Recorder(feed, tmp_path) as recorder:
-        assert recorder.statistics().cut_bytes == second.stop - 9 - first.stop
-    assert path.stat().st_size == first.stop
-    check_index(path)
+@linux_only
+def test_a_full_disk_ends_it_with_an_exact_count(tmp_path: Path) -> None:
+    feed, rows = feed_of(), 400
+    mount = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size={FULL} tmpfs "$0" && exec "$@"', str(tmp_path)]
+    if subprocess.run([*mount, "true"], capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here")
+    with RawPublisher(feed) as publisher, Script(RECORD_UNTIL_FULL, feed, mount) as script:
+        script.tell(str(tmp_path))
+        script.expect("started")
+        sent = 0
+        while (sent // rows) * (rows * (ROW_BYTES + 12) + 128) < FULL + MIB:
+            block = publisher.encode([(b"A.t", row.tobytes()) for row in numbered(sent, rows)])
+            publisher.send(block)
+            sent += rows
+        error = script.read()
+        messages, lost, received = map(int, script.read().split())
+        place = Path(f"/proc/{script.process.pid}/root{tmp_path}")
+        path = segments(place, feed)[0]
+        assert f"{str(path).removeprefix(str(place))}: {os.strerror(errno.ENOSPC)}; {lost} received messages" in error
+        assert lost > 0
+        assert messages + lost == received
+        found = [number for record in records(place, feed) for number in numbers_of(record)]
+        assert found == list(range(messages))
+        recording = Recording.open(days(place, feed)[0])
+        assert sum(len(run.heads) for run in recording.runs()) == messages // rows
+        assert not recording.damage
+        script.tell("")
+
+
+def test_a_removed_directory_ends_the_recorder_and_each_call_raises_it(tmp_path: Path) -> None:
+    failure = "was removed or replaced.*; 5 received messages were not recorded"
+    with pytest.raises(JournalError, match=failure), one_slice(tmp_path) as (feed, publisher, recorder):
+        publisher.send(publisher.encode([(b"T", b"0")] * 5))
+        wait_recorded(recorder, 5)
+        (tmp_path / feed.name).rename(tmp_path / "gone")  # at once: the recorder makes files meanwhile
+        wait_until(lambda: recorder.state is SubscriberLife.ENDED)
+    statistics = recorder.statistics()
+    assert (statistics.messages, statistics.blocks, statistics.lost) == (0, 0, 5)
+    check_sum(statistics)
+    for call in (recorder.stop, recorder.stop, recorder.run):
+        with pytest.raises(JournalError, match="was removed"):
+            call()
+
+
+def test_a_directory_without_write_permission_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "locked"
+    place.mkdir(mode=0o555)
+    tmp_path.chmod(0o755)
+    record = """
+        place = input()
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        try:
+            Recorder(feed, place).start()
+        except BlackBoxError as error:
+            say(error)
+    """
+    with Script(record, feed_of()) as script:
+        script.tell(str(place))
+        said = script.read()
+    assert said.endswith(os.strerror(errno.EACCES))
+    assert str(tmp_path) in said or str(tmp_path.parent) in said
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tape").write_text("")
+    with pytest.raises(JournalError, match=r"tape.*(File exists|Not a directory)"):
+        Recorder(feed_of(), tmp_path).start()
