@@ -1,11 +1,13 @@
-"""A file that shrinks while it is read loses only the cut data, is reported, and crashes no process."""
+"""A file that shrinks while it is read loses only the cut data; pipes, devices and huge files are rejected."""
 
 from __future__ import annotations
 
-import json
+import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,30 +15,20 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import Feed, Publisher, Recording, Replay, Subscriber
+from blackbox import ConfigError, Feed, Message, Publisher, Recording, Replay, SlowPolicy, Subscriber
 from blackbox.archive.crash_recovery import recover_day
 from blackbox.archive.mapping import Mapping
 from blackbox.block.block import Block
 from blackbox.errors import JournalError
 from blackbox.publish.batcher import Stored
+from blackbox.testing import wait_until
+from tests.cli.commands import assert_one_line, invoke
 from tests.examples import first_of
 from tests.journals import Day, Put, Row, feed_of
 
 BLOCKS = 600
 BODY = 100_000
 """Size of a payload, such that the reader needs several runs."""
-
-
-def run(script: str, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", dedent(script), *map(str, words)], capture_output=True, text=True, timeout=300
-    )
-
-
-def said(script: str, *words: object) -> Any:
-    ended = run(script, *words)
-    assert ended.returncode == 0, (ended.returncode, ended.stderr)
-    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def large_day(path: Path) -> Day:
@@ -46,145 +38,71 @@ def large_day(path: Path) -> Day:
     return day
 
 
-READ = """
-    import json, os, sys
-    from blackbox import Recording
-    day, segment, kept = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    recording = Recording.open(day)
-    found = []
-    for batch in recording.batches():
-        found += [(sequence, set(message.payload)) for message, sequence in zip(batch, batch.sequence.tolist())]
-        if len(found) == 10:
-            os.truncate(segment, kept)
-    right = all(len(values) == 1 and values == {sequence % 251 + 1} for sequence, values in found)
-    print(json.dumps([len(found), right, [str(damage) for damage in recording.damage], len(recording.verify())]))
-"""
-
-
-def test_a_segment_that_shrinks_while_it_is_read_loses_only_the_cut_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", ["batches", "replay"])
+def test_a_segment_that_shrinks_while_it_is_read_loses_only_the_cut_data(tmp_path: Path, read: str) -> None:
     segment = large_day(tmp_path).segments[0]
-    start, _ = segment.places[400]
-    read, right, damage, verified = said(READ, tmp_path, segment.path, start + 5_000)
-    assert right
-    assert read == 400
-    assert any("shrank to" in text for text in damage)
-    assert any("no good record begins here" in text or "checksum" in text for text in damage)
-    assert verified
+    recording, found = Recording.open(tmp_path), list[set[int]]()
 
-
-REPLAY = """
-    import json, os, sys
-    from blackbox import Feed, Recording, Subscriber
-    day, segment, kept = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    recording = Recording.open(day)
-    subscriber = Subscriber(recording.feed)
-    found = []
-    @subscriber.on(b"A")
-    def take(message):
-        found.append(set(message.payload))
+    def take(message: Message) -> None:
+        found.append(set(message.payload or b""))
         if len(found) == 10:
-            os.truncate(segment, kept)
-    played = subscriber.replay(recording)
-    right = all(values == {number % 251 + 1} for number, values in enumerate(found))
-    print(json.dumps([len(found), right, played.messages, [str(damage) for damage in recording.damage]]))
-"""
+            os.truncate(segment.path, segment.places[400][0] + 5_000)
+
+    if read == "batches":
+        for batch in recording.batches():
+            for message in batch:
+                take(message)
+    else:
+        subscriber = Subscriber(recording.feed)
+        subscriber.on(b"A")(take)
+        subscriber.replay(recording)
+    assert found == [{number % 251 + 1} for number in range(400)]
+    assert any("shrank to" in str(damage) for damage in recording.damage)
+    assert any("no good record begins here" in str(each) or "checksum" in str(each) for each in recording.damage)
+    assert recording.verify()
 
 
-@pytest.mark.long
-def test_a_segment_that_shrinks_in_a_replay_loses_only_the_cut_data(tmp_path: Path) -> None:
-    segment = large_day(tmp_path).segments[0]
-    start, _ = segment.places[400]
-    called, right, _, damage = said(REPLAY, tmp_path, segment.path, start + 5_000)
-    assert right
-    assert called == 400
-    assert any("shrank to" in text for text in damage)
+@pytest.mark.parametrize(("is_queued", "kept"), [(False, 400), (True, 5)])
+def test_a_segment_that_shrinks_while_it_is_sent_ends_the_replay_with_an_error(
+    tmp_path: Path, is_queued: bool, kept: int
+) -> None:
+    """Queued blocks are sent unchanged."""
+    segment, feed = large_day(tmp_path).segments[0], Feed.local("again", slices=1)
+    hwm_blocks, queue_blocks = (8, 1) if is_queued else (128, 16)
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn"), hwm_blocks=hwm_blocks, queue_blocks=queue_blocks)
+    replay, go_on = Replay(Recording.open(tmp_path)), threading.Event()
+    found, ended = list[tuple[int, set[int]]](), list[str]()
 
-
-SEND = """
-    import json, os, sys, threading
-    from blackbox import Feed, Publisher, Recording, Replay, SlowPolicy, Subscriber
-    from blackbox.errors import JournalError
-    from blackbox.testing import wait_until
-    day, segment, kept = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    feed = Feed.local("again", slices=1)
-    subscriber = Subscriber(feed, slow=SlowPolicy("warn"))
-    found, ended = [], []
     @subscriber.on(b"A")
-    def take(message):
-        found.append(set(message.payload))
-    replay = Replay(Recording.open(day))
-    def send():
+    def _(message: Message) -> None:
+        assert not is_queued or go_on.wait(100)
+        found.append((message.sequence, set(message.payload or b"")))
+
+    def send() -> None:
         try:
             replay.publish(publisher)
         except JournalError as error:
             ended.append(str(error))
+
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start(timeout=100)
-        replay.controls.step(10)
+        if not is_queued:
+            replay.controls.step(10)
         sender = threading.Thread(target=send)
         sender.start()
-        wait_until(lambda: len(found) == 10, 60, "ten messages came")
-        os.truncate(segment, kept)
+        wait_until(lambda: publisher.statistics().waits > 3 if is_queued else len(found) == 10, 60, "full queues")
+        queued = publisher.statistics().messages
+        size = segment.places[kept][0] + 5_000
+        os.truncate(segment.path, size)
+        go_on.set()
         replay.controls.resume()
         sender.join()
     subscriber.run(until_end=True)
-    print(json.dumps([len(found), ended]))
-"""
-
-
-def test_a_segment_that_shrinks_while_it_is_sent_ends_the_replay_with_an_error(tmp_path: Path) -> None:
-    segment = large_day(tmp_path).segments[0]
-    start, _ = segment.places[400]
-    sent, ended = said(SEND, tmp_path, segment.path, start + 5_000)
-    shrank = f"{segment.path}: the file shrank to {start + 5_000} bytes while it was read"
-    assert sent == 10
-    assert len(ended) == 1
-    assert ended[0].startswith(shrank)
-    assert ended[0].endswith("the rest is not sent")
-
-
-QUEUED = """
-    import json, os, sys, threading
-    from blackbox import Feed, Publisher, Recording, Replay, SlowPolicy, Subscriber
-    from blackbox.errors import JournalError
-    from blackbox.testing import wait_until
-    day, segment, kept = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    feed = Feed.local("again", slices=1)
-    subscriber = Subscriber(feed, slow=SlowPolicy("warn"), hwm_blocks=8, queue_blocks=1)
-    found, ended, go_on = [], [], threading.Event()
-    @subscriber.on(b"A")
-    def take(message):
-        assert go_on.wait(100)
-        found.append((message.sequence, set(message.payload)))
-    def send():
-        try:
-            Replay(Recording.open(day)).publish(publisher)
-        except JournalError as error:
-            ended.append(str(error))
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start(timeout=100)
-        sender = threading.Thread(target=send)
-        sender.start()
-        wait_until(lambda: publisher.statistics().waits > 3, 60, "all queues are full")
-        queued = publisher.statistics().messages
-        os.truncate(segment, kept)
-        go_on.set()
-        sender.join()
-    subscriber.run(until_end=True)
-    right = [payload == {sequence % 251 + 1} for sequence, payload in found]
-    print(json.dumps([queued, len(found), all(right), ended]))
-"""
-
-
-@pytest.mark.long
-def test_queued_blocks_of_a_segment_that_shrinks_are_sent_unchanged(tmp_path: Path) -> None:
-    segment = large_day(tmp_path).segments[0]
-    start, _ = segment.places[5]
-    queued, found, right, ended = said(QUEUED, tmp_path, segment.path, start + 5_000)
-    assert 5 < queued <= found < BLOCKS
-    assert right
-    assert len(ended) == 1
-    assert ended[0].startswith(f"{segment.path}: the file shrank to {start + 5_000} bytes while it was read")
+    assert queued <= len(found) < BLOCKS if is_queued else len(found) == 10
+    assert found == [(number, {number % 251 + 1}) for number in range(len(found))]
+    (error,) = ended
+    assert error.startswith(f"{segment.path}: the file shrank to {size} bytes while it was read")
+    assert error.endswith("the rest is not sent")
 
 
 def test_a_file_cut_within_its_last_page_while_sent_is_reported_at_the_end(
@@ -195,8 +113,7 @@ def test_a_file_cut_within_its_last_page_while_sent_is_reported_at_the_end(
     segment, put = day.segments[0].path, Publisher._publish_columns
 
     def shrink(*arguments: Any) -> None:
-        with segment.open("r+b") as file:
-            file.truncate(segment.stat().st_size - 8)
+        os.truncate(segment, segment.stat().st_size - 8)
         put(*arguments)
 
     monkeypatch.setattr(Publisher, "_publish_columns", shrink)
@@ -207,52 +124,32 @@ def test_a_file_cut_within_its_last_page_while_sent_is_reported_at_the_end(
             Replay(Recording.open(tmp_path)).publish(publisher)
 
 
-@pytest.mark.parametrize("form", ["messages", "blocks"])
+@pytest.mark.parametrize("form", ["messages", "blocks", "header"])
 def test_lost_pages_of_a_mapped_file_are_not_published(tmp_path: Path, form: str) -> None:
     path = tmp_path / "file"
     block = Block.encode([b"T"], [0], b"\1" * 100_000, offsets=[0, 100_000], epoch=1)
-    path.write_bytes(bytes(block.body))
+    header = numpy.frombuffer(block.header, numpy.uint8).copy()
+    path.write_bytes((bytes(header) if form == "header" else b"") + bytes(block.body))
     mapping = Mapping(path)
-    memory = mapping.array()
-    with path.open("r+b") as file:
-        file.truncate(5_000)
+    memory, head = mapping.array(), header.ctypes.data
+    body = memory.ctypes.data
+    if form == "header":
+        head, body = body, body + len(header)
+    os.truncate(path, 0 if form == "header" else 5_000)
     with Publisher(Feed.local("shrinks", slices=1)) as publisher, Subscriber(publisher.feed) as subscriber:
         subscriber.on(b"")(lambda message: None)
         publisher.wait_for_subscribers()
         publisher._warm_up_stored()
-        header = numpy.frombuffer(block.header, numpy.uint8).copy()
-        heads, bodies, skips = (numpy.array([at]) for at in (header.ctypes.data, memory.ctypes.data, 0))
+        heads, bodies, skips = (numpy.array([at]) for at in (head, body, 0))
         stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, 1)
-        with pytest.raises(
-            JournalError, match="slice 0: a recording's file was truncated while it was being published"
-        ):
+        truncated = "slice 0: a recording's file was truncated while it was being published"
+        with pytest.raises(JournalError, match=truncated):
             if form == "messages":
                 publisher.publish_many((b"T",), [0], memory, offsets=[0, len(memory)])
             else:
                 publisher._publish_stored(0, [b""], stored)
         publisher.flush()
-        assert publisher.statistics().messages == 0
-
-
-def test_a_lost_header_of_a_mapped_file_is_not_published(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    block = Block.encode([b"T"], [0], b"\1" * 100, offsets=[0, 100], epoch=1)
-    path.write_bytes(bytes(block.header) + bytes(block.body))
-    mapping = Mapping(path)
-    path.write_bytes(b"")
-    with Publisher(Feed.local("shrinks", slices=1)) as publisher, Subscriber(publisher.feed) as subscriber:
-        subscriber.on(b"")(lambda message: None)
-        publisher.wait_for_subscribers()
-        publisher._warm_up_stored()
-        body = mapping.address + len(block.header)
-        heads, bodies, skips = (numpy.array([at]) for at in (mapping.address, body, 0))
-        stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, 1)
-        with pytest.raises(
-            JournalError, match="slice 0: a recording's file was truncated while it was being published"
-        ):
-            publisher._publish_stored(0, [b""], stored)
-        publisher.flush()
-        assert publisher.statistics().blocks == 0
+        assert (publisher.statistics().messages, publisher.statistics().blocks) == (0, 0)
 
 
 def test_readers_survive_the_cut_of_a_torn_tail(tmp_path: Path) -> None:
@@ -276,12 +173,10 @@ def test_lost_bytes_of_a_mapped_file_are_zeros_and_reported(tmp_path: Path) -> N
     mapping = Mapping(path)
     memory = mapping.array()
     assert mapping.lost() == ""
-    with path.open("r+b") as file:
-        file.truncate(5_000)
+    os.truncate(path, 5_000)
     assert numpy.count_nonzero(memory) == 5_000
     assert mapping.lost() == "the file shrank to 5000 bytes while it was read"
-    with path.open("r+b") as file:
-        file.truncate(100_000)
+    os.truncate(path, 100_000)
     assert mapping.lost() == f"{-(-100_000 // 4096) - 2} pages were lost while they were read"
     del memory, mapping
     assert Mapping(path).array()[:5_000].all()
@@ -309,6 +204,82 @@ DIE = """
 
 @pytest.mark.parametrize("handler", first_of(["before", "none", "after"]))
 def test_a_foreign_memory_fault_still_ends_the_process(tmp_path: Path, handler: str) -> None:
-    ended = run(DIE, tmp_path / "file", handler)
+    command = [sys.executable, "-c", dedent(DIE), str(tmp_path / "file"), handler]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "0\n")
     assert ("Bus error" in ended.stderr) == (handler != "none")
+
+
+FILES = ["manifest.json", "closed.json", "slice-00000/000000.journal", "slice-00000/000000.index"]
+
+
+def pipe(path: Path) -> str:
+    os.mkfifo(path)
+    return "it is a pipe, expected a regular file"
+
+
+def device(path: Path) -> str:
+    path.symlink_to("/dev/zero")
+    return "it is a device, expected a regular file"
+
+
+def directory(path: Path) -> str:
+    path.mkdir()
+    return "it is a directory, expected a regular file"
+
+
+def huge(path: Path) -> str:
+    with path.open("wb") as file:
+        file.truncate(40 << 30)
+    return f"it has {40 << 30} bytes, expected at most"
+
+
+def day_of(path: Path) -> Day:
+    day = Day(path, feed_of())
+    day.put(0, Put((Row(b"A", b"x"),)))
+    return day
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("make", [pipe, device, directory, huge])
+def test_a_day_with_an_irregular_file_is_rejected(tmp_path: Path, name: str, make: Callable[[Path], str]) -> None:
+    if make is huge and name.endswith(".journal"):
+        pytest.skip("a segment may be large")
+    day_of(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    what = make(tmp_path / name)
+    if name == "closed.json":
+        (damage,) = Recording.open(tmp_path).verify()
+        assert what in damage.what
+        return
+    with pytest.raises(JournalError, match=what) as raised:
+        Recording.open(tmp_path)
+    assert str(tmp_path / name.replace(".index", "")) in str(raised.value)
+    assert recover_day(tmp_path) == 0
+    ended = invoke("inspect", tmp_path)
+    assert ended.status == 1
+    assert_one_line(ended, what)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "closed.json"])
+def test_deeply_nested_json_is_reported_as_damage(tmp_path: Path, name: str) -> None:
+    day_of(tmp_path)
+    for text in (b"[" * 1_000_000, b'{"a":' * 1_000_000, b'{"format":2,"feed":' + b"[" * 1_000_000):
+        (tmp_path / name).write_bytes(text)
+        if name == "manifest.json":
+            with pytest.raises(JournalError, match="is damaged"):
+                Recording.open(tmp_path)
+        else:
+            (damage,) = Recording.open(tmp_path).verify()
+            assert "closed.json is damaged" in damage.what
+
+
+def test_an_irregular_or_deeply_nested_feed_file_is_rejected(tmp_path: Path) -> None:
+    for number, make in enumerate((pipe, device, directory, huge)):
+        path = tmp_path / f"{number}.toml"
+        with pytest.raises(ConfigError, match=make(path)):
+            Feed.load(path)
+    path = tmp_path / "feed.toml"
+    path.write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match="is not TOML"):
+        Feed.load(path)
