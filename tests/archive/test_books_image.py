@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -20,7 +20,6 @@ from blackbox import Feed, Publisher, Recorder, Source, Subscriber
 from blackbox.archive.newest_books import NewestBooks
 from blackbox.archive.reader import RecordRun, blocks_of
 from blackbox.archive.recording import Recording
-from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.images import Images
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskImage, Image
@@ -28,11 +27,11 @@ from blackbox.block.batch import Batch
 from blackbox.block.block import Block
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.book.books import Books
-from blackbox.errors import ArchiveError
 from blackbox.feed.schema import load_schema
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
+from tests.examples import first_of
 from tests.feeds.build import messages_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import recorded
@@ -43,12 +42,11 @@ CAPTURES: dict[str, Callable[[Path], Source]] = {
     "iex deep": lambda data: Iex(data / "iex" / "goiex_DEEP10.pcap.gz"),
     "dbn snapshot": lambda data: Dbn(data / "dbn" / "esh4-glbx-mdp3-20231224.mbo.dbn.zst"),
     "dbn": lambda data: Dbn(data / "dbn" / "esh4-glbx-mdp3-20231225.mbo.dbn.zst"),
-    "made up": lambda _data: Synthetic(30_000, symbols=25),
+    "made up": lambda _data: Synthetic(10_000, symbols=25),
 }
 DEEP = 1 << 20
 CASES = [
     *(pytest.param(each, 0, marks=[pytest.mark.long] if each == "iex deep" else []) for each in CAPTURES),
-    ("made up", 1),
     ("made up", 8),
 ]
 
@@ -85,13 +83,17 @@ class Applied:
             self.take(block)
 
     def state(self) -> dict[bytes, Any]:
-        """Return the bytes of all levels and orders of each symbol with resting orders."""
-        found = {}
-        for symbol in self.books.symbols:
-            depth, orders = self.books.levels(symbol, DEEP), self.books.orders(symbol)
-            if any(depth) or len(orders):
-                found[symbol] = depth, orders.tobytes()
-        return found
+        return state_of(self.books)
+
+
+def state_of(books: Books) -> dict[bytes, Any]:
+    """Return the bytes of all levels and orders of each symbol with resting orders."""
+    found = {}
+    for symbol in books.symbols:
+        depth, orders = books.levels(symbol, DEEP), books.orders(symbol)
+        if any(depth) or len(orders):
+            found[symbol] = depth, orders.tobytes()
+    return found
 
 
 def begun_with(books: NewestBooks, feed: Feed) -> Applied:
@@ -134,7 +136,7 @@ def test_an_image_and_later_messages_give_the_books_from_the_start(
 
 
 def test_an_image_has_the_newest_of_all_other_messages(tmp_path: Path) -> None:
-    recording = recorded(tmp_path, lambda: Synthetic(30_000, symbols=25), slices=1)
+    recording = recorded(tmp_path, lambda: Synthetic(10_000, symbols=25), slices=1)
     kept, newest = NewestBooks(0, recording.feed), dict[bytes, bytes]()
     for run in recording.runs():
         kept.take(run)
@@ -152,12 +154,14 @@ def test_an_image_has_the_newest_of_all_other_messages(tmp_path: Path) -> None:
 
 
 def test_an_image_with_missing_messages_is_unsure(tmp_path: Path) -> None:
-    recording = recorded(tmp_path, lambda: Synthetic(30_000, symbols=25), slices=1, block_bytes=1 << 13)
+    recording = recorded(tmp_path, lambda: Synthetic(10_000, symbols=5), slices=1, block_bytes=1 << 13)
     kept = NewestBooks(0, recording.feed)
     for number, piece in enumerate(pieces(recording, seed=1, count=10)):
         if number != 3:
             kept.take(piece)
         assert kept.blocks([b""]).is_unsure == (number > 3)
+    # Also without a book.
+    assert kept_of(tmp_path / "other", Put((Row(b"AAPL.P", itch("P")),), sequence=5)).blocks([b""]).is_unsure
 
 
 def test_an_incomplete_snapshot_does_not_sync_a_late_book(tmp_path: Path, shared_data: Path) -> None:
@@ -196,14 +200,22 @@ def kept_of(directory: Path, *puts: Put, key_bytes: int = 0, schema: str = "itch
     return kept
 
 
+def books_of(directory: Path, blocks: Iterable[Block]) -> Books:
+    """Return the books of a consumer that starts with these blocks of an image."""
+    late = Applied(Recording.open(directory).feed)
+    for block in blocks:
+        late.take(block, is_image=True)
+    return late.books
+
+
 @pytest.mark.parametrize("behind", [itch("P"), itch("A")[:-1], b"", None], ids=["trade", "cut", "empty", "no value"])
 def test_an_image_has_an_order_followed_by_any_message_of_its_topic(tmp_path: Path, behind: bytes | None) -> None:
-    kept = kept_of(tmp_path, Put((Row(b"AAPL", itch("A", 7)), Row(b"AAPL", behind))))
-    late = Applied(Recording.open(tmp_path).feed)
-    for block in (blocks := kept.blocks([b""])):
-        late.take(block, is_image=True)
-    assert late.books.orders(b"AAPL")["reference"].tolist() == [7]
+    kept = kept_of(tmp_path, Put((Row(b"AAPL", itch("A", 7)), Row(b"AAPL", behind))), key_bytes=8)
+    blocks = kept.blocks([b"AAPL"])
     assert blocks.is_unsure == (behind == itch("A")[:-1])  # an invalid message may hide a missing one
+    found = list(blocks)
+    assert books_of(tmp_path, found).orders(b"AAPL")["reference"].tolist() == [7]
+    assert {block.key for block in found} == {b"AAPL"}
 
 
 def test_messages_of_a_symbol_may_have_several_keys(tmp_path: Path) -> None:
@@ -213,11 +225,8 @@ def test_messages_of_a_symbol_may_have_several_keys(tmp_path: Path) -> None:
         Put((Row(b"MSFT.A", itch("A", 9)),), 3, previous=0),
         Put((Row(b"MSFT.D", itch("D", 9)),), 4, previous=0),
     ]
-    kept = kept_of(tmp_path, *puts, key_bytes=8)
-    late = Applied(Recording.open(tmp_path).feed)
-    for block in (blocks := list(kept.blocks([b""]))):
-        late.take(block, is_image=True)
-    assert late.books.orders(b"AAPL")["reference"].tolist() == [7]
+    blocks = list(kept_of(tmp_path, *puts, key_bytes=8).blocks([b""]))
+    assert books_of(tmp_path, blocks).orders(b"AAPL")["reference"].tolist() == [7]
     assert [(block.key, block.topics) for block in blocks] == [(b"AAPL.A", [b"AAPL.A"])]
 
 
@@ -229,60 +238,40 @@ def test_each_key_of_a_symbol_has_its_messages_in_the_image(tmp_path: Path) -> N
     rows = [Row(topic, payload.tobytes()) for topic, payload in zip((b"A.8", b"A.5", b"A.5"), payloads, strict=True)]
     puts = [Put(tuple(rows[:1])), Put(tuple(rows[1:]), 1, previous=0)]
     kept = kept_of(tmp_path, *puts, key_bytes=8, schema="iex_deep10")
-    late = Applied(Recording.open(tmp_path).feed)
-    for block in (blocks := list(kept.blocks([b""]))):
-        late.take(block, is_image=True)
+    blocks = list(kept.blocks([b""]))
     assert {(block.key, *block.topics): block.count for block in blocks} == {(b"A.8", b"A.8"): 1, (b"A.5", b"A.5"): 2}
-    bids, offers = late.books.levels(b"A", DEEP)
+    bids, offers = books_of(tmp_path, blocks).levels(b"A", DEEP)
     assert ([each.price for each in bids], [each.price for each in offers]) == ([100], [101, 102])
     assert [block.key for block in kept.blocks([b"A.8"])] == [b"A.8"]
 
 
-def test_keys_may_be_longer_than_the_only_topic_of_a_symbol(tmp_path: Path) -> None:
-    kept = kept_of(tmp_path, Put((Row(b"AAPL", itch("A", 7)), Row(b"AAPL", itch("P")))), key_bytes=8)
-    assert {block.key for block in kept.blocks([b"AAPL"])} == {b"AAPL"}
-
-
-def test_an_image_with_missing_messages_and_no_book_is_unsure(tmp_path: Path) -> None:
-    kept = kept_of(tmp_path, Put((Row(b"AAPL.P", itch("P")),), sequence=5))
-    assert kept.blocks([b""]).is_unsure
-
-
-@pytest.mark.parametrize("key_bytes", [0, 2])
+@pytest.mark.parametrize("key_bytes", first_of([2, 0]))
 def test_a_late_subscriber_has_the_books_of_one_from_the_start(tmp_path: Path, key_bytes: int) -> None:
     """Over sockets, while the publisher goes on."""
     feed = archived_feed(schema="itch50", key_bytes=key_bytes, slices=2)
     first, late = Subscriber(feed), Subscriber(feed)
     books = [each.book(b"") for each in (first, late)]
+
+    def publish(messages: list[tuple[bytes, int, bytes]]) -> None:
+        for topic, ts_event, payload in messages:
+            publisher.publish(topic, payload, ts_event)
+        publisher.flush()
+
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         first.start(60)
-        messages = messages_of(Synthetic(30_000, symbols=25))
+        messages = messages_of(Synthetic(10_000, symbols=25))
         half = len(messages) // 2
-        _publish(publisher, messages[:half])
+        publish(messages[:half])
         wait_recorded(recorder, half)
         late.start(60, snapshot="books")
-        _publish(publisher, messages[half:])
+        publish(messages[half:])
         late.wait_live(60)
         wait_until(lambda: first.statistics().delivery.delivered == len(messages), 60)
-        wait_until(lambda: _state(books[1]) == _state(books[0]), 60)
+        wait_until(lambda: state_of(books[1]) == state_of(books[0]), 60)
         assert books[1].synced
         for each in (first, late):
             each.stop()
-    assert _state(books[0])
-
-
-def _publish(publisher: Publisher, messages: list[tuple[bytes, int, bytes]]) -> None:
-    for topic, ts_event, payload in messages:
-        publisher.publish(topic, payload, ts_event)
-    publisher.flush()
-
-
-def _state(books: Books) -> dict[bytes, Any]:
-    return {
-        symbol: (books.levels(symbol, DEEP), books.orders(symbol).tobytes())
-        for symbol in books.symbols
-        if len(books.orders(symbol))
-    }
+    assert state_of(books[0])
 
 
 def answer_of(images: Images, ask: AskImage) -> tuple[Image, list[Block]]:
@@ -301,13 +290,3 @@ def test_a_day_of_another_schema_begins_new_books(tmp_path: Path) -> None:
     wait_until(lambda: answer_of(images, ask)[0].position.epoch == 2)  # the previous image may be returned at first
     answer, (block,) = answer_of(images, ask)
     assert (answer.position, block.topics) == ((2, 1), [b"AAPL.A"])
-
-
-def test_a_feed_without_books_has_no_image_of_them(tmp_path: Path) -> None:
-    feed = archived_feed()
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
-        publisher.publish(b"A", b"1")
-        publisher.flush()
-        wait_recorded(recorder, 1)
-        with pytest.raises(ArchiveError, match="schema of books was .raw."):
-            ArchiveClient(feed).image(0, of="books", timeout=2.0)
