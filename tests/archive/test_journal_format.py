@@ -1,13 +1,15 @@
-"""The byte layout of a recording, and a stored recording that must stay readable."""
+"""The byte layout of a recording, its compression, and a stored recording that must stay readable."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import xxhash
 
 from blackbox import Recording
+from blackbox.archive import codec as codecs
 from blackbox.archive.format import (
     ENTRY_SPAN_BYTES,
     FILE_HEAD_BYTES,
@@ -15,8 +17,10 @@ from blackbox.archive.format import (
     OFFSET_BLOCK_HEADER,
     record_bytes,
 )
+from blackbox.errors import JournalError
 from tests import golden, journals, wire
-from tests.journals import Day, Put, Row, Told, feed_of
+from tests.archive.written_days import told
+from tests.journals import Day, Put, Row, feed_of
 
 
 def test_records_written_by_hand_are_read_field_by_field(tmp_path: Path) -> None:
@@ -63,21 +67,38 @@ def test_the_index_matches_the_records(tmp_path: Path, indexed: bool) -> None:
     segment = Day(tmp_path, feed_of(key_bytes=2)).put(0, *puts, index=indexed)
     ((_, (indexed_segment,)),) = Recording.open(tmp_path)._segments_of()
     found = indexed_segment.entries
+    assert journals.SPAN == ENTRY_SPAN_BYTES
     assert len(found) > 5
     assert found.tobytes() == b"".join(segment.entries())
 
 
 def test_the_golden_recording_still_reads(tmp_path: Path) -> None:
     recording = Recording.open(golden.RECORDING)
-    read = [
-        Told(b.block.slice_id, b.block.epoch, sequence, b.ts_out, b.ts_recv, m.topic, m.payload, m.ts_event)
-        for b in recording.batches()
-        for m, sequence in zip(b, b.sequence.tolist(), strict=True)
-    ]
-    assert read == golden.write_recording(tmp_path)
+    assert told(recording.batches()) == golden.write_recording(tmp_path)
     assert (recording.verify(), recording.gaps()[1:]) == ([], [])
     assert (recording.feed.name, recording.feed.key_bytes, str(recording.date)) == ("recorded", 2, "2026-11-20")
 
 
-def test_the_span_of_entries_is_that_of_the_reference() -> None:
-    assert journals.SPAN == ENTRY_SPAN_BYTES
+@pytest.mark.parametrize(("codec", "module", "indexed"), [(1, "lz4.block", True), (2, "zstandard", False)])
+def test_a_missing_codec_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: int, module: str, indexed: bool
+) -> None:
+    Day(tmp_path, feed_of()).put(0, Put((Row(b"A", b"x"),), codec=codec), index=indexed)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(JournalError, match=r"pip install 'blackbox-md\[compression\]'"):
+        list(Recording.open(tmp_path).batches())
+
+
+@pytest.mark.parametrize("name", list(codecs.CODECS))
+def test_a_body_of_another_size_is_rejected(name: str) -> None:
+    packed = codecs.compress(name, b"data")
+    assert codecs.decompress(codecs.CODECS[name], packed, 4).tobytes() == b"data"
+    with pytest.raises(JournalError, match="expected|unpack"):
+        codecs.decompress(codecs.CODECS[name], packed, 5)
+
+
+def test_an_unknown_codec_is_rejected() -> None:
+    with pytest.raises(JournalError, match="compression was 'gzip', expected one of: none, lz4, zstd"):
+        codecs.compress("gzip", b"")
+    with pytest.raises(JournalError, match="the codec of a body was 3"):
+        codecs.decompress(3, b"", 0)
