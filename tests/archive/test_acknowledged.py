@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
-import re
-import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import numpy
 import pytest
 
-from blackbox import Feed, Publisher, Recording
+from blackbox import Feed, Publisher
 from blackbox.archive.recorder import Recorder
 from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.format import RECORDED_KEY
@@ -21,7 +20,7 @@ from blackbox.block.position import End
 from blackbox.errors import NotRecordedError
 from blackbox.publish.acknowledgements import RecorderPosition
 from blackbox.testing import RawPublisher, wait_until
-from tests.archive.recorders import MIB, days, feed_of, numbers_of, payloads, publish_numbered, records, segments
+from tests.archive.recorders import MIB, feed_of, numbers_of, publish_numbered, records, segments
 from tests.journals import stored
 from tests.lossy_proxy import LossyProxy
 from tests.subscribe.shared import shared_feed
@@ -52,29 +51,12 @@ def published(feed: Feed, directory: Path) -> list[int]:
     return [int(number) for record in records(directory, feed) for number in numbers_of(record)]
 
 
-@pytest.mark.parametrize("fsync", ["interval", "block"])
-@pytest.mark.parametrize("key_bytes", [0, 2])
-def test_published_messages_are_recorded_then_synced(tmp_path: Path, fsync: str, key_bytes: int) -> None:
-    feed = feed_of(slices=2, lines=2, key_bytes=key_bytes)
-    topics = [b"%c%c.t" % (65 + number % 5, 65 + number % 7) for number in range(300)]
-    settings = {"fsync": fsync, "fsync_interval": 0.001}
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path, **settings):  # type: ignore[arg-type]
-        for wait in (publisher.wait_recorded, publisher.wait_synced) * 5:
-            for topic in topics:
-                publisher.publish(topic, topic)
-            wait(60)
-        told = positions(publisher)
-    assert sum(each.recorded for each in told) == sum(each.sent for each in told) == 10 * len(topics)
-    assert [(each.begin, each.synced, each.lacks) for each in told] == [(0, each.sent, "") for each in told]
-    assert sorted(payloads(tmp_path, feed, 0) + payloads(tmp_path, feed, 1)) == sorted(10 * topics)
-
-
 def test_recorded_messages_survive_a_kill_of_the_recorder(tmp_path: Path) -> None:
     feed = feed_of()
     choice = random.Random(5)
     with Publisher(feed) as publisher, Script(RECORD, feed) as script:
         at = 0
-        for _ in range(8):
+        for _ in range(4):
             script.tell(str(tmp_path))
             pid = int(script.read())
             for _ in range(choice.randrange(1, 5)):
@@ -88,7 +70,7 @@ def test_recorded_messages_survive_a_kill_of_the_recorder(tmp_path: Path) -> Non
             paths = [path for path in segments(tmp_path, feed) if path.stat().st_size > 64]
             assert [int(n) for path in paths for record in stored(path)[0] for n in numbers_of(record)] == [*range(at)]
             wait_until(lambda: not positions(publisher), 60, "the publisher knows that its recorder has left")
-        assert len(positions(publisher, gone=True)) == 8
+        assert len(positions(publisher, gone=True)) == 4
 
 
 def test_messages_published_without_a_recorder_are_reported_once(tmp_path: Path) -> None:
@@ -116,58 +98,44 @@ def test_messages_published_without_a_recorder_are_reported_once(tmp_path: Path)
 
 def test_two_recorders_are_waited_for(tmp_path: Path) -> None:
     feed = feed_of()
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path / "a"), Script(RECORD, feed) as script:
-        script.tell(str(tmp_path / "b"))
-        pid = int(script.read())
-        publish_numbered(publisher, 0, 1_000)
-        publisher.wait_recorded(60, by=2)
-        assert published(feed, tmp_path / "a") == published(feed, tmp_path / "b") == [*range(1_000)]
-        with pytest.raises(NotRecordedError, match="by 3 recorders"):
-            publisher.wait_recorded(SOON_S, by=3)
-        os.kill(pid, 9)
-        script.expect("killed")
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path / "a"):
+        with Recorder(feed, tmp_path / "b"):
+            publish_numbered(publisher, 0, 1_000)
+            publisher.wait_recorded(60, by=2)
+            assert published(feed, tmp_path / "a") == published(feed, tmp_path / "b") == [*range(1_000)]
+            with pytest.raises(NotRecordedError, match="by 3 recorders"):
+                publisher.wait_recorded(SOON_S, by=3)
+        wait_until(lambda: len(positions(publisher)) == 1, what="the publisher knows that one has left")
         publish_numbered(publisher, 1_000, 1)
         publisher.wait_recorded(60)
-        wait_until(lambda: len(positions(publisher)) == 1, what="the publisher knows that one has left")
-        with pytest.raises(
-            NotRecordedError, match=rf"messages 1000 to 1000 .*{pid}@\S+ has recorded 1000.* disconnected"
-        ):
+        with pytest.raises(NotRecordedError, match=r"messages 1000 to 1000 .*\d@\S+ has recorded 1000.* disconnected"):
             publisher.wait_recorded(SOON_S, by=2)
-        script.tell(str(tmp_path / "b"))
-        script.read()
-        publish_numbered(publisher, 1_001, 1)
-        wait_until(
-            lambda: 1_001 in [p.begin for p in positions(publisher)], what="the recorder reports its first sequence"
-        )
-        with pytest.raises(NotRecordedError, match=r"messages 1000 to 1001 .* given up.* began at 1001"):
-            publisher.wait_recorded(SOON_S, by=2)
-        publish_numbered(publisher, 1_002, 1)
-        publisher.wait_recorded(60, by=2)
+        with Recorder(feed, tmp_path / "b"):
+            publish_numbered(publisher, 1_001, 1)
+            wait_until(lambda: 1_001 in [p.begin for p in positions(publisher)], what="it reports its first sequence")
+            with pytest.raises(NotRecordedError, match=r"messages 1000 to 1001 .* given up.* began at 1001"):
+                publisher.wait_recorded(SOON_S, by=2)
+            publish_numbered(publisher, 1_002, 1)
+            publisher.wait_recorded(60, by=2)
 
 
 def test_the_position_stops_at_a_gap_and_the_error_names_it(tmp_path: Path) -> None:
-    feed = feed_of()
-
-    def is_told(count: int) -> bool:
-        return any(told.recorded == count or told.lacks for told in positions(publisher))
-
-    with Publisher(feed) as publisher, LossyProxy(feed, 0.2) as proxy, Recorder(proxy.feed, tmp_path):
+    feed = feed_of(slices=2, key_bytes=2)
+    with Publisher(feed) as publisher, LossyProxy(feed, 0.0) as proxy, Recorder(proxy.feed, tmp_path):
         publisher.wait_for_subscribers()
-        at = 0
-        with pytest.raises(NotRecordedError) as raised:
-            while True:
-                publish_numbered(publisher, at, 10)
-                at += 10
-                publisher.flush()
-                wait_until(lambda: is_told(at), what="the recorder reports all, or a gap")
-                publisher.wait_recorded(SOON_S)
-                assert published(feed, tmp_path) == [*range(at)]
-        whole = at - 10
-        assert re.search(rf"has recorded {whole}, .* lacks the message with sequence {whole}", str(raised.value))
-        publish_numbered(publisher, at, 10)
-        with pytest.raises(NotRecordedError, match=f"messages {whole} to "):
+        publish_numbered(publisher, 0, 10)
+        publisher.wait_recorded(60)
+        proxy._share = 1.0
+        publish_numbered(publisher, 10, 10)
+        publisher.flush()
+        wait_until(lambda: any(told.lacks for told in positions(publisher)), what="the recorder reports a gap")
+        proxy._share = 0.0
+        publish_numbered(publisher, 20, 10)
+        with pytest.raises(
+            NotRecordedError, match="messages 10 to .*has recorded 10, .* lacks the message with seq.* 10"
+        ):
             publisher.wait_recorded(SOON_S)
-        assert publisher.statistics().recorders[0].recorded == whole
+        assert max(told.recorded for told in positions(publisher)) == 10
 
 
 def test_losses_on_one_line_do_not_delay_the_position(tmp_path: Path) -> None:
@@ -176,15 +144,16 @@ def test_losses_on_one_line_do_not_delay_the_position(tmp_path: Path) -> None:
         lines = (proxy.feed.slices[0].lines[0], feed.slices[0].lines[1])
         both = msgspec.structs.replace(feed, slices=(msgspec.structs.replace(feed.slices[0], endpoints=lines),))
         with Recorder(both, tmp_path, line_wait=60):
-            for at in range(0, 2_000, 10):
+            for at in range(0, 600, 10):
                 publish_numbered(publisher, at, 10)
                 publisher.wait_recorded(60)
                 assert published(feed, tmp_path) == [*range(at + 10)]
-        assert proxy.lost > 10
+        assert proxy.lost > 3
 
 
-def test_positions_of_a_new_epoch_begin_at_zero(tmp_path: Path) -> None:
-    feed = feed_of()
+@pytest.mark.parametrize("make", [feed_of, shared_feed])
+def test_positions_of_a_new_epoch_begin_at_zero(tmp_path: Path, make: Callable[[], Feed]) -> None:
+    feed = make()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, fsync_interval=0.001):
         for at in range(0, 500, 100):
             publish_numbered(publisher, at, 100)
@@ -192,15 +161,6 @@ def test_positions_of_a_new_epoch_begin_at_zero(tmp_path: Path) -> None:
             assert [p.recorded for p in positions(publisher)] == [100]
             assert published(feed, tmp_path) == [*range(at + 100)]
             publisher.new_epoch()
-
-
-def test_messages_from_shared_memory_are_recorded(tmp_path: Path) -> None:
-    feed = shared_feed()
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path):
-        for at in range(0, 5_000, 500):
-            publish_numbered(publisher, at, 500)
-            publisher.wait_recorded(60)
-            assert published(feed, tmp_path) == [*range(at + 500)]
 
 
 def test_the_end_of_an_epoch_ends_waits(tmp_path: Path) -> None:
@@ -241,16 +201,10 @@ def test_a_wait_without_messages_returns_at_once() -> None:
             publisher.wait_recorded(by=0)
 
 
-CUTS = 1_000
-
-
 @pytest.mark.long
 def test_synced_messages_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power loss keeps of each file what it had when the last finished sync began. At any time this includes all
-    messages acknowledged as synced.
-    """
-    feed = feed_of(slices=2)
-    choice = random.Random(3)
+    """A power loss keeps of each file what it had when the last finished sync began."""
+    feed, choice = feed_of(), random.Random(3)
     on_disk: dict[str, int] = {}
 
     def sync(fd: int) -> None:
@@ -259,66 +213,32 @@ def test_synced_messages_survive_a_power_loss(tmp_path: Path, monkeypatch: pytes
         on_disk[path] = max(size, on_disk.get(path, 0))
 
     monkeypatch.setattr(os, "fdatasync", sync)
-    cuts: list[tuple[list[int], dict[str, int]]] = []
+    cuts: list[tuple[int, dict[str, int]]] = []
     with (
         Publisher(feed, when_full="wait") as publisher,
-        Recorder(feed, tmp_path / "now", fsync_interval=0.001, segment_bytes=MIB),
+        Recorder(feed, tmp_path, fsync_interval=0.001, segment_bytes=MIB),
     ):
-        is_over = threading.Event()
 
         def cut() -> None:
-            while len(cuts) < CUTS:
-                acknowledged = [0, 0]
-                for told in publisher.statistics().recorders:
-                    acknowledged[told.slice_id] = told.synced or 0
-                cuts.append((acknowledged, dict(on_disk)))
-                is_over.wait(choice.random() / 500)
+            while len(cuts) < 1_000:
+                told = publisher.statistics().recorders
+                cuts.append((max((each.synced or 0 for each in told), default=0), dict(on_disk)))
+                threading.Event().wait(choice.random() / 500)
 
         thread = threading.Thread(target=cut)
         thread.start()
-        topics = tuple(b"%c.t" % letter for letter in range(65, 75))
         while thread.is_alive():
-            count = choice.choice([1, 50, 5_000])
-            index = numpy.array([choice.randrange(10) for _ in range(count)], numpy.int32)
-            publisher.publish_many(topics, index, numpy.zeros((count, 100), numpy.uint8))
+            publish_numbered(publisher, 0, choice.choice([1, 50, 5_000]))
             if choice.random() < 0.3:
                 publisher.wait_synced(60)
         thread.join()
-    assert len(segments(tmp_path / "now", feed, 0)) > 1
-    stops = {slice_id: _stops(tmp_path / "now", feed, slice_id) for slice_id in (0, 1)}
+    paths = segments(tmp_path, feed)
+    assert len(paths) > 1
+    assert len({acknowledged for acknowledged, _ in cuts}) > 20
+    written = [(str(path), record) for path in paths for record in stored(path)[0]]
     for acknowledged, sizes in cuts:
-        for slice_id in (0, 1):
-            assert acknowledged[slice_id] <= _messages(stops[slice_id], sizes)
-    assert len({tuple(acknowledged) for acknowledged, _ in cuts}) > 20
-    for acknowledged, sizes in choice.sample(cuts, 10):
-        shutil.copytree(tmp_path / "now", tmp_path / "cut")
-        for path in (tmp_path / "cut").rglob("*.journal"):
-            os.truncate(path, sizes.get(str(tmp_path / "now" / path.relative_to(tmp_path / "cut")), 0))
-            path.with_suffix(".index").unlink(missing_ok=True)
-        with Publisher(feed), Recorder(feed, tmp_path / "cut"):
-            pass
-        for slice_id, count in enumerate(acknowledged):
-            recording = Recording.open(days(tmp_path / "cut", feed)[0])
-            assert sum(len(batch) for batch in recording.batches(slices=[slice_id])) >= count
-        shutil.rmtree(tmp_path / "cut")
-
-
-def _stops(directory: Path, feed: Feed, slice_id: int) -> list[tuple[str, int, int]]:
-    """Return segment, end offset and messages of each record, in order."""
-    found = []
-    for path in segments(directory, feed, slice_id):
-        found += [(str(path), record.stop, record.fields.count - record.first_row) for record in stored(path)[0]]
-    return found
-
-
-def _messages(stops: list[tuple[str, int, int]], sizes: dict[str, int]) -> int:
-    """Return the number of messages before the first incomplete record."""
-    total = 0
-    for path, stop, count in stops:
-        if stop > sizes.get(path, 0):
-            break
-        total += count
-    return total
+        whole = itertools.takewhile(lambda each: each[1].stop <= sizes.get(each[0], 0), written)
+        assert acknowledged <= sum(record.fields.count - record.first_row for _, record in whole)
 
 
 class Counted:
@@ -342,7 +262,7 @@ class Counted:
         self.lacks = self.recorded < sequence
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_positions_match_a_model_that_counts_messages(tmp_path: Path, seed: int) -> None:
     """Blocks of some keys are lost, repeated and overlap: the position is before the first loss."""
     feed, choice = feed_of(key_bytes=2 * (seed % 2)), random.Random(seed)
