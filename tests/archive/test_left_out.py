@@ -15,7 +15,6 @@ import pytest
 from blackbox_feeds.binance import Binance
 from blackbox_feeds.dbn import Dbn
 from blackbox_feeds.iex import Iex
-from blackbox_feeds.tape import Tape
 from hypothesis import given, settings
 
 from blackbox import ConfigError, Recording, Recordings, Schema
@@ -72,19 +71,6 @@ def test_trades_match_a_plain_loop(tmp_path_factory: pytest.TempPathFactory, row
 
 def counts(row: Deal) -> bool:
     return row.symbol == "A" and row.size > 0 and (row.kind == "U" or (row.kind == "T" and row.only == "Y"))
-
-
-def test_a_break_after_the_selection_cancels_a_trade(tmp_path: Path) -> None:
-    rows = [Deal("A", "T", 1, time=1), Deal("A", "T", 2, time=2), Deal("A", "B", 1, time=9)]
-    recording = write_deals(tmp_path, rows)
-    assert recording.trades.to_polars(stop=3 * SECOND)["trade_id"].to_list() == [2]
-    assert recording.trades.to_polars(stop=3 * SECOND, broken=True)["trade_id"].to_list() == [1, 2]
-    assert recording.trades.left_out(stop=3 * SECOND).broken == 1
-
-
-def test_an_id_that_recurs_with_another_price_or_size_is_another_trade(tmp_path: Path) -> None:
-    rows = [Deal("A", "T", 1), Deal("A", "T", 1, price=101), Deal("A", "T", 1, size=2), Deal("C", "T", 1)]
-    assert len(write_deals(tmp_path, rows).trades.to_polars()) == 4
 
 
 def test_equal_sequences_of_several_keys_are_distinct(tmp_path: Path) -> None:
@@ -146,36 +132,28 @@ def test_a_selection_of_rows_of_a_block_has_the_sides_of_the_day(tmp_path: Path)
 
 
 def test_broken_trades_of_iex_are_left_out(tmp_path: Path, shared_data: Path) -> None:
-    for name, volume, broken, shares in (
-        ("DEEP10.pcap", 19_763_027, 73, 19_483),
-        ("TOPS16.pcapng", 1_419_337, 3, 8_570),
-    ):
-        recording = recorded(tmp_path / name, lambda name=name: Iex(shared_data / f"iex/goiex_{name}.gz"))  # type: ignore[misc]
-        trades = recording.trades.to_polars()
-        assert trades["size"].sum() == volume
-        assert recording.trades.to_polars(broken=True)["size"].sum() == volume + shares
-        assert recording.trades.left_out().broken == broken
-        messages = messages_of(Iex(shared_data / f"iex/goiex_{name}.gz"))
-        ids = [struct.unpack_from("<q", payload, 30)[0] for _, _, payload in messages if payload[:1] == b"T"]
-        assert sorted(recording.trades.to_polars(broken=True)["trade_id"].to_list()) == sorted(ids)
+    path = shared_data / "iex/goiex_TOPS16.pcapng.gz"
+    trades = recorded(tmp_path, lambda: Iex(path)).trades
+    assert trades.to_polars()["size"].sum() == 1_419_337
+    assert trades.to_polars(broken=True)["size"].sum() == 1_419_337 + 8_570
+    assert trades.left_out().broken == 3
+    payloads = [payload for _, _, payload in messages_of(Iex(path))]
+    ids = [struct.unpack_from("<q", payload, 30)[0] for payload in payloads if payload[:1] == b"T"]
+    assert sorted(trades.to_polars(broken=True)["trade_id"].to_list()) == sorted(ids)
 
 
-def test_a_trade_repeated_after_a_reconnect_counts_once(tmp_path: Path, shared_cases: Path) -> None:
-    path = shared_cases / "binance/four_trades_twice_after_a_reconnect.txt"
-    recording = recorded(tmp_path, lambda: Binance(path), slices=1)
-    trades = recording.trades.to_pandas()
-    assert (len(trades), trades["size"].sum()) == (10, 10)
-    assert trades["trade_id"].tolist() == list(range(1, 11))
+def test_repeated_trades_and_fills_of_binance_are_left_out(tmp_path: Path, shared_cases: Path) -> None:
+    twice, fills = (
+        recorded(tmp_path / name, lambda name=name: Binance(shared_cases / "binance" / name), slices=1).trades  # type: ignore[misc]
+        for name in ("four_trades_twice_after_a_reconnect.txt", "fills_that_are_no_trades.txt")
+    )
+    trades = twice.to_pandas()
+    assert (trades["size"].sum(), trades["trade_id"].tolist()) == (10, list(range(1, 11)))
     assert str(trades["trade_id"].dtype) == "Int64"
-    assert recording.trades.left_out().repeated == 4
-
-
-def test_fills_other_than_market_trades_are_left_out(tmp_path: Path, shared_cases: Path) -> None:
-    path = shared_cases / "binance/fills_that_are_no_trades.txt"
-    recording = recorded(tmp_path, lambda: Binance(path), slices=1)
-    trades = recording.trades.to_pandas()
+    assert twice.left_out().repeated == 4
+    trades = fills.to_pandas()
     assert (trades["price"].max(), trades["size"].sum()) == (100.2, 4)
-    assert recording.trades.left_out().not_trades == 2
+    assert fills.left_out().not_trades == 2
 
 
 JSON_ROWS = (
@@ -258,40 +236,28 @@ def test_records_of_a_wrong_size_are_left_out_and_counted(tmp_path: Path) -> Non
     assert recording.trades.left_out().misfit == recording.quotes.left_out().misfit == 1
 
 
-def test_absent_of_quotes_is_for_json_only() -> None:
-    quote = dataclasses.replace(DEALS.quotes[0], absent=0)
-    with pytest.raises(ConfigError, match="quotes of type 'Q' had absent 0, expected it only for payloads of JSON"):
-        dataclasses.replace(DEALS, quotes=(quote,))
-
-
-def test_broken_is_for_trades_only(tmp_path: Path) -> None:
+def test_settings_of_another_kind_are_rejected(tmp_path: Path) -> None:
     recording = write_deals(tmp_path, [])
     with pytest.raises(ConfigError, match="broken was given for messages, it applies only to recording.trades"):
         recording.to_arrow(broken=True)
     with pytest.raises(ConfigError, match="broken was given for quotes, it applies only to trades"):
         recording.quotes.to_arrow(broken=True)
+    quote = dataclasses.replace(DEALS.quotes[0], absent=0)
+    with pytest.raises(ConfigError, match="quotes of type 'Q' had absent 0, expected it only for payloads of JSON"):
+        dataclasses.replace(DEALS, quotes=(quote,))
 
 
-@pytest.mark.long
 def test_trades_and_quotes_join_in_pandas_and_polars(tmp_path: Path, shared_data: Path) -> None:
     """Columns of trades and quotes have the same dtypes for any symbols and nulls."""
-    for kind in ("trade", "quote"):
-        (tmp_path / f"ibm_20131007_{kind}.zip").symlink_to(shared_data / "lean" / f"ibm_20131007_{kind}.zip")
-    sources: dict[str, Any] = {
-        "tape": lambda: Tape(tmp_path),
-        "iex": lambda: Iex(shared_data / "iex/goiex_TOPS16.pcapng.gz"),
-        "dbn": lambda: Dbn(shared_data / "dbn/futures_mbp-1_2024-07-01T23-58.dbn.zst"),
-        "binance": lambda: Binance(shared_data / "binance/spot_ethusdt_20240808.gz"),
-    }
-    days = {name: recorded(tmp_path / name, make) for name, make in sources.items()}
     rows: list[Any] = [Deal("A", "T", 1, time=2), Deal("B", "T", 2, time=3), Sides("C", 1, 2), Sides("A", 3, None)]
-    for name, recording in (days | {"deals": write_deals(tmp_path / "deals", rows)}).items():
+    mbp = recorded(tmp_path / "dbn", lambda: Dbn(shared_data / "dbn/futures_mbp-1_2024-07-01T23-58.dbn.zst"))
+    for recording in (mbp, write_deals(tmp_path / "deals", rows)):
         forms: tuple[Any, ...] = ({}, {"times": "integer", "prices": "integer"})
         for form in forms:
             trades, quotes = (each.to_pandas(**form) for each in (recording.trades, recording.quotes))
             common = [column for column in trades if column in quotes]
             assert len(common) == 9
-            assert [trades[each].dtype for each in common] == [quotes[each].dtype for each in common], name
+            assert [trades[each].dtype for each in common] == [quotes[each].dtype for each in common]
             left, right = (each.sort_values("ts_event", kind="stable") for each in (trades, quotes))
             joined = pandas.merge_asof(left, right, on="ts_event", by="symbol", suffixes=("", "_quote"))
             lean, other = (each.to_polars(**form) for each in (recording.trades, recording.quotes))
@@ -299,12 +265,6 @@ def test_trades_and_quotes_join_in_pandas_and_polars(tmp_path: Path, shared_data
             found = lean.sort("ts_event", maintain_order=True).join_asof(
                 other.sort("ts_event", maintain_order=True), on="ts_event", by="symbol", check_sortedness=False
             )
-            assert len(joined) == len(found) == len(trades) > 1
             bids = joined["bid_price"].astype(object)
             assert bids.where(bids.notna(), None).tolist() == found["bid_price"].to_list()
             assert bids.notna().any()
-
-
-def test_the_schema_of_the_deals_is_read_from_the_recording(tmp_path: Path) -> None:
-    recording = write_deals(tmp_path, [Deal("A", "T", 1)])
-    assert recording.schema.breaks == DEALS.breaks
