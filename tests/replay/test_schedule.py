@@ -3,81 +3,133 @@
 from __future__ import annotations
 
 import math
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import accumulate
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Action, Controls, Grant
 from blackbox.replay.schedule import NO_LIMIT
-from tests.replay.scripted import (
-    START,
-    Command,
-    S,
-    place_of,
-    play,
-    speed_of,
-    times_of,
-)
+from tests.examples import examples
+
+START = 1_700_000_000_000_000_000
+S = 1_000_000_000
+SPEEDS = (None, 0.5, 1.0, 2.0, 10.0)
+Command = Callable[[Controls], None]
 
 
-@pytest.mark.parametrize(("speed", "expected"), [(1.0, [0, 10, 30]), (10.0, [0, 1, 3]), (0.5, [0, 20, 60])])
-def test_due_times_scale_with_the_speed(speed: float, expected: list[int]) -> None:
-    assert times_of(play([0, 10, 30], speed=speed)) == expected
+class NobodyWakesError(Exception):
+    """A player is waiting and no command is left to wake it."""
 
 
-def test_without_a_speed_everything_is_due_at_once() -> None:
-    controls = Controls()
-    controls.begin(START, START + S)
-    assert controls.wait(START + S) == Grant(Action.PLAY, until_ns=NO_LIMIT, messages=NO_LIMIT)
+class ScriptedClock(ManualClock):
+    """Advances at once to the end of each wait, or to the time of the next scripted command if that is earlier."""
+
+    def __init__(self, script: Sequence[tuple[int, Command]]) -> None:
+        super().__init__()
+        self.controls: Controls | None = None
+        self._script = sorted(script, key=lambda entry: entry[0])
+
+    def wait(self, condition: threading.Condition, until_ns: int | None) -> None:
+        if self._script and (until_ns is None or self._script[0][0] <= until_ns):
+            at_ns, command = self._script.pop(0)
+            self.advance(max(0, at_ns - self.now_ns()))
+            assert self.controls is not None
+            command(self.controls)
+        elif until_ns is None:
+            raise NobodyWakesError
+        else:
+            self.advance(until_ns - self.now_ns())
+
+
+class Delivery(NamedTuple):
+    """A message's position in the recording, and the time of its delivery."""
+
+    place: int
+    at_ns: int
+
+
+def play(
+    times: list[int],
+    script: Sequence[tuple[int, Command]] = (),
+    *,
+    speed: float | None = 1.0,
+    max_silence_ns: int | None = None,
+) -> list[Delivery]:
+    """Play messages with these market times, in ns after START; stop after 1,000 deliveries."""
+    clock = ScriptedClock(script)
+    controls = clock.controls = Controls(speed, None if max_silence_ns is None else max_silence_ns / 1e9, clock)
+    recording = [START + time for time in times]
+    controls.begin(START, max(recording))
+    deliveries: list[Delivery] = []
+    place = 0
+    try:
+        while place < len(recording) and len(deliveries) < 1_000:
+            grant = controls.wait(recording[place])
+            if grant.action is Action.STOP:
+                break
+            if grant.action is Action.SEEK:
+                place = place_of(recording, grant.seek_to_ns)
+                continue
+            first = place
+            while place < len(recording) and recording[place] <= grant.until_ns and place - first < grant.messages:
+                deliveries.append(Delivery(place, clock.now_ns()))
+                place += 1
+            assert place > first
+            controls.played(place - first, max(recording[first:place]))
+    except NobodyWakesError:
+        pass
+    controls.end()
+    return deliveries
+
+
+def place_of(recording: list[int], ts_ns: int) -> int:
+    """Return the first position where the running maximum of the times reaches `ts_ns`."""
+    return bisect_left(list(accumulate(recording, max)), ts_ns)
+
+
+def command_of(word: str, value: int) -> Command:
+    def command(controls: Controls) -> None:
+        if word == "speed":
+            controls.speed = SPEEDS[value % 5]
+        elif word == "seek":
+            controls.seek(START + value)
+        elif word == "step":
+            controls.step(value % 3 + 1)
+        else:
+            getattr(controls, word)()
+
+    return command
+
+
+def begun(speed: float | None = None, max_silence: float | None = None) -> tuple[Controls, ManualClock]:
+    """Return controls of a replay of 10 s, and their clock, which does not wait."""
+    clock = ManualClock(automatic=True)
+    controls = Controls(speed, max_silence, clock)
+    controls.begin(START, START + 10 * S)
+    return controls, clock
 
 
 def test_the_schedule_begins_with_the_first_wait() -> None:
-    clock = ManualClock(automatic=True)
-    controls = Controls(1.0, clock=clock)
-    controls.begin(START, START + S)
+    controls, clock = begun(1.0)
     clock.advance(50)
     controls.wait(START + 10)
     assert clock.now_ns() == 60
 
 
-def test_speed_changed_while_waiting_does_not_jump() -> None:
-    # 40 of the 100 ns have passed; the remaining 60 take 6.
-    assert times_of(play([0, 100, 200], [(40, speed_of(10.0))])) == [0, 46, 56]
-
-
-def test_speed_removed_while_waiting_delivers_at_once() -> None:
-    assert times_of(play([0, 100, 200], [(40, speed_of(None))])) == [0, 40, 40]
-
-
-def test_pause_costs_no_market_time() -> None:
-    script = [(40, Controls.pause), (1_000, Controls.resume)]
-    assert times_of(play([0, 100, 200], script)) == [0, 1_060, 1_160]
-
-
-def test_speed_set_while_paused_holds_from_the_resume() -> None:
-    script: list[tuple[int, Command]] = [(40, Controls.pause), (500, speed_of(10.0)), (1_000, Controls.resume)]
-    assert times_of(play([0, 100, 200], script)) == [0, 1_006, 1_016]
-
-
-def test_step_delivers_exactly_its_messages_and_pauses() -> None:
-    script: list[tuple[int, Command]] = [(40, lambda controls: controls.step(2))]
-    assert play([0, 100, 200, 300], script) == [(0, 0), (1, 40), (2, 40)]
-
-
-def test_resume_after_steps_continues_from_there() -> None:
-    script: list[tuple[int, Command]] = [(40, Controls.step), (50, Controls.step), (60, Controls.resume)]
-    assert times_of(play([0, 100, 200, 300], script)) == [0, 40, 50, 160]
-
-
 def test_steps_add_up_and_unavailable_messages_stay_owed() -> None:
-    controls = Controls(1.0, clock=ManualClock())
-    controls.begin(START, START + S)
+    controls, _ = begun()
+    assert controls.wait(START + S) == Grant(Action.PLAY, until_ns=NO_LIMIT, messages=NO_LIMIT)
     controls.step(2)
     controls.step(3)
+    controls.played(100, START)  # a delivery that began before the steps
     assert controls.wait(START).messages == 5
     controls.played(1, START)
     assert controls.wait(START).messages == 4
@@ -85,39 +137,6 @@ def test_steps_add_up_and_unavailable_messages_stay_owed() -> None:
     controls.played(1, START)
     controls.step()
     assert controls.wait(START).messages == 1
-
-
-def test_step_during_a_delivery_adds_to_it() -> None:
-    controls = Controls()
-    controls.begin(START, START + S)
-    assert controls.wait(START).messages == NO_LIMIT
-    controls.step()
-    controls.played(100, START)
-    assert controls.wait(START).messages == 1
-
-
-def test_seek_moves_the_schedule() -> None:
-    script: list[tuple[int, Command]] = [(40, lambda controls: controls.seek(START + 1_000))]
-    assert play([0, 100, 1_005, 1_100], script) == [(0, 0), (2, 45), (3, 140)]
-
-
-def test_seek_back_delivers_again() -> None:
-    script: list[tuple[int, Command]] = [(150, lambda controls: controls.seek(START + 90))]
-    assert play([0, 100, 200], script) == [(0, 0), (1, 100), (1, 160), (2, 260)]
-
-
-def test_seek_while_paused_stays_paused() -> None:
-    script: list[tuple[int, Command]] = [
-        (40, Controls.pause),
-        (50, lambda controls: controls.seek(START + 200)),
-        (60, Controls.resume),
-    ]
-    assert play([0, 100, 200], script) == [(0, 0), (2, 60)]
-
-
-def test_seek_to_an_invalid_time_is_refused() -> None:
-    with pytest.raises(TypeError, match="ts_ns was '09:31', expected an integer, ns since 1970"):
-        Controls().seek("09:31")  # type: ignore[arg-type]
 
 
 def test_seek_outside_of_the_replay_is_clamped() -> None:
@@ -135,27 +154,14 @@ def test_seek_outside_of_the_replay_is_clamped() -> None:
 
 @pytest.mark.parametrize("speed", [1.0, None])
 def test_stop_is_for_good(speed: float | None) -> None:
-    controls = Controls(speed, clock=ManualClock())
-    controls.begin(START, START + S)
+    controls, _ = begun(speed)
     controls.stop()
     controls.resume()
     assert [controls.wait(START).action for _ in range(2)] == [Action.STOP] * 2
 
 
-def test_long_silences_are_cut() -> None:
-    assert times_of(play([0, 500, 510, 5_000, 5_001], max_silence_ns=100)) == [0, 100, 110, 210, 211]
-
-
-def test_silence_is_cut_once_under_any_commands() -> None:
-    script = [(10, speed_of(2.0)), (20, Controls.pause), (120, Controls.resume), (130, speed_of(1.0))]
-    # 10 at 1x, 10 at 2x, 100 of pause, 10 at 2x, and the remaining 50 at 1x.
-    assert times_of(play([0, 5_000], script, max_silence_ns=100)) == [0, 180]
-
-
 def test_late_player_does_not_pass_a_silence_before_it_is_cut() -> None:
-    clock = ManualClock(automatic=True)
-    controls = Controls(1.0, 100 / 1e9, clock)
-    controls.begin(START, START + S)
+    controls, clock = begun(1.0, 100 / 1e9)
     controls.wait(START)
     clock.advance(1_000)
     assert controls.wait(START + 10).until_ns == START + 110
@@ -168,14 +174,8 @@ def test_late_player_does_not_pass_a_silence_before_it_is_cut() -> None:
     assert controls.lateness().max_ns >= 890
 
 
-def test_times_that_go_back_are_due_at_once_and_delay_no_others() -> None:
-    assert times_of(play([0, 100, 20, 50, 130])) == [0, 100, 100, 100, 130]
-
-
 def test_times_that_go_back_are_not_late() -> None:
-    clock = ManualClock(automatic=True)
-    controls = Controls(1.0, clock=clock)
-    controls.begin(START, START + S)
+    controls, _ = begun(1.0)
     for time in (START + S, START):
         controls.wait(time)
         controls.played(1, time)
@@ -183,13 +183,10 @@ def test_times_that_go_back_are_not_late() -> None:
 
 
 def test_player_that_fell_behind_catches_up() -> None:
-    clock = ManualClock(automatic=True)
-    controls = Controls(1.0, clock=clock)
-    controls.begin(START, START + S)
+    controls, clock = begun(1.0)
     controls.wait(START)
     clock.advance(500)
-    grant = controls.wait(START + 100)
-    assert grant.until_ns == START + 500
+    assert controls.wait(START + 100).until_ns == START + 500
     controls.played(2, START + 490)
     controls.wait(START + 600)
     assert clock.now_ns() == 600
@@ -198,16 +195,23 @@ def test_player_that_fell_behind_catches_up() -> None:
     assert 400 <= late.max_ns <= 413
 
 
-@pytest.mark.parametrize("command", [speed_of(1.0), lambda controls: (controls.pause(), controls.resume())])
+@pytest.mark.parametrize("command", [command_of("speed", 2), lambda controls: (controls.pause(), controls.resume())])
 def test_a_command_forgives_the_delay_so_far(command: Command) -> None:
-    clock = ManualClock(automatic=True)
-    controls = Controls(1_000.0, clock=clock)
-    controls.begin(START, START + 10 * S)
+    controls, clock = begun(1_000.0)
     controls.wait(START)
     clock.advance(5_000_000)
     command(controls)
     controls.played(1, START)
     assert controls.wait(START + 100).until_ns == START + 100
+
+
+def test_position_moves_through_a_silence() -> None:
+    positions: list[int] = []
+    script: list[tuple[int, Command]] = [
+        (time, lambda controls: positions.append(controls.status().position_ns - START)) for time in (10, 60)
+    ]
+    play([0, 100], script)
+    assert positions == [10, 60]
 
 
 class Reference(NamedTuple):
@@ -233,7 +237,7 @@ class Reference(NamedTuple):
                     left = max(Fraction(0), left - (at - now) * Fraction(speed))
                 now = at
                 if word == "speed":
-                    speed = (None, 0.5, 1.0, 2.0, 10.0)[value % 5]
+                    speed = SPEEDS[value % 5]
                 elif word in ("pause", "resume"):
                     paused = word == "pause"
                 elif word == "seek":
@@ -263,20 +267,6 @@ class Reference(NamedTuple):
         return Fraction(gap if self.max_silence_ns is None else min(gap, self.max_silence_ns))
 
 
-def command_of(word: str, value: int) -> Command:
-    def command(controls: Controls) -> None:
-        if word == "speed":
-            controls.speed = (None, 0.5, 1.0, 2.0, 10.0)[value % 5]
-        elif word == "seek":
-            controls.seek(START + value)
-        elif word == "step":
-            controls.step(value % 3 + 1)
-        else:
-            getattr(controls, word)()
-
-    return command
-
-
 scripts = st.lists(
     st.tuples(
         st.integers(0, 20_000), st.sampled_from(["speed", "pause", "resume", "step", "seek"]), st.integers(0, 10_000)
@@ -285,22 +275,26 @@ scripts = st.lists(
 )
 
 
+@settings(max_examples=examples(400))
 @given(
     times=st.lists(st.integers(0, 10_000), min_size=1, max_size=12),
-    speed=st.sampled_from([None, 0.5, 1.0, 2.0, 10.0]),
+    speed=st.sampled_from(SPEEDS),
     script=scripts,
     max_silence_ns=st.none() | st.integers(1, 5_000),
 )
+@example([0, 1_000, 2_000], 1.0, [(400, "speed", 4)], None)
+@example([0, 1_000, 2_000], 1.0, [(400, "pause", 0), (5_000, "speed", 4), (9_000, "resume", 0)], None)
+@example([0, 1_000, 2_000, 3_000], 1.0, [(400, "step", 0), (500, "step", 1), (600, "resume", 0)], None)
+@example([0, 1_000, 2_000], 1.0, [(400, "pause", 0), (500, "seek", 2_000), (600, "resume", 0)], None)
+@example([0, 1_000, 2_000], 1.0, [(1_500, "seek", 900)], None)
+@example([0, 9_000], 1.0, [(100, "speed", 3), (200, "pause", 0), (1_200, "resume", 0), (1_300, "speed", 2)], 1_000)
+@example([0, 1_000, 200, 500, 1_300], 1.0, [], None)
 def test_deliveries_match_a_slow_reference(
     times: list[int], speed: float | None, script: list[tuple[int, str, int]], max_silence_ns: int | None
 ) -> None:
     expected = Reference(times, max_silence_ns).play(speed, script)
-    found = play(
-        times,
-        [(at, command_of(word, value)) for at, word, value in script],
-        speed=speed,
-        max_silence_ns=max_silence_ns,
-    )
+    commands = [(at, command_of(word, value)) for at, word, value in script]
+    found = play(times, commands, speed=speed, max_silence_ns=max_silence_ns)
     assert [delivery.place for delivery in found] == [place for place, _ in expected]
     for delivery, (_, due_ns) in zip(found, expected, strict=True):
         assert abs(delivery.at_ns - due_ns) <= 4 * (len(script) + 1), (found, expected)
