@@ -1,4 +1,4 @@
-"""Messages with equal times are delivered in order of slice and number, whether recorded or imported."""
+"""Imported messages with equal times are delivered in order of slice and number."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-import msgspec
-import numpy
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Feed, Publisher, Recorder, Recording, Subscriber
+from blackbox import Feed, Recording, Subscriber
 from blackbox.archive.import_days import import_days
 from tests.archive.imports import DAY, NOON, Made
 from tests.examples import examples
-from tests.journals import Day, Put, Row, feed_of
+from tests.journals import feed_of
 
 Messages = list[tuple[bytes, bytes, int]]
 """Topic, payload and time, in source order."""
@@ -63,28 +60,9 @@ def replayed(recording: Recording) -> list[bytes]:
     return came
 
 
-def recorded_in_blocks(path: Path, feed: Feed, messages: Messages, random: Random) -> Recording:
-    """Write a day that keeps the order of each key, in blocks cut and sent at random times."""
-    day = Day(path, feed)
-    for slice_id in range(len(feed.slices)):
-        by_key: dict[bytes, list[Row]] = {}
-        for topic, payload, time in messages:
-            if feed.slice_of(topic) == slice_id:
-                by_key.setdefault(topic[: feed.key_bytes], []).append(Row(topic, payload, time))
-        done, sent, sequence = dict.fromkeys(by_key, 0), 1, 0
-        while open_keys := [key for key in by_key if done[key] < len(by_key[key])]:
-            key = random.choice(open_keys)
-            some = by_key[key][done[key] : done[key] + random.randint(1, 7)]
-            sent += random.randint(0, 100)
-            day.put(slice_id, Put(tuple(some), sequence=sequence, ts_out=NOON + sent, ts_recv=NOON + sent))
-            done[key] += len(some)
-            sequence += len(some)
-    return Recording.open(path)
-
-
 @settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rows, st.integers(1, 3), st.sampled_from([0, 1, 2]), st.randoms(use_true_random=False))
-def test_recorded_at_any_time_and_imported_in_any_chunks(
+def test_a_source_imported_in_any_chunks_is_played_in_order(
     drawn: list[tuple[bytes, int]], slices: int, key_bytes: int, random: Random
 ) -> None:
     feed, messages = feed_of(slices, key_bytes), messages_of(drawn)
@@ -93,15 +71,11 @@ def test_recorded_at_any_time_and_imported_in_any_chunks(
     if not messages:
         return
     with TemporaryDirectory() as directory:
-        for number in range(2):
-            path = Path(directory) / str(number)
-            check(recorded_in_blocks(path, feed, messages, random), messages)
-        for number in range(2):
-            cuts = sorted(random.randint(0, len(messages)) for _ in range(3))
-            parts = [messages[a:b] for a, b in zip([0, *cuts], [*cuts, len(messages)], strict=True)]
-            source = Made(*(part for part in parts if part), date=DAY)
-            (day,) = import_days(feed, Path(directory) / f"import-{number}", [source], block_bytes=4096)
-            check(Recording.open(day.path), messages)
+        cuts = sorted(random.randint(0, len(messages)) for _ in range(3))
+        parts = [messages[a:b] for a, b in zip([0, *cuts], [*cuts, len(messages)], strict=True)]
+        source = Made(*(part for part in parts if part), date=DAY)
+        (day,) = import_days(feed, Path(directory) / "imported", [source], block_bytes=4096)
+        check(Recording.open(day.path), messages)
 
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -121,32 +95,3 @@ def test_two_files_of_different_symbols_imported_in_either_order(drawn: list[tup
             (day,) = import_days(feed, Path(directory) / str(number), sources)
             found.append(replayed(Recording.open(day.path)))
     assert found[0] == found[1] == expected(feed, files[0] + files[1])
-
-
-@pytest.mark.parametrize("key_bytes", [0, 2])
-def test_published_and_recorded_live(tmp_path: Path, key_bytes: int) -> None:
-    """Messages published one by one or at once are ordered by number; without keys, that is source order."""
-    random = Random(7)
-    drawn = [(random.choice(TOPICS), random.randint(0, 9)) for _ in range(600)]
-    messages = messages_of(drawn)
-    for number, is_one_by_one in enumerate((True, False)):
-        feed = msgspec.structs.replace(Feed.local(f"live{number}", slices=2), key_bytes=key_bytes)
-        recorder = Recorder(feed, tmp_path)
-        with Publisher(feed, when_full="wait") as publisher:
-            recorder.start()
-            for place, (topic, payload, time) in enumerate(messages if is_one_by_one else ()):
-                publisher.publish(topic, payload, time)
-                if place % 97 == 0:
-                    publisher.flush()
-            if not is_one_by_one:
-                publisher.publish_many(
-                    tuple(TOPICS),
-                    [TOPICS.index(topic) for topic, _, _ in messages],
-                    b"".join(payload for _, payload, _ in messages),
-                    [time for _, _, time in messages],
-                    numpy.cumsum([0, *(len(payload) for _, payload, _ in messages)]),
-                )
-            publisher.flush()
-        recorder.run(until_end=True, timeout=60)
-        (path,) = (tmp_path / feed.name).glob("*/manifest.json")
-        check(Recording.open(path.parent), messages)

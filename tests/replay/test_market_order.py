@@ -1,7 +1,8 @@
-"""The order in which a replay calls callbacks, compared with a plain sort and a plain loop over all messages."""
+"""The order in which replays of one or several feeds call callbacks, compared with a plain sort and loop."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, Message, Recording, Subscriber
-from blackbox.errors import ConfigError, SubscriberError
+from blackbox import Batch, Message, Recording, Recordings, Schema, Subscriber
+from blackbox.errors import SubscriberError
 from blackbox.replay import market_order
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
@@ -25,7 +26,6 @@ from tests.journals import Day, Put, Row, feed_of
 
 PREFIXES = (b"", b"A", b"A.x", b"B", b"C.y", b"A.xx")
 TOPICS = (b"A.x", b"A.xx", b"A.y", b"B.x", b"B.y", b"C.x", b"C.y")
-KINDS = ("message", "batch", "compiled")
 
 
 class Recorded(NamedTuple):
@@ -52,8 +52,18 @@ class Seen(NamedTuple):
     """A message that a Python callback received, and the sum of the messages seen by compiled callbacks until then."""
 
     callback: int
-    payload: bytes
+    feed: str
+    slice_id: int
+    topic: bytes
+    value: int
     compiled: int
+
+
+SHORT = Schema("short", 1_001, {"s": numpy.dtype([("type", "S1"), ("value", "<i4")])})
+LONG = Schema("long", 1_002, {"l": numpy.dtype([("type", "S1"), ("value", "<i4"), ("rest", "S3")])})
+SCHEMAS = (SHORT, LONG, SHORT)
+KINDS = ("s", "l", "s")
+NAMES = ("zulu", "alpha", "mike")
 
 
 Blocks = list[tuple[int, int, list[tuple[bytes, int]]]]
@@ -94,71 +104,113 @@ def in_order(messages: list[Recorded]) -> list[Recorded]:
     return sorted(messages, key=lambda message: (message.time, message.place))
 
 
-def expected(messages: list[Recorded], wishes: list[Wish]) -> list[Seen]:
-    """Return the messages that the callbacks see: loop over the messages, and over the callbacks for each."""
+def payload_of(feed: int, number: int) -> bytes:
+    return KINDS[feed].encode() + number.to_bytes(4, "little") + (b"abc" if KINDS[feed] == "l" else b"")
+
+
+def value_of(message: Recorded) -> int:
+    return int.from_bytes(message.payload[1:5], "little")
+
+
+def write_feeds(path: Path, *feeds: tuple[int, Blocks]) -> list[list[Recorded]]:
+    """Write a day of each feed and return the messages of each."""
+    found = []
+    for number, (slices, blocks) in enumerate(feeds):
+
+        def text(each: int, number: int = number) -> bytes:
+            return payload_of(number, 100 * each + number)
+
+        form = {"name": NAMES[number], "schema": SCHEMAS[number]}
+        found.append(write_day(path / NAMES[number], blocks, slices, text, **form))
+    return found
+
+
+def recordings_in(path: Path) -> list[Recording]:
+    return [Recording.open(path / name) for name in NAMES if (path / name).exists()]
+
+
+def expected(
+    recorded: list[list[Recorded]], slices: list[int], wishes: list[Wish]
+) -> tuple[list[Seen], list[dict[int, int]]]:
+    """Return the messages that the callbacks see, and the sums of the compiled callbacks by slice."""
     seen = []
-    compiled = 0
-    for message in in_order(messages):
+    sums: list[Counter[int]] = [Counter() for wish in wishes if wish.kind == "compiled"]
+    everything = [(message, feed) for feed, messages in enumerate(recorded) for message in messages]
+    for message, feed in sorted(everything, key=lambda each: (each[0].time, each[1], each[0].place)):
+        slice_id = sum(slices[:feed]) + message.slice_id
+        compiled = iter(sums)
         for number, wish in enumerate(wishes):
+            mine = next(compiled) if wish.kind == "compiled" else None
             if not message.topic.startswith(wish.prefix):
                 continue
-            if wish.kind == "compiled":
-                compiled += int.from_bytes(message.payload, "little")
+            if mine is not None:
+                mine[slice_id] += value_of(message)
             else:
-                seen.append(Seen(number, message.payload, compiled))
-    return seen
+                total = sum(each.total() for each in sums)
+                seen.append(Seen(number, NAMES[feed], slice_id, message.topic, value_of(message), total))
+    return seen, [{key: value for key, value in each.items() if value} for each in sums]
 
 
 def add(batch: Any, state: Any) -> None:
     for row in batch.rows:
-        state[0] += little_endian(payload(batch, row), 0, 4)
+        state[0] += little_endian(payload(batch, row), 1, 4)
 
 
-def replayed(path: Path, wishes: list[Wish], **how: Any) -> tuple[list[Seen], Any]:
-    """Replay a day; return the messages that the callbacks saw, and the statistics."""
-    recording = Recording.open(path)
+def replayed(recordings: Any, wishes: list[Wish], **how: Any) -> tuple[list[Seen], list[dict[int, int]], Any]:
     subscriber = Subscriber(feed_of())  # its feed accepts prefixes that no slice can contain
     seen: list[Seen] = []
     compiled: list[Any] = []
 
-    def total() -> int:
-        return sum(int(each.total()[0]) for each in compiled)
+    def see(number: int, messages: Any) -> None:
+        total = sum(int(each.total()[0]) for each in compiled)
+        for message in messages:
+            one = message.batch.feed, message.slice_id, message.topic, message.record.value, total
+            seen.append(Seen(number, *one))
 
-    def register(number: int, wish: Wish) -> None:
-        if wish.kind == "compiled":
-            compiled.append(
-                subscriber.on_compiled(wish.prefix, state=numpy.zeros(1, numpy.int64), independent=wish.independent)(
-                    add
-                )
-            )
-        elif wish.kind == "batch":
-
-            @subscriber.on_batch(wish.prefix, independent=wish.independent)
-            def _(batch: Batch) -> None:
-                seen.extend(Seen(number, bytes(each), total()) for each in batch.payload_list())
-        else:
-
-            @subscriber.on(wish.prefix, independent=wish.independent)
-            def _(message: Message) -> None:
-                seen.append(Seen(number, bytes(message.payload), total()))
+    def take(number: int, batch: Batch) -> None:
+        kind = KINDS[NAMES.index(batch.feed)]
+        values = batch.records(kind)["value"].tolist()
+        assert batch.schema is not None
+        assert set(batch.schema.records) == {kind}
+        assert values == [int.from_bytes(each[1:5], "little") for each in batch.payload_list()]
+        columns = batch.slice_ids.tolist(), batch.topics_per_message(), values
+        assert [subscriber.topics(slice_id).index(topic) for slice_id, topic, _ in zip(*columns, strict=True)] == (
+            batch.topic_numbers[batch.topic_index].tolist()
+        )
+        see(number, batch)
 
     for number, wish in enumerate(wishes):
-        register(number, wish)
-    return seen, subscriber.replay(Replay(recording, **how))
+        if wish.kind == "compiled":
+            register = subscriber.on_compiled(
+                wish.prefix, state=numpy.zeros(1, numpy.int64), independent=wish.independent
+            )
+            compiled.append(register(add))
+        elif wish.kind == "batch":
+            subscriber.on_batch(wish.prefix, independent=wish.independent)(
+                lambda batch, number=number: take(number, batch)
+            )
+        else:
+            subscriber.on(wish.prefix, independent=wish.independent)(
+                lambda message, number=number: see(number, [message])
+            )
+    statistics = subscriber.replay(Replay(recordings, **how))
+    sums = [{n: int(state[0]) for n, state in each.states.items() if state[0]} for each in compiled]
+    return seen, sums, statistics
 
 
 @st.composite
 def days(draw: st.DrawFn) -> tuple[int, Blocks]:
     slices = draw(st.integers(1, 3))
     is_timed, untimed = draw(st.booleans()), draw(st.sampled_from([-10, 4]))
+    earliest = draw(st.sampled_from([-15, -300]))  # with -300, many blocks overlap
     blocks: Blocks = []
     begun: set[int] = set()  # the order of messages without a time before the first one depends on segment ends
     sent = time = 1_000
-    for _ in range(draw(st.integers(0, 12))):
+    for _ in range(draw(st.integers(0, 14))):
         slice_id = draw(st.integers(0, slices - 1))
         sent += draw(st.integers(-3, 20))
         mine = [topic for topic in TOPICS if slices == 1 or topic[0] - ord("A") == slice_id]
-        rows = st.tuples(st.sampled_from(mine), st.integers(-15, 5))
+        rows = st.tuples(st.sampled_from(mine), st.integers(earliest, 5))
         messages = []
         for topic, step in draw(st.lists(rows, min_size=1, max_size=9)):
             time = max(1, sent + step) if is_timed else max(time, sent + step)
@@ -177,77 +229,84 @@ def run_lengths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 wishes_strategy = st.lists(
-    st.builds(Wish, st.sampled_from(KINDS), st.sampled_from(PREFIXES), st.just(False)), min_size=1, max_size=5
+    st.builds(Wish, st.sampled_from(["message", "batch", "compiled"]), st.sampled_from(PREFIXES), st.just(False)),
+    min_size=1,
+    max_size=5,
 )
 
 
 @pytest.mark.usefixtures("run_lengths")
-@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(days(), wishes_strategy, st.sampled_from([None, 1000.0, 100.0, 10.0]))
-@example((1, [(0, 1000, [(b"A.x", 0)]), (0, 999, [(b"A.x", 0)])]), [Wish("message", b"")], None)
+@settings(deadline=None, max_examples=examples(160), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(days(), min_size=1, max_size=3), wishes_strategy, st.sampled_from([None, 1000.0, 10.0]))
+@example([(1, [(0, 1000, [(b"A.x", 0)]), (0, 999, [(b"A.x", 0)])])], [Wish("message", b"")], None)
 @example(
-    (2, [(0, 1000, [(b"A.x", 0)]), (1, 1002, [(b"B.x", 0)]), (0, 1005, [(b"A.x", 0), (b"A.x", 1004)])]),
+    [(2, [(0, 1000, [(b"A.x", 0)]), (1, 1002, [(b"B.x", 0)]), (0, 1005, [(b"A.x", 0), (b"A.x", 1004)])])],
     [Wish("message", b"")],
     None,
 )
-def test_each_message_reaches_all_callbacks_before_the_next(
-    day: tuple[int, Blocks], wishes: list[Wish], speed: float | None
+def test_each_message_of_any_feed_reaches_all_callbacks_before_the_next(
+    feeds: list[tuple[int, Blocks]], wishes: list[Wish], speed: float | None
 ) -> None:
-    slices, blocks = day
     with TemporaryDirectory() as directory:
-        messages = write_day(Path(directory), blocks, slices)
+        recorded = write_feeds(Path(directory), *feeds)
         controls = Controls(speed, clock=ManualClock(automatic=True))
-        seen, statistics = replayed(Path(directory), wishes, order="event", controls=controls)
-    assert seen == expected(messages, wishes)
-    assert statistics.messages == len(messages)
+        seen, sums, statistics = replayed(recordings_in(Path(directory)), wishes, order="event", controls=controls)
+    assert (seen, sums) == expected(recorded, [slices for slices, _ in feeds], wishes)
+    assert statistics.messages == sum(map(len, recorded))
     assert statistics.misplaced == 0
+
+
+@settings(deadline=None, max_examples=examples(40))
+@given(st.lists(days(), min_size=2, max_size=3))
+def test_compiled_callbacks_and_sending_order_keep_feeds_apart(feeds: list[tuple[int, Blocks]]) -> None:
+    with TemporaryDirectory() as directory:
+        recorded = write_feeds(Path(directory), *feeds)
+        recordings = Recordings(recordings_in(Path(directory)))
+        wishes = [Wish("compiled", b""), Wish("compiled", b"A")]
+        _, sums = expected(recorded, [slices for slices, _ in feeds], wishes)
+        for order in ("event", "sent"):
+            assert replayed(recordings, wishes, order=order)[1] == sums
+        seen, _, _ = replayed(recordings, [Wish("batch", b"")], order="sent")
+    assert Counter(each.value for each in seen) == Counter(value_of(m) for messages in recorded for m in messages)
+    for each in seen:
+        assert each.value % 100 == NAMES.index(each.feed)
 
 
 def test_a_misplaced_message_hidden_by_the_index_is_counted(tmp_path: Path) -> None:
     blocks: Blocks = [(0, 1000, [(b"A.x", 1000), (b"A.x", 1005)]), (0, 1001, [(b"A.x", 0), (b"A.x", 999)])]
-    write_day(tmp_path, blocks, 1)
-    seen, statistics = replayed(tmp_path, [Wish("message", b"")])
-    assert [int.from_bytes(each.payload, "little") for each in seen] == [0, 3, 1, 2]
+    write_feeds(tmp_path, (1, blocks))
+    seen, _, statistics = replayed(recordings_in(tmp_path), [Wish("message", b"")])
+    assert [each.value for each in seen] == [0, 300, 100, 200]
     assert (statistics.late, statistics.misplaced) == (1, 1)
 
 
-@pytest.mark.parametrize("slices", [1, 4])
-def test_callbacks_of_two_symbols_cannot_see_ahead(tmp_path: Path, slices: int) -> None:
+def test_only_independent_callbacks_of_two_symbols_see_ahead(tmp_path: Path) -> None:
+    """The failure that `independent` permits shows that this test would detect it."""
     blocks: Blocks = []
-    for n in range(400):
-        name = b"ABCD"[n % 4 : n % 4 + 1]
+    for n in range(100):
         start = 1_000 + 100 * (n // 4)
-        blocks.append(
-            (n % 4 if slices > 1 else 0, start + 200 + n % 4, [(name + b".x", start + 7 * k) for k in range(14)])
-        )
-    messages = write_day(tmp_path, blocks, slices)
-    wishes = [Wish("message", b"A"), Wish("batch", b"B"), Wish("message", b"C"), Wish("compiled", b"D")]
-    for how in ({}, {"slices": range(slices)}):
-        seen, statistics = replayed(tmp_path, wishes, **how)
-        assert seen == expected(messages, wishes)
-        assert statistics.misplaced == 0
+        name = b"ABCD"[n % 4 : n % 4 + 1]
+        blocks.append((n % 4, start + 200 + n % 4, [(name + b".x", start + 7 * k) for k in range(14)]))
+    recorded = write_feeds(tmp_path, (4, blocks))
+    kinds = [("message", b"A"), ("batch", b"B"), ("message", b"C"), ("compiled", b"D")]
+    wanted, sums = expected(recorded, [4], [Wish(*each) for each in kinds])
+    seen, *_ = replayed(recordings_in(tmp_path), [Wish(*each) for each in kinds], slices=range(4))
+    assert seen == wanted
+    seen, found, _ = replayed(recordings_in(tmp_path), [Wish(*each, independent=True) for each in kinds])
+    assert seen != wanted
+    assert (sorted(each[:5] for each in seen), found) == (sorted(each[:5] for each in wanted), sums)
 
 
-def test_a_topic_first_seen_in_a_gathered_block_is_not_lost_afterwards(tmp_path: Path) -> None:
-    blocks: Blocks = [(n % 2, 1_000 + n, [(b"AB"[n % 2 : n % 2 + 1] + b".x", 1_000 + n)]) for n in range(6)]
-    blocks.append((0, 2_000, [(b"A.x", 1_100 + n) for n in range(600)]))
-    blocks.append((1, 3_000, [(b"B.x", 2_900)]))
-    messages = write_day(tmp_path, blocks, 2)
-    seen, _ = replayed(tmp_path, [Wish("message", b"")])
-    assert seen == expected(messages, [Wish("message", b"")])
-
-
-@pytest.mark.parametrize("kind", ["compiled", "message"])
-def test_many_callbacks_over_several_slices_terminate(tmp_path: Path, kind: str) -> None:
+def test_many_callbacks_over_several_slices_terminate(tmp_path: Path) -> None:
     blocks: Blocks = [(n % 4, 1_000 + n, [(b"ABCD"[n % 4 : n % 4 + 1] + b".x", 1_000 + n)]) for n in range(12)]
-    write_day(tmp_path, blocks, 4)
-    _, statistics = replayed(tmp_path, [Wish(kind, b"")] * 70)
-    assert statistics.messages == 12
+    write_feeds(tmp_path, (4, blocks))
+    for kind in ("compiled", "message"):
+        assert replayed(recordings_in(tmp_path), [Wish(kind, b"")] * 70)[2].messages == 12
 
 
 def test_a_compiled_callback_removed_during_its_run_is_not_called_again(tmp_path: Path) -> None:
-    write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000 + n) for n in range(9)])], 1)
-    recording = Recording.open(tmp_path)
+    write_feeds(tmp_path, (1, [(0, 1_000, [(b"A.x", 1_000 + n) for n in range(9)])]))
+    (recording,) = recordings_in(tmp_path)
     subscriber = Subscriber(recording.feed)
     came: list[bytes] = []
     compiled = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(add)
@@ -260,20 +319,14 @@ def test_a_compiled_callback_removed_during_its_run_is_not_called_again(tmp_path
 
     subscriber.replay(recording)
     assert len(came) == 9
-    assert compiled.total()[0] == 0 + 1
+    assert compiled.total()[0] == 0 + 100
     assert subscriber.statistics().delivery.delivered == 9 + 2
-
-
-def test_keep_gaps_requires_the_order_of_sending(tmp_path: Path) -> None:
-    write_day(tmp_path, [(0, 1_000, [(b"A.x", 1_000)])], 1)
-    with pytest.raises(ConfigError, match="keep_gaps was set with order 'event', expected 'sent'"):
-        Replay(Recording.open(tmp_path), keep_gaps=True, order="event")
 
 
 def test_a_python_callback_cannot_be_added_later_to_compiled_ones(tmp_path: Path) -> None:
     blocks: Blocks = [(n % 2, 1_000 + n, [(b"AB"[n % 2 : n % 2 + 1] + b".x", 1_000 + n)]) for n in range(4)]
-    write_day(tmp_path, blocks, 2)
-    recording = Recording.open(tmp_path)
+    write_feeds(tmp_path, (2, blocks))
+    (recording,) = recordings_in(tmp_path)
     subscriber = Subscriber(recording.feed)
     subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(add)
     refused: list[str] = []
@@ -293,20 +346,7 @@ def test_a_python_callback_cannot_be_added_later_to_compiled_ones(tmp_path: Path
     assert "expected a compiled callback" in refused[0]
 
 
-def test_a_slice_without_times_does_not_wait(tmp_path: Path) -> None:
-    blocks: Blocks = [
-        (n % 2, 1_000 + n, [(b"AB"[n % 2 : n % 2 + 1] + b".x", 0 if n % 2 else 990 + n)]) for n in range(40)
-    ]
-    messages = write_day(tmp_path, blocks, 2)
-    seen, statistics = replayed(tmp_path, [Wish("message", b"")])
-    assert seen == expected(messages, [Wish("message", b"")])
-    assert statistics.misplaced == 0
-
-
-@pytest.mark.parametrize("keep_every", [1, 3])
-def test_batches_that_are_kept_keep_their_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_every: int
-) -> None:
+def test_batches_that_are_kept_keep_their_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(market_order, "_ROWS", 64)
     blocks: Blocks = [
         (number % 2, 1_000 + number, [(TOPICS[number % 3], 1 + number + 2 * row) for row in range(20)])
@@ -320,7 +360,7 @@ def test_batches_that_are_kept_keep_their_messages(
     @subscriber.on_batch(b"")
     def _(batch: Batch) -> None:
         copied.extend(map(bytes, batch.payload_list()))
-        if not len(copied) % keep_every:
+        if not len(copied) % 3:
             kept.append((batch, copied[-len(batch) :]))
 
     subscriber.replay(Recording.open(tmp_path / "day"))
