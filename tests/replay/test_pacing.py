@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from blackbox import Message, Recording, Replay, Subscriber
-from blackbox.replay.block_table import BEGINNING, BlockTable
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, feed_of
-from tests.replay.audience import (
-    START,
-    simple_day,
-)
+from tests.replay.audience import START, simple_day
 
 
-def paced(path: Path, controls: Controls, clock: ManualClock) -> list[tuple[bytes, int]]:
+def paced(path: Path, speed: float = 1.0) -> list[tuple[bytes, int]]:
     """Return the payloads, each with the clock's time at its delivery."""
+    clock = ManualClock(automatic=True)
     subscriber = Subscriber(feed_of())
     came: list[tuple[bytes, int]] = []
     subscriber.on(b"")(lambda m: came.append((m.payload, clock.now_ns())))
-    subscriber.replay(Replay(Recording.open(path), controls=controls))
+    subscriber.replay(Replay(Recording.open(path), controls=Controls(speed, clock=clock)))
     return came
 
 
-@pytest.mark.parametrize("rows", [1, 4, 100])
-@pytest.mark.parametrize(("speed", "scale"), [(1.0, 1), (10.0, 10)])
-def test_messages_are_delivered_when_they_are_due(tmp_path: Path, rows: int, speed: float, scale: int) -> None:
+@pytest.mark.parametrize(("rows", "scale"), [(1, 1), (4, 10), (100, 1)])
+def test_messages_are_delivered_when_they_are_due(tmp_path: Path, rows: int, scale: int) -> None:
     offsets = [0, 0, 10, 10, 20, 50, 40, 70, 500, 500, 1_000]
     simple_day(tmp_path, [START + offset for offset in offsets], rows)
-    clock = ManualClock(automatic=True)
     due = sorted((offset // scale, i) for i, offset in enumerate(offsets))
-    assert paced(tmp_path, Controls(speed, clock=clock), clock) == [(b"%d" % i, at) for at, i in due]
+    assert paced(tmp_path, scale) == [(b"%d" % i, at) for at, i in due]
 
 
 def test_without_venue_times_blocks_are_paced_by_sending_time(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of())
     day.put(0, *(Put((Row(b"A", b"%d" % i),), i, ts_out=START + 100 * i) for i in range(4)))
-    clock = ManualClock(automatic=True)
-    assert paced(tmp_path, Controls(1.0, clock=clock), clock) == [(b"%d" % i, 100 * i) for i in range(4)]
+    assert paced(tmp_path) == [(b"%d" % i, 100 * i) for i in range(4)]
 
 
 def test_commands_from_a_callback(tmp_path: Path) -> None:
@@ -59,8 +53,6 @@ def test_commands_from_a_callback(tmp_path: Path) -> None:
             controls.speed = 10.0
         if message.payload == b"3":
             controls.step(2)
-        if message.payload == b"5":
-            assert clock.now_ns() == 120
 
     subscriber.replay(Replay(Recording.open(tmp_path), controls=controls))
     assert came == [(b"0", 0), (b"1", 100), (b"2", 110), (b"3", 120), (b"4", 120), (b"5", 120)]
@@ -85,38 +77,11 @@ def test_a_damaged_block_does_not_cost_a_step(tmp_path: Path) -> None:
     assert (done.messages, done.damaged) == (5, 3)
 
 
-class Nobody:
-    """Accepts blocks and ignores them."""
-
-    in_sequence = False
-    reads_ahead = False
-    checks_blocks = False
-
-    def play(self, *_: object) -> None:
-        pass
-
-    def begin(
-        self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None, start_ns: int = BEGINNING
-    ) -> None:
-        pass
-
-    def jump(self, *, is_back: bool) -> None:
-        pass
-
-    def finish(self, stop_ns: int) -> None:
-        pass
-
-
 @pytest.mark.parametrize("speed", [None, 1e6])
 @pytest.mark.parametrize("rows_each", [1, 4, 8])
 def test_market_time_starts_at_the_first_message(tmp_path: Path, speed: float | None, rows_each: int) -> None:
     """The time before the first message does not count as played."""
-    rows = [Row(b"AAPL.trade", b"189.98", START + number * 10**9) for number in range(8)]
-    puts = [
-        Put(tuple(rows[first : first + rows_each]), sequence=first, ts_out=START + first)
-        for first in range(0, len(rows), rows_each)
-    ]
-    Day(tmp_path, feed_of()).put(0, *puts)
+    simple_day(tmp_path, [START + number * 10**9 for number in range(8)], rows_each)
     replay = Replay(Recording.open(tmp_path), speed=speed, start=START - 60 * 10**9)
-    played = replay.run(Nobody())
+    played = replay.run(Mock(in_sequence=False, reads_ahead=False, checks_blocks=False))
     assert (played.messages, played.market_seconds) == (8, 7.0)

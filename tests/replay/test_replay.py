@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from blackbox import Batch, ConfigError, Recording, Replay, Subscriber
+from blackbox import Batch, CallbackError, ConfigError, Feed, Publisher, Recorder, Recording, Replay, Subscriber
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
+from blackbox.replay.measure_blocks import measure
+from blackbox.replay.worker_loop import play
+from blackbox.subscribe.compiled_callback import payload
 from tests.archive.written_days import days, made
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, feed_of
@@ -26,17 +33,25 @@ from tests.replay.audience import (
     Scripted,
     chosen,
     few,
+    fingerprint,
+    fingerprint_of,
     plainly,
     simple_day,
     told_of,
+    two_slices,
 )
 
+with_or_without_python = pytest.mark.parametrize("only_compiled", [False, True])
+"""With only compiled callbacks, slices are played in parallel."""
 
+
+@with_or_without_python
 @few
 @given(
     days(least_time=1), PREFIXES, PREFIXES, TIMES, TIMES, st.none() | st.lists(st.integers(0, 2), max_size=2), st.data()
 )
 def test_callbacks_receive_the_messages_that_plain_python_selects(
+    only_compiled: bool,
     day: Any,
     prefix: bytes,
     wish: bytes,
@@ -49,34 +64,37 @@ def test_callbacks_receive_the_messages_that_plain_python_selects(
     by: Any = data.draw(st.sampled_from(["ts_event", "ts_out"]))
     assume(start is None or stop is None or start <= stop)
     with TemporaryDirectory() as path:
-        written = made(path, day)
-        wanted = chosen(written.told(), prefix, start, stop, slices, by)
+        wanted = chosen(made(path, day).told(), prefix, start, stop, slices, by)
         recording = Recording.open(path)
-        audience = Audience(recording.feed, wish)
-        done = audience.subscriber.replay(recording, prefix=prefix, start=start, stop=stop, slices=slices, pace_by=by)
-        audience.assert_got([m for m in wanted if m.topic.startswith(wish)] if recording.feed.slices_for(wish) else [])
+        audience = Audience(recording.feed, wish, only_compiled=only_compiled)
+        subscriber = audience.subscriber
+        done = subscriber.replay(recording, prefix=prefix, start=start, stop=stop, slices=slices, pace_by=by)
         assert (done.messages, done.damaged, recording.damage) == (len(wanted), 0, [])
+        if recording.feed.slices_for(wish):
+            heard = [m for m in wanted if m.topic.startswith(wish)]
+            audience.assert_got(heard)
+            delivery = subscriber.statistics().delivery
+            calls = len(heard) * (1 if only_compiled else 3)
+            assert (delivery.matched, delivery.due, delivery.delivered) == (len(heard), calls, calls)
+            assert delivery.topics == sum(len(subscriber.topics(number)) for number in range(day[0]))
 
 
+@with_or_without_python
 @few
 @given(days(least_time=1), st.sampled_from([b"", b"AX", b"AY."]), TIMES, SCRIPTS)
 def test_steps_and_seeks_deliver_exactly_their_messages(
-    day: Any, prefix: bytes, start: int | None, script: list[tuple[str, int]]
+    only_compiled: bool, day: Any, prefix: bytes, start: int | None, script: list[tuple[str, int]]
 ) -> None:
     with TemporaryDirectory() as path:
-        written = made(path, day)
+        everything = chosen(made(path, day).told(), prefix, start)
         recording = Recording.open(path)
-        everything = chosen(written.told(), prefix, start)
         first = max(recording.time_range("ts_event")[0], -(1 << 63) if start is None else start)
-        audience = Audience(recording.feed)
+        audience = Audience(recording.feed, only_compiled=only_compiled)
         replay = Replay(recording, prefix=prefix, start=start, controls=Scripted(script), pace_by="ts_event")
-        expected, resets, since, left = plainly(everything, first, script)
-        done = audience.subscriber.replay(replay)
-        assert audience.by_message == expected
-        assert audience.resets == resets
-        assert done.messages == len(expected)
+        expected, resets, since = plainly(everything, first, script)
+        assert audience.subscriber.replay(replay).messages == len(expected)
         audience.assert_compiled_got(since)
-        assert left == []
+        assert only_compiled or (audience.by_message, audience.resets) == (expected, resets)
 
 
 @few
@@ -87,22 +105,8 @@ def test_grants_by_time_add_up_to_all_messages(day: Any, times: list[int]) -> No
         recording = Recording.open(path)
         audience = Audience(recording.feed)
         replay = Replay(recording, controls=Scripted(("until", time) for time in times), pace_by="ts_event")
-        done = audience.subscriber.replay(replay)
+        audience.subscriber.replay(replay)
         audience.assert_got(chosen(written.told()))
-        assert done.messages == len(written.told())
-
-
-@few
-@given(days(least_time=1))
-def test_two_runs_make_the_same_calls(day: Any) -> None:
-    with TemporaryDirectory() as path:
-        made(path, day)
-        calls = []
-        for _ in range(2):
-            audience = Audience(Recording.open(path).feed)
-            audience.subscriber.replay(Recording.open(path))
-            calls.append((audience.calls, audience.by_message, audience.by_batch))
-        assert calls[0] == calls[1]
 
 
 def test_several_days_are_played_as_one_whatever_their_order(tmp_path: Path) -> None:
@@ -143,27 +147,31 @@ def test_a_loop_over_no_messages_ends_and_is_logged(tmp_path: Path, caplog: pyte
     assert "nothing was played: no message from" in caplog.text
 
 
-@pytest.mark.parametrize("codec", [0, 1, 2])
-@pytest.mark.parametrize("speed", [None, 1.0])
-def test_damaged_blocks_are_skipped_reported_and_counted(tmp_path: Path, codec: int, speed: float | None) -> None:
-    day = simple_day(tmp_path, [START + i for i in range(40)], rows=4, codec=codec)
-    for block in (0, 4, 5, 9):
+@with_or_without_python
+@pytest.mark.parametrize(
+    ("codec", "speed", "bad", "first"), [(0, None, (0, 4, 5), 2), (1, 1e9, (0, 1, 2), 0), (2, None, tuple(range(6)), 0)]
+)
+def test_damaged_blocks_are_skipped_reported_and_counted(
+    tmp_path: Path, only_compiled: bool, codec: int, speed: float | None, bad: tuple[int, ...], first: int
+) -> None:
+    """Blocks before the start are reported too, because the times of a damaged block are unknown."""
+    day = two_slices(tmp_path, codec=codec)
+    for block in bad:
         damage_body(day.segments[0], block)
     recording = Recording.open(tmp_path)
-    audience = Audience(day.feed)
-    controls = Controls(speed, clock=ManualClock(automatic=True))
-    done = audience.subscriber.replay(Replay(recording, controls=controls))
-    audience.assert_got([m for m in day.told() if m.sequence // 4 not in (0, 4, 5, 9)])
-    assert (done.messages, done.damaged, done.blocks) == (24, 16, 6)
-    told = list(recording.damage)
-    assert [damage.messages for damage in told] == [4] * 4
-    assert sorted(told) == recording.verify()
+    audience = Audience(day.feed, only_compiled=only_compiled)
+    done = audience.subscriber.replay(recording, speed=speed, start=START + first)
+    wanted = [m for m in chosen(day.told(), start=START + first) if not (m.slice_id == 0 and m.sequence // 3 in bad)]
+    audience.assert_got(wanted)
+    blocks = len(wanted) // 3 if only_compiled else 1  # gathered from several
+    assert (done.messages, done.damaged, done.blocks) == (len(wanted), 3 * len(bad), blocks)
+    assert [damage.messages for damage in recording.damage] == [3] * len(bad)
+    assert sorted(recording.damage) == recording.verify()
 
 
-@pytest.mark.parametrize("codec", [0, 2])
-@pytest.mark.parametrize("start", [None, START + 7])
+@pytest.mark.parametrize(("codec", "start"), [(0, START + 7), (2, None)])
 def test_kept_batches_outlive_replay_and_recording(tmp_path: Path, codec: int, start: int | None) -> None:
-    day = simple_day(tmp_path, [START + i for i in range(3_000)], rows=10, codec=codec)
+    day = simple_day(tmp_path, [START + i for i in range(1_000)], rows=10, codec=codec)
     subscriber = Subscriber(day.feed)
     kept: list[Batch] = []
     subscriber.on_batch(b"A.1")(kept.append)
@@ -175,34 +183,131 @@ def test_kept_batches_outlive_replay_and_recording(tmp_path: Path, codec: int, s
     assert [m for batch in kept for m in told_of(batch)] == expected
 
 
-def test_recordings_of_two_schemas_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"loops": -1}, ValueError, "loops was -1, expected 0 or more"),
+        ({"speed": 0.0}, ValueError, "speed was 0.0"),
+        ({"speed": 1.0, "controls": Controls()}, ValueError, "controls were given together with a speed"),
+        ({"pace_by": "ts_recv"}, ValueError, "pace_by was"),
+        ({"order": "topic"}, ValueError, "order was 'topic', expected 'event' or 'sent'"),
+        ({"order": "event", "pace_by": "ts_out"}, ValueError, "pace_by was 'ts_out' with order 'event'"),
+        ({"start": "noon"}, ValueError, "was 'noon'"),
+        ({"slices": [1]}, ValueError, "slices had 1, expected 0 to 0"),
+        ({"keep_gaps": True, "order": "event"}, ConfigError, "keep_gaps was set with order 'event', expected 'sent'"),
+        ({"keep_gaps": True, "prefix": b"A"}, ConfigError, "keep_gaps was set with prefix b'A'"),
+        ({"keep_gaps": True, "symbols": ["A"]}, ConfigError, "keep_gaps"),
+        ({"symbols": "AAPL"}, TypeError, "symbols"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, wrong: Any, error: type[Exception], text: str) -> None:
+    simple_day(tmp_path, [START])
+    with pytest.raises(error, match=text):
+        Replay(Recording.open(tmp_path), **wrong)
+
+
+def test_no_recording_and_two_schemas_are_refused(tmp_path: Path) -> None:
     Day(tmp_path / "a", feed_of())
     Day(tmp_path / "b", feed_of(schema="itch50"))
     with pytest.raises(ConfigError, match="schema"):
         Replay([Recording.open(tmp_path / "a"), Recording.open(tmp_path / "b")])
+    with pytest.raises(ConfigError, match="given no recording, expected at least one"):
+        Replay([])
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"loops": -1},
-        {"speed": 0.0},
-        {"speed": 1.0, "controls": Controls()},
-        {"pace_by": "ts_recv"},
-        {"start": "noon"},
-        {"slices": [1]},
-    ],
-)
-def test_wrong_settings_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    simple_day(tmp_path, [START])
-    with pytest.raises(ValueError, match="was|were|had"):
-        Replay(Recording.open(tmp_path), **wrong)
+def out_of_range(batch: Any, state: Any) -> None:
+    """Fail on message 3 of topic A's slice."""
+    for row in batch.rows:
+        text = payload(batch, row)
+        if batch.topic_text[0] == 65 and text[0] == 51:  # A, "3"
+            state[batch.sequence + 1_000] = 1
+        state[0] += 1
 
 
-def test_errors_name_the_wrong_recording_or_speed(tmp_path: Path) -> None:
-    subscriber = Subscriber(feed_of())
-    given: Any = str(tmp_path)
-    with pytest.raises(TypeError, match=r"a replay was given '.*', expected Recording.open\(path\)"):
-        subscriber.replay(given)
-    with pytest.raises(ValueError, match="speed was 'fast', expected a finite number above 0, or None"):
-        Controls("fast")  # type: ignore[arg-type]
+def test_an_error_in_compiled_code_ends_the_replay_or_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    day = two_slices(tmp_path)
+    for on_error, counts in (("stop", {0: 3}), ("log", {0: 15, 1: 18})):
+        subscriber = Subscriber(day.feed, on_error=on_error)  # type: ignore[arg-type]
+        callback = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64))(out_of_range)
+        if on_error == "stop":
+            with pytest.raises(CallbackError, match="out_of_range .* raised an exception"):
+                subscriber.replay(Recording.open(tmp_path))
+            assert subscriber.statistics().delivery.callback_errors == 1
+        else:
+            assert subscriber.replay(Recording.open(tmp_path)).messages == 36
+            assert "out_of_range" in caplog.text
+        found = {number: int(state[0]) for number, state in callback.states.items()}
+        assert {number: found[number] for number in counts} == counts
+
+
+def spin(batch: Any, state: Any) -> None:
+    """Compute for some hundredths of a second per batch."""
+    word = numpy.int64(1)
+    for turn in range(10_000_000):
+        word = (word * 31) ^ (word >> 7) ^ turn
+    state[1] = word
+    state[0] += len(batch.rows)
+
+
+def test_ctrl_c_ends_the_replay_and_its_threads(tmp_path: Path) -> None:
+    day = two_slices(tmp_path, 300)
+    recording, subscriber = Recording.open(tmp_path), Subscriber(day.feed)
+    callback = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64))(spin)
+
+    def interrupt() -> None:
+        while not any(state[0] for state in callback.states.values()):
+            threading.Event().wait(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        subscriber.replay(recording)
+    assert 0 < sum(int(state[0]) for state in callback.states.values()) < 1_800
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("blackbox-replay")]
+
+
+def test_callbacks_are_added_and_removed_between_replays(tmp_path: Path) -> None:
+    day = two_slices(tmp_path)
+    recording, audience = Recording.open(tmp_path), Audience(day.feed, only_compiled=True)
+    subscriber = audience.subscriber
+    subscriber.replay(recording)
+    assert (len(play.signatures), len(measure.signatures)) == (1, 1), "it was compiled before it played"
+    second = subscriber.on_compiled(b"A", state=numpy.zeros(2, numpy.int64))(fingerprint)
+    subscriber.remove(audience.compiled)
+    came: list[int] = []
+    subscriber.on_batch(b"")(lambda batch: came.extend(batch.slice_ids.tolist()))
+    subscriber.replay(recording)
+    audience.assert_compiled_got(day.told())
+    assert second.total().tolist() == fingerprint_of(m for m in day.told() if m.slice_id == 0)
+    assert came == [0, 0, 0, 1, 1, 1] * 6, "a Python callback restores one order"
+
+
+def count_by_topic(batch: Any, state: Any) -> None:
+    """Fill a row per topic number with the last byte of the topic and its message count."""
+    for row in batch.rows:
+        place = batch.topic_index[row]
+        state[batch.topic_numbers[place], 0] = batch.topic_text[batch.topic_offsets[place + 1] - 1]
+        state[batch.topic_numbers[place], 1] += 1
+
+
+def test_two_publishers_that_number_topics_differently_share_one_numbering(tmp_path: Path) -> None:
+    feed = Feed.local("two", slices=1)
+    topics = [b"a.long.topic.of.many.bytes.%c" % letter for letter in b"ABCDEF"]
+    for order in (topics, topics[::-1]):
+        recorder = Recorder(feed, tmp_path)
+        with Publisher(feed, when_full="wait") as publisher:
+            recorder.start()
+            for _ in range(3):
+                publisher.publish_many(order, numpy.arange(6), numpy.zeros((6, 8), numpy.uint8), numpy.arange(1, 7))
+                publisher.flush()
+        recorder.run(until_end=True, timeout=60)
+    (day,) = recorder.directory.glob("*-*-*")
+    subscriber = Subscriber(feed)
+    callback = subscriber.on_compiled(b"", state=numpy.zeros((8, 2), numpy.int64))(count_by_topic)
+    for times in (1, 2):
+        subscriber.replay(Recording.open(day))
+        names = [topic[-1] for topic in subscriber.topics(0)]
+        assert sorted(names) == list(b"ABCDEF")
+        assert callback.states[0].tolist() == [[name, 6 * times] for name in names] + [[0, 0]] * 2
