@@ -30,11 +30,11 @@ sent_strategy = st.lists(
 )
 
 
-def recorded(directory: Path, blocks: list[Sent], key_bytes: int, slices: int = 2, compression: Any = "none") -> Any:
+def recorded(directory: Path, blocks: list[Sent], key_bytes: int = 0, slices: int = 1) -> Any:
     """Record the blocks that are not lost and return the day."""
     feed = feed_of(slices=slices, key_bytes=key_bytes)
     now = 1_600_000_000_000_000_000
-    with RawPublisher(feed) as publisher, Recorder(feed, directory, compression=compression) as recorder:
+    with RawPublisher(feed) as publisher, Recorder(feed, directory) as recorder:
         for slice_id, key, count, later, is_lost in blocks:
             now += later
             times = numpy.full(count, now)
@@ -76,7 +76,7 @@ def test_gaps_are_reported_between_the_messages_around_them(
 ) -> None:
     with TemporaryDirectory() as directory:
         blocks = [(0, b"A", 1, 0, False), *blocks]
-        day = recorded(Path(directory), blocks, key_bytes)
+        day = recorded(Path(directory), blocks, key_bytes, slices=2)
         subscriber = Subscriber(day.feed)
         seen: dict[int, list[tuple[int, int]]] = {}
 
@@ -102,7 +102,7 @@ GAPS = [(first, 2) for first in (2, 8, 14, 20)]
 
 
 def test_compiled_callbacks_read_the_number_lost_from_their_batch(tmp_path: Path) -> None:
-    day = recorded(tmp_path, BROKEN, 0, slices=1)
+    day = recorded(tmp_path, BROKEN)
     subscriber = Subscriber(day.feed)
 
     def sum_up(batch: Any, state: Any) -> None:
@@ -115,19 +115,8 @@ def test_compiled_callbacks_read_the_number_lost_from_their_batch(tmp_path: Path
     assert totals.total().tolist() == [8, 4, 16]
 
 
-def test_a_gap_of_unknown_keys_is_reported_to_all(tmp_path: Path) -> None:
-    day = recorded(tmp_path, [(0, key, 1, 1, number == 3) for number in range(8) for key in KEYS], 1, slices=1)
-    subscriber = Subscriber(day.feed)
-    told: dict[bytes, list[tuple[bytes, int]]] = {b"A": [], b"B": []}
-    for key, gaps in told.items():
-        subscriber.on(key)(lambda _: None)
-        subscriber.on_gap(key)(lambda gap, gaps=gaps: gaps.append((gap.key, gap.count)))  # type: ignore[misc]
-    subscriber.replay(day)
-    assert told == {b"A": [(b"", 2)], b"B": [(b"", 2)]}
-
-
 def test_messages_before_the_first_one_played_are_no_gap(tmp_path: Path) -> None:
-    day = recorded(tmp_path, BROKEN, 0, slices=1)
+    day = recorded(tmp_path, BROKEN)
     subscriber = Subscriber(day.feed)
     gaps: list[tuple[int, int]] = []
     subscriber.on(b"")(lambda _: None)
@@ -144,7 +133,7 @@ def test_messages_before_the_first_one_played_are_no_gap(tmp_path: Path) -> None
 
 
 def test_a_damaged_block_among_gaps_is_a_gap(tmp_path: Path) -> None:
-    day = recorded(tmp_path, BROKEN, 0, slices=1)
+    day = recorded(tmp_path, BROKEN)
     place = next(tmp_path.rglob("*.journal"))
     data = bytearray(place.read_bytes())
     at = [n for n in range(len(data)) if data.startswith(b"payload", n)]
@@ -160,7 +149,7 @@ def test_a_damaged_block_among_gaps_is_a_gap(tmp_path: Path) -> None:
 
 
 def test_a_hook_that_raises_ends_the_replay(tmp_path: Path) -> None:
-    day = recorded(tmp_path, BROKEN, 0, slices=1)
+    day = recorded(tmp_path, BROKEN)
     subscriber = Subscriber(day.feed)
     batches: list[Batch] = []
     subscriber.on_batch(b"")(batches.append)
@@ -174,26 +163,10 @@ def test_a_hook_that_raises_ends_the_replay(tmp_path: Path) -> None:
     assert sum(len(batch) for batch in batches) == 2
 
 
-def test_a_slice_without_gaps_is_not_searched_for_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    day = recorded(tmp_path, [(0, b"A", 2, 1, False)] * 12, 0, slices=1)
-    subscriber = Subscriber(day.feed)
-    subscriber.on(b"")(lambda _: None)
-    subscriber.on_gap(b"")(lambda gap: pytest.fail(f"{gap}"))
-    read: list[int] = []
-
-    def gaps(_: Recording, slices: list[int]) -> list[Gap]:
-        read.extend(slices)
-        return []
-
-    monkeypatch.setattr(Recording, "gaps", gaps)
-    subscriber.replay(day)
-    assert read == []
-
-
 def test_gaps_of_several_feeds_have_the_numbers_of_played_slices(tmp_path: Path) -> None:
     found = []
     for name in ("one", "two"):
-        day = recorded(tmp_path / name, BROKEN, 0, slices=1)
+        day = recorded(tmp_path / name, BROKEN)
         day.feed = msgspec.structs.replace(day.feed, name=name)
         found.append(day)
     subscriber = Subscriber(feed_of())
