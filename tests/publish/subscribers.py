@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from blackbox import Feed, SlowPolicy, Subscriber
+from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.testing import Collector
 from tests.gate import Gate
 
@@ -20,6 +22,18 @@ def collected(feed: Feed, prefix: bytes = b"", **settings: Any) -> tuple[Subscri
     got = Collector()
     subscriber.on_batch(prefix)(got.batch)
     return subscriber, got
+
+
+@contextmanager
+def delivered(feed: Feed, prefix: bytes = b"", **settings: Any) -> Iterator[tuple[Publisher, Collector]]:
+    """Yield a publisher, and what its subscriber has received after the `with` block, without a gap."""
+    subscriber, got = collected(feed, prefix)
+    with Publisher(feed, **{"when_full": "wait"} | settings) as publisher:
+        subscriber.start()
+        yield publisher, got
+    subscriber.run(until_end=True)
+    received = subscriber.statistics().received
+    assert (received.gaps, received.duplicates, received.stale) == (0, 0, 0)
 
 
 def held_up(feed: Feed, queue_blocks: int = 1, hwm_blocks: int = 1) -> tuple[Subscriber, Gate]:

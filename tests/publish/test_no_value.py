@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy
 import pytest
 
-from blackbox import Batch, Feed, Message, Publisher, Recorder, Recording, SlowPolicy, Subscriber
+from blackbox import Batch, Message, Publisher, Recorder, Recording, SlowPolicy, Subscriber
 from blackbox.cli.ui.messages import describe
 from blackbox.feed.schema import RAW
+from tests.publish.subscribers import one_slice
 from tests.subscribe.subscribers import PATIENT
 
 
 @pytest.mark.parametrize("conflated", [False, True])
 def test_a_deleted_topic_is_not_an_empty_payload(conflated: bool) -> None:
-    feed = Feed.local("null", slices=1)
     slow = SlowPolicy("conflate", max_lag=(1 if conflated else 3_600 * 10**9) / 1e9, start_grace=0)
+    feed = one_slice()
     subscriber = Subscriber(feed, slow=slow)
     messages: list[Message] = []
     subscriber.on(b"")(messages.append)
@@ -27,30 +28,24 @@ def test_a_deleted_topic_is_not_an_empty_payload(conflated: bool) -> None:
         publisher.publish(b"C", b"")
         publisher.publish_many((b"D", b"E"), [0, 1], numpy.ones((2, 3), numpy.uint8), valid=numpy.array([False, True]))
         publisher.publish_many((b"F", b"G"), [0, 1], b"xyz", offsets=[0, 1, 3], valid=numpy.array([True, False]))
+        with pytest.raises(ValueError, match=r"valid had shape \(1,\) of bool, expected \(2,\) of bool"):
+            publisher.publish_many((b"A",), [0, 0], numpy.ones((2, 1), numpy.uint8), valid=numpy.array([True]))
     subscriber.run(until_end=True)
-    assert {message.topic: message.payload for message in messages} == {
-        b"A": b"1",
-        b"B": None,
-        b"C": b"",
-        b"D": None,
-        b"E": b"\1\1\1",
-        b"F": b"x",
-        b"G": None,
-    }
+    expected = {b"A": b"1", b"B": None, b"C": b"", b"D": None, b"E": b"\1\1\1", b"F": b"x", b"G": None}
+    assert {message.topic: message.payload for message in messages} == expected
     assert {message.topic: message.ts_event for message in messages}[b"B"] == 7
 
 
 def test_a_batch_and_its_arrow_form_say_which_messages_have_no_value() -> None:
-    feed = Feed.local("null", slices=1)
+    feed = one_slice()
     subscriber = Subscriber(feed, slow=PATIENT)
     batches: list[Batch] = []
     subscriber.on_batch(b"A")(batches.append)
     payloads = [None if number % 3 == 0 else b"%d" % number for number in range(20)]
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
-        topics = (b"A", b"B")
         publisher.publish_many(
-            topics,
+            (b"A", b"B"),
             [number % 2 for number in range(20)],
             b"".join(payload or b"" for payload in payloads),
             offsets=numpy.cumsum([0, *(len(payload or b"") for payload in payloads)]),
@@ -65,40 +60,17 @@ def test_a_batch_and_its_arrow_form_say_which_messages_have_no_value() -> None:
     assert batch.block.to_arrow()["payload"].to_pylist() == payloads
 
 
-def test_a_message_without_a_value_is_not_a_record() -> None:
-    import msgspec
-
-    feed = msgspec.structs.replace(Feed.local("null", slices=1), schema="itch50")
-    subscriber = Subscriber(feed, slow=PATIENT)
-    messages: list[Message] = []
-    subscriber.on(b"")(messages.append)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        publisher.publish(b"A", None)
-    subscriber.run(until_end=True)
-    with pytest.raises(ValueError, match="message 0 of topic b'A' had no value, expected a record"):
-        messages[0].record  # noqa: B018
-
-
-def test_a_column_of_validity_that_does_not_fit_is_refused() -> None:
-    with (
-        Publisher(Feed.local("null", slices=1)) as publisher,
-        pytest.raises(ValueError, match=r"valid had shape \(1,\) of bool, expected \(2,\) of bool"),
-    ):
-        publisher.publish_many((b"A",), [0, 0], numpy.ones((2, 1), numpy.uint8), valid=numpy.array([True]))
-
-
-def test_a_recorded_deletion_is_null_in_arrow_and_in_text(tmp_path: Path) -> None:
-    feed = Feed.local("null", slices=1)
+def test_a_recorded_deletion_is_null_in_arrow_and_in_text_and_is_not_a_record(tmp_path: Path) -> None:
+    feed = one_slice(schema="itch50")
     with Publisher(feed, when_full="wait") as publisher:
         recorder = Recorder(feed, tmp_path).start()
         publisher.publish(b"A", None, 5)
-        publisher.publish(b"A", b"")
         publisher.close()
         recorder.run(until_end=True)
     (day,) = (path.parent for path in tmp_path.rglob("manifest.json"))
     recording = Recording.open(day)
-    assert recording.to_arrow()["payload"].to_pylist() == [None, b""]
-    (first, second) = (message for batch in recording.batches() for message in batch)
-    assert describe(first, RAW).endswith(" A deleted")
-    assert describe(second, RAW).endswith(" A b''")
+    assert recording.to_arrow()["payload"].to_pylist() == [None]
+    (message,) = (message for batch in recording.batches() for message in batch)
+    assert describe(message, RAW).endswith(" A deleted")
+    with pytest.raises(ValueError, match="message 0 of topic b'A' had no value, expected a record"):
+        message.record  # noqa: B018

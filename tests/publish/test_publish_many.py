@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -9,30 +10,23 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import Batch, ConfigError, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox import ConfigError, Feed
 from blackbox.feed.source import open_source
-from blackbox.publish.publisher import WINDOW_ROWS
-from tests.publish.subscribers import collected, one_slice
-
-EMPTY = numpy.zeros((0, 1), numpy.uint8)
+from tests.publish.subscribers import delivered, one_slice
 
 
 def test_columns_of_every_shape_arrive_as_rows() -> None:
-    feed = one_slice()
-    subscriber, got = collected(feed)
     topics = (b"A", b"B", b"never", b"C")
     index = numpy.array([0, 1, 3, 1])
     text = b"xabcdefgh"
     unknown = numpy.zeros(4, numpy.int64)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
+    with delivered(one_slice()) as (publisher, got):
         assert publisher.publish_many(topics, index, numpy.arange(12, dtype=numpy.uint8).reshape(4, 3), unknown) == 4
         publisher.publish_many(topics, index, text, ts_event=[1, 2, 3, 4], offsets=[1, 1, 4, 6, 9])
         publisher.publish_many(topics, index, text, unknown, offsets=[8, 0, 2, 2], lengths=[1, 3, 0, 5])
         publisher.publish_many(list(topics), index.tolist(), bytearray(text), [0] * 4, offsets=(0, 1, 2, 3, 9))
         publisher.publish_many(topics, index[::-1], numpy.zeros((4, 0), numpy.uint8), unknown)
-        assert publisher.publish_many(topics, [], EMPTY) == 0
-    subscriber.run(until_end=True)
+        assert publisher.publish_many(topics, [], numpy.zeros((0, 1), numpy.uint8)) == 0
     rows = [(m.topic, m.payload, m.ts_event) for m in got.messages]
     names = [b"A", b"B", b"C", b"B"]
     expected = [(name, bytes([3 * i, 3 * i + 1, 3 * i + 2]), 0) for i, name in enumerate(names)]
@@ -43,28 +37,21 @@ def test_columns_of_every_shape_arrive_as_rows() -> None:
     assert rows == expected
 
 
-def test_columns_larger_than_a_window_keep_their_order() -> None:
-    rows = 2 * WINDOW_ROWS + 17
-    feed = msgspec.structs.replace(Feed.local("publisher", slices=2, key_bytes=2), block_bytes=65_536)
+def test_columns_larger_than_a_window_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.publish.publisher.WINDOW_ROWS", 1_000)
+    rows = 2_017
+    feed = msgspec.structs.replace(Feed.local("publisher", slices=2, key_bytes=2), block_bytes=4_096)
     topics = tuple(b"S%d" % number for number in range(100))
     index = numpy.random.default_rng(1).integers(0, 100, rows)
     payloads = numpy.arange(rows, dtype=numpy.int64).view(numpy.uint8).reshape(rows, 8)
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
-    parts: dict[tuple[int, bytes], list[Any]] = {}
-
-    @subscriber.on_batch(b"")
-    def note(batch: Batch) -> None:
-        numbers = batch.block.payloads.view(numpy.int64).copy()
-        parts.setdefault((batch.block.slice_id, feed.key_of(batch.topics[0])), []).append(numbers)
-
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
+    with delivered(feed) as (publisher, got):
         publisher.publish_many(topics, index, payloads)
-    subscriber.run(until_end=True)
-    of_key = [numpy.concatenate(some) for some in parts.values()]
-    assert numpy.array_equal(numpy.sort(numpy.concatenate(of_key)), numpy.arange(rows))
-    for numbers in of_key:
-        assert (numpy.diff(numbers) > 0).all()
+    parts: dict[tuple[int, bytes], list[int]] = {}
+    for message in got.messages:
+        place = feed.slice_of(message.topic), feed.key_of(message.topic)
+        parts.setdefault(place, []).append(int.from_bytes(message.payload, "little"))
+    assert sorted(itertools.chain(*parts.values())) == list(range(rows))
+    assert all(numbers == sorted(numbers) for numbers in parts.values())
 
 
 ROWS_2 = numpy.zeros((2, 4), numpy.uint8)
@@ -110,24 +97,18 @@ WRONG_COLUMNS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_COLUMNS)
-def test_columns_that_do_not_fit_are_refused_and_nothing_is_published(case: str) -> None:
-    changed, error, text = WRONG_COLUMNS[case]
-    columns: dict[str, Any] = {"topics": (b"A", b"B"), "topic_index": [0, 1], "payloads": ROWS_2} | changed
-    feed = one_slice()
-    subscriber, got = collected(feed)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        with pytest.raises(error, match=text):
-            publisher.publish_many(**columns)
-        publisher.publish(b"A", b"fine")
-    subscriber.run(until_end=True)
-    assert got.payloads == [b"fine"]
+def test_columns_that_do_not_fit_are_refused_and_nothing_is_published() -> None:
+    good: dict[str, Any] = {"topics": (b"A", b"B"), "topic_index": [0, 1], "payloads": ROWS_2}
+    with delivered(one_slice()) as (publisher, got):
+        for case, (changed, error, text) in WRONG_COLUMNS.items():
+            with pytest.raises(error, match=text):
+                publisher.publish_many(**good | changed)
+            publisher.publish(b"A", case.encode())
+    assert got.payloads == [case.encode() for case in WRONG_COLUMNS]
 
 
 @pytest.mark.parametrize("with_lengths", [False, True])
 def test_columns_changed_during_publishing_leak_no_other_memory(with_lengths: bool) -> None:
-    feed = one_slice()
     memory = numpy.frombuffer(bytearray(b"A" * 600_000 + b"S" * 6_000_000), numpy.uint8)
     rows = 30_000
     good = numpy.arange(rows + 1, dtype=numpy.int64) * 20
@@ -143,14 +124,12 @@ def test_columns_changed_during_publishing_leak_no_other_memory(with_lengths: bo
             offsets[:] = good
             lengths[:] = 20
 
-    subscriber, got = collected(feed)
     published = refused = 0
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
+    with delivered(one_slice()) as (publisher, got):
         thread = threading.Thread(target=change)
         thread.start()
         for tried in range(100_000):
-            if tried >= 300 and published and refused:
+            if tried >= 100 and published and refused:
                 break
             try:
                 published += publisher.publish_many(
@@ -160,7 +139,6 @@ def test_columns_changed_during_publishing_leak_no_other_memory(with_lengths: bo
                 refused += 1
         over.set()
         thread.join()
-    subscriber.run(until_end=True)
     assert published > 0
     assert refused > 0
     assert {letter for payload in got.payloads for letter in payload} == set(b"A")
@@ -168,14 +146,11 @@ def test_columns_changed_during_publishing_leak_no_other_memory(with_lengths: bo
 
 def test_a_source_is_published_chunk_by_chunk() -> None:
     feed = Feed.local("publisher", slices=2, schema="itch50")
-    subscriber, got = collected(feed)
-    source = open_source("synthetic:30000")
+    source = open_source("synthetic:10000")
     told: list[int] = []
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        assert source.publish(publisher, told.append) == 30_000
-    subscriber.run(until_end=True)
-    assert told[-1] == 30_000
+    with delivered(feed) as (publisher, got):
+        assert source.publish(publisher, told.append) == 10_000
+    assert told[-1] == 10_000
     published = []
     for chunk in source.chunks():
         places = zip(chunk.starts.tolist(), chunk.lengths.tolist(), strict=True)

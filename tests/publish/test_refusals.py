@@ -13,24 +13,16 @@ from blackbox import ConfigError, Feed, Publisher
 from blackbox.errors import EndpointError, PublisherError
 from blackbox.publish.publisher import PublisherLife
 from blackbox.publish.slice_sender import SenderLife
-from tests.publish.subscribers import collected, one_slice
+from tests.publish.subscribers import delivered, one_slice
 
 
-def test_a_port_in_use_is_named() -> None:
-    feed = Feed.local("publisher", slices=2)
-    with Publisher(feed):
-        with pytest.raises(EndpointError) as caught, Publisher(feed):
-            pass
-        assert f"slice 0: endpoint {feed.slices[0].endpoints[0]} is in use" in str(caught.value)
-    with Publisher(feed):  # and free again
-        pass
-
-
-def test_a_failed_start_releases_its_endpoints() -> None:
+def test_a_port_in_use_is_named_and_a_failed_start_releases_the_others() -> None:
     feed = Feed.local("publisher", slices=2)
     second = msgspec.structs.replace(feed.slices[1], share=None)
-    with Publisher(msgspec.structs.replace(feed, slices=(second,))), pytest.raises(EndpointError, match="slice 1"):
-        Publisher(feed).start()
+    with Publisher(msgspec.structs.replace(feed, slices=(second,))):
+        with pytest.raises(EndpointError) as caught:
+            Publisher(feed).start()
+        assert f"slice 1: endpoint {feed.slices[1].endpoints[0]} is in use" in str(caught.value)
     with Publisher(feed):
         pass
 
@@ -49,31 +41,29 @@ def test_invalid_state_transitions_are_refused() -> None:
     assert publisher.state is PublisherLife.CLOSED
 
 
-CALLS: dict[str, Callable[[Publisher], object]] = {
-    "publish": lambda publisher: publisher.publish(b"T", b"x"),
-    "publish a known topic": lambda publisher: publisher.publish(b"known", b"x"),
-    "publish_many": lambda publisher: publisher.publish_many((b"T",), [0], numpy.zeros((1, 1), numpy.uint8)),
-    "flush": lambda publisher: publisher.flush(),
-    "wait_for_subscribers": lambda publisher: publisher.wait_for_subscribers(b""),
-}
+CALLS: tuple[Callable[[Publisher], object], ...] = (
+    lambda publisher: publisher.publish(b"T", b"x"),
+    lambda publisher: publisher.publish(b"known", b"x"),
+    lambda publisher: publisher.publish_many((b"T",), [0], numpy.zeros((1, 1), numpy.uint8)),
+    lambda publisher: publisher.new_epoch(),
+    lambda publisher: publisher.flush(),
+    lambda publisher: publisher.wait_for_subscribers(b""),
+)
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_a_publisher_that_was_not_started_refuses(call: str) -> None:
+def test_a_publisher_that_does_not_run_refuses_calls() -> None:
     publisher = Publisher(one_slice())
-    with pytest.raises(PublisherError, match="not running|closed|not started"):
-        CALLS[call](publisher)
+    for call in CALLS:
+        with pytest.raises(PublisherError, match="not running|closed|not started"):
+            call(publisher)
     assert publisher.statistics().messages == 0
     publisher.close()
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_a_publisher_that_was_closed_refuses(call: str) -> None:
     publisher = Publisher(one_slice()).start()
     publisher.publish(b"known", b"")
     publisher.close()
-    with pytest.raises(PublisherError, match="not running|closed"):
-        CALLS[call](publisher)
+    for call in CALLS:
+        with pytest.raises(PublisherError, match="not running|closed"):
+            call(publisher)
     with pytest.raises(PublisherError, match="used once"):
         publisher.start()
 
@@ -86,24 +76,21 @@ WRONG_MESSAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "a topic too long": ((b"T" * 65_536, b""), ConfigError, "65536 bytes long"),
     "a payload of text": ((b"T", "text"), TypeError, "payload was 'text', expected bytes"),
     "a payload of a number": ((b"T", 5), TypeError, "payload was 5, expected bytes"),
+    "a payload of an object": ((b"T", object()), TypeError, "payload was <object"),
+    "a payload of a list": ((b"T", [b"x"]), TypeError, r"payload was \[b'x'\], expected bytes"),
     "a time beyond int64": ((b"T", b"", 2**63), ValueError, "ts_event was 9223372036854775808, expected an int64"),
     "a time of a large payload": ((b"T", bytes(70_000), 2**63), (ValueError, OverflowError), "int64|too large|C long"),
     "a time of text": ((b"T", b"", "now"), (ValueError, TypeError), "ts_event was 'now', expected an int64"),
 }
 
 
-@pytest.mark.parametrize("case", WRONG_MESSAGES)
-def test_a_message_that_cannot_be_published_is_refused(case: str) -> None:
-    arguments, error, text = WRONG_MESSAGES[case]
-    feed = one_slice()
-    subscriber, got = collected(feed)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        with pytest.raises(error, match=text):
-            publisher.publish(*arguments)
-        publisher.publish(b"T", b"fine")
-    subscriber.run(until_end=True)
-    assert got.payloads == [b"fine"]
+def test_a_message_that_cannot_be_published_is_refused() -> None:
+    with delivered(one_slice()) as (publisher, got):
+        for case, (arguments, error, text) in WRONG_MESSAGES.items():
+            with pytest.raises(error, match=text):
+                publisher.publish(*arguments)
+            publisher.publish(b"T", case.encode())
+    assert got.payloads == [case.encode() for case in WRONG_MESSAGES]
 
 
 def test_a_topic_that_no_slice_covers_is_refused() -> None:
@@ -113,6 +100,18 @@ def test_a_topic_that_no_slice_covers_is_refused() -> None:
         publisher.publish(b"A.x", b"")
         with pytest.raises(ConfigError, match="topic b'C.x' is covered by no slice, known prefixes: 'A.' .*'B.'"):
             publisher.publish(b"C.x", b"")
+
+
+def test_more_topics_than_the_limit_are_refused_and_the_rest_goes_on() -> None:
+    with delivered(one_slice(max_topics=10)) as (publisher, got):
+        for number in range(10):
+            publisher.publish(b"T%d" % number, b"")
+        with pytest.raises(PublisherError, match="topic b'T10' did not fit: 10 topics .* max_topics = 10"):
+            publisher.publish(b"T10", b"")
+        with pytest.raises(PublisherError, match="max_topics = 10"):
+            publisher.publish_many((b"T1", b"T11"), [0, 1], numpy.zeros((2, 1), numpy.uint8))
+        publisher.publish(b"T9", b"")
+    assert [m.topic for m in got.messages] == [b"T%d" % number for number in [*range(10), 9]]
 
 
 @pytest.mark.parametrize(
