@@ -24,12 +24,10 @@ from blackbox.testing import wait_until
 from blackbox.transport.socket_cookie import COOKIE_SCRATCH_WORDS, socket_cookie
 from tests.examples import first_of
 from tests.publish.hostile import (
-    MORE,
     OLD_GREETINGS,
     Peer,
     acceptance,
     confirmation,
-    frame,
     subscription,
     unsubscription,
 )
@@ -108,14 +106,23 @@ def test_an_old_protocol_without_descriptors_affects_no_other_peer(version: str)
         subscriber.stop()
 
 
-def test_confirmations_for_a_peer_that_never_reads_block_no_other() -> None:
+def test_confirmations_that_a_peer_never_reads_block_no_other() -> None:
+    """It requests many confirmations and subscribes to those of all others."""
     feed = one_slice(key_bytes=8)
     topics = tuple(b"%08d" % number for number in range(5_000))
-    with Publisher(feed) as publisher, Peer(feed) as peer:
+    with Publisher(feed, hwm_blocks=2) as publisher, Peer(feed) as peer:
         publisher.publish_many(topics, numpy.arange(5_000), numpy.zeros((5_000, 1), numpy.uint8))
-        assert peer.send(subscription(b""), *(confirmation() for _ in range(1_500)))
+        peer.send(subscription(CONFIRM_KEY))
+        for _ in range(100):
+            with Peer(feed) as asking:
+                asking.send(confirmation())
+                asking.read_block()
+        assert peer.send(subscription(b""), *(confirmation() for _ in range(1_000)))
         for _ in range(3):
-            receives(feed, publisher, b"00000001")
+            subscriber, got = collected(feed, b"00000001")
+            with subscriber.start(timeout=60):
+                publisher.publish(b"00000001", b"x")
+                got.wait(1)
 
 
 def test_only_the_newest_confirmation_of_a_connection_is_sent() -> None:
@@ -126,18 +133,6 @@ def test_only_the_newest_confirmation_of_a_connection_is_sent() -> None:
         while (key := peer.read_block()[0]) != CONFIRM_KEY + nonces[-1]:
             assert key[2:] in nonces
         wait_until(lambda: not publisher._senders[0].subscriptions.asked, what="nothing else to send")
-
-
-def test_a_deaf_subscriber_to_all_confirmations_blocks_no_other() -> None:
-    feed = one_slice(key_bytes=8)
-    topics = tuple(b"%08d" % number for number in range(5_000))
-    with Publisher(feed, hwm_blocks=2) as publisher, Peer(feed) as peer:
-        publisher.publish_many(topics, numpy.arange(5_000), numpy.zeros((5_000, 1), numpy.uint8))
-        peer.send(subscription(CONFIRM_KEY))
-        for _ in range(100):
-            with Peer(feed) as asking:
-                asking.send(confirmation())
-                asking.read_block()
 
 
 def test_a_flood_of_subscriptions_does_not_stop_data_and_heartbeats() -> None:
@@ -157,13 +152,13 @@ def test_a_flood_of_subscriptions_does_not_stop_data_and_heartbeats() -> None:
         with beside(threading.Thread(target=flood)):
             heard = publisher._senders[0].subscriptions.heard
             wait_until(lambda: max(tuple(heard.values()), default=0) > 2_000, what="the flood")
-            for number in range(2_000):
+            for number in range(500):
                 publisher.publish(b"AAPL.x", b"%d" % number)
                 if number % 100 == 0:
                     publisher.flush(timeout=60)
                     last = subscriber.statistics().received.last_ns
                     wait_until(lambda last=last: subscriber.statistics().received.last_ns > last)  # type: ignore[misc]
-            got.wait(2_000)
+            got.wait(500)
             over.set()
         subscriber.stop()
     assert subscriber.statistics().received.gaps == 0
@@ -242,19 +237,7 @@ def test_the_longest_deaf_peers_are_disconnected_first(
     assert [peer.address in caplog.text for peer in peers] == [True, True, False, False]
 
 
-def test_distinct_filters_are_bounded_by_max_topics(caplog: pytest.LogCaptureFixture) -> None:
-    feed = one_slice(key_bytes=8, max_topics=1_000)
-    with Publisher(feed) as publisher, Peer(feed) as peer:
-        with caplog.at_level(logging.WARNING, "blackbox"):
-            peer.send(*(subscription(b"%08d" % number) for number in range(20_000)))
-            assert peer.was_ended()
-            put_out(publisher, 1)
-        assert f"disconnected {peer.address}: the line had more than 5096 distinct filters" in caplog.text
-        wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"") == 0, what="its filters are gone")
-        receives(feed, publisher, b"00000001")
-
-
-def test_the_holder_of_most_filters_is_disconnected_and_a_newcomer_stays() -> None:
+def test_the_holder_of_most_filters_is_disconnected_and_a_newcomer_stays(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(key_bytes=8, max_topics=1_000)
     with Publisher(feed) as publisher, Peer(feed) as greedy, Peer(feed) as modest, Peer(feed) as newcomer:
         greedy.send(*(subscription(b"%08d" % number) for number in range(5_000)))
@@ -264,9 +247,11 @@ def test_the_holder_of_most_filters_is_disconnected_and_a_newcomer_stays() -> No
         newcomer.send(*(subscription(b"N%07d" % number) for number in range(10)))
         assert greedy.was_ended()
         put_out(publisher, 1)
+        assert f"disconnected {greedy.address}: the line had more than 5096 distinct filters" in caplog.text
         modest.ask()
         newcomer.ask()
         wait_until(lambda: publisher._senders[0].subscriptions.filter_count() == 100, what="its filters are gone")
+        receives(feed, publisher, b"00000001")
 
 
 def test_a_peer_that_repeats_another_peers_filters_is_found_by_its_bytes() -> None:
@@ -287,7 +272,7 @@ def test_a_peer_that_repeats_another_peers_filters_is_found_by_its_bytes() -> No
 
 @pytest.mark.parametrize(
     ("size", "count"),
-    first_of([(8, 50_000), (4, 300_000), (8, 300_000)]),
+    first_of([(8, 20_000), (8, 300_000)]),
 )
 def test_honest_subscribers_with_many_equal_filters_are_left_alone(size: int, count: int) -> None:
     feed = one_slice(key_bytes=8)
@@ -310,25 +295,17 @@ def test_honest_subscribers_with_many_equal_filters_are_left_alone(size: int, co
             subscriber.close()
 
 
-def test_a_peer_that_repeats_filters_forever_is_disconnected() -> None:
-    feed = one_slice(key_bytes=8)
+@pytest.mark.parametrize("words", [subscription(b"AA"), subscription(b"AA") + unsubscription(b"AA")])
+def test_a_peer_that_repeats_filters_forever_is_disconnected(words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_guard, "_BURST_OF_WANTS_BYTES", 0)
+    feed = one_slice(key_bytes=2, max_topics=100)
     with Publisher(feed) as publisher, Peer(feed) as honest, Peer(feed) as peer:
-        honest.send(*(subscription(b"%08d" % number) for number in range(1_000)))
+        honest.send(*(subscription(b"%02d" % number) for number in range(100)))
         honest.ask()
-        while peer.send(subscription(b"00000001") * 10_000):
+        while peer.send(words * 10_000):
             pass
         put_out(publisher, 1)
         honest.ask()
-
-
-def test_filters_longer_than_any_key_are_not_kept(caplog: pytest.LogCaptureFixture) -> None:
-    feed = one_slice(key_bytes=2)
-    with Publisher(feed) as publisher, Peer(feed) as peer:
-        with caplog.at_level(logging.WARNING, "blackbox"):
-            peer.send(*(subscription(secrets.token_bytes(400)) for _ in range(1_000)))
-            assert peer.was_ended()
-            put_out(publisher, 1)
-        assert f"disconnected {peer.address}: it sent 65536 bytes of filters longer than any key" in caplog.text
         receives(feed, publisher, b"AA")
 
 
@@ -361,7 +338,9 @@ def test_late_messages_do_not_count_for_the_next_owner_of_a_descriptor(is_known:
         assert publisher.statistics().put_out == 0
 
 
-def test_a_guard_that_fails_once_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_filters_longer_than_any_key_are_not_kept_and_a_guard_that_fails_once_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     failed = threading.Event()
     judge = peer_guard.Guard._judge_taken
 
@@ -378,6 +357,8 @@ def test_a_guard_that_fails_once_goes_on(monkeypatch: pytest.MonkeyPatch, caplog
         peer.send(*(subscription(secrets.token_bytes(400)) for _ in range(1_000)))
         assert peer.was_ended()
         put_out(publisher, 1)
+        assert f"disconnected {peer.address}: it sent 65536 bytes of filters longer than any key" in caplog.text
+        receives(feed, publisher, b"AA")
     assert "slice 0: the guard's look failed" in caplog.text
 
 
@@ -402,21 +383,3 @@ def test_a_peer_already_deaf_gets_the_full_patience_of_close(monkeypatch: pytest
             peer.send(unsubscription(acceptance(nonce, publisher.epoch)[3:]))
             assert peer.was_ended()
         assert publisher.statistics().put_out == 0
-
-
-def test_too_many_subscriptions_at_once_end_the_connection() -> None:
-    feed = one_slice(key_bytes=2, max_topics=100)
-    with Publisher(feed) as publisher, Peer(feed) as peer:
-        both = (subscription(b"AA") + unsubscription(b"AA")) * 10_000
-        while peer.send(both):
-            pass
-        put_out(publisher, 1)
-        receives(feed, publisher, b"AA")
-
-
-def test_parts_of_a_message_are_frames() -> None:
-    """Data sent raw here forms one message for libzmq, too."""
-    feed = one_slice()
-    with Publisher(feed) as publisher, Peer(feed) as peer:
-        peer.send(frame(b"\1A", MORE), subscription(b""))
-        publisher.wait_for_subscribers(timeout=60)
