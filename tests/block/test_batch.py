@@ -6,7 +6,6 @@ import copy
 import ctypes
 import gc
 import pickle
-import time
 from typing import Any
 
 import numpy
@@ -14,11 +13,10 @@ import pyarrow
 import pytest
 from blackbox_feeds.itch50 import SCHEMA
 
-from blackbox import Batch, ConfigError, Feed, Message, Publisher, Subscriber
+from blackbox import Batch, ConfigError, Feed, Publisher, Subscriber
 from blackbox.block.block import Block
-from blackbox.feed.source import open_source
 from blackbox.feed.typed_record import record_type
-from blackbox.testing import RawPublisher
+from tests.subscribe.subscribers import publishing
 
 TOPICS = [b"A.x", b"B.x", b"A.y"]
 INDEX = [0, 1, 2, 1, 0]
@@ -67,13 +65,12 @@ def test_columns_are_those_of_the_rows(rows: Any, payloads: list[bytes]) -> None
 def test_messages_are_the_rows() -> None:
     batch = Batch(block_of(PAYLOADS), SOME_ROWS)
     messages = list(batch)
-    assert [m.topic for m in messages] == [b"B.x", b"B.x", b"A.x"]
-    assert [m.payload for m in messages] == [b"", b"three3", b"4"]
-    assert [m.ts_event for m in messages] == [0, 40, 2**62]
-    assert [m.sequence for m in messages] == [101, 103, 104]
-    assert [m.end_of_batch for m in messages] == [False, False, True]
-    assert {m.ts_out for m in messages} == {77}
-    assert all(m.batch is batch for m in messages)
+    assert [(m.topic, m.payload, m.ts_event, m.sequence, m.end_of_batch) for m in messages] == [
+        (b"B.x", b"", 0, 101, False),
+        (b"B.x", b"three3", 40, 103, False),
+        (b"A.x", b"4", 2**62, 104, True),
+    ]
+    assert all((m.ts_out, m.batch) == (77, batch) for m in messages)
     with pytest.raises(ValueError, match="this message has no schema"):
         messages[0].record  # noqa: B018
     for read in (batch.records, batch.indices):
@@ -81,17 +78,19 @@ def test_messages_are_the_rows() -> None:
             read("A")
 
 
-def test_columns_of_a_whole_block_are_read_only_views() -> None:
-    feed = Feed.local("batch", slices=1)
+def received(rows: list[tuple[bytes, bytes]], prefix: bytes = b"", schema: str = "itch50") -> Batch:
+    """Return one block's batch, as a subscriber to `prefix` receives it."""
+    feed = Feed.local("batch", slices=1, schema=schema)
     subscriber = Subscriber(feed)
     batches: list[Batch] = []
-    subscriber.on_batch(b"")(batches.append)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        publisher.send(publisher.encode([(b"T", b"abcd"), (b"U", b"efgh")], ts_event=[1, 2]))
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
-    (batch,) = batches
+    subscriber.on_batch(prefix)(batches.append)
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode(rows))
+    return batches[0]
+
+
+def test_columns_of_a_whole_block_are_read_only_views() -> None:
+    batch = received([(b"T", b"abcd"), (b"U", b"efgh")], schema="raw")
     assert batch.rows is None
     columns: list[Any] = [batch.ts_event, batch.topic_index, batch.payloads(), batch.block.body, batch.topic_numbers]
     for column in columns[:3]:
@@ -99,20 +98,6 @@ def test_columns_of_a_whole_block_are_read_only_views() -> None:
     for column in columns:
         with pytest.raises(ValueError, match="read-only"):
             column[0] = 0
-
-
-def received(rows: list[tuple[bytes, bytes]], prefix: bytes = b"", schema: str = "itch50") -> Batch:
-    """One block's batch, as a subscriber to `prefix` receives it."""
-    feed = Feed.local("batch", slices=1, schema=schema)
-    subscriber = Subscriber(feed)
-    batches: list[Batch] = []
-    subscriber.on_batch(prefix)(batches.append)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        publisher.send(publisher.encode(rows))
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
-    return batches[0]
 
 
 def itch(kind: str, number: int) -> bytes:
@@ -135,51 +120,37 @@ def test_records_are_the_messages_of_one_type() -> None:
         batch.records("!")
 
 
-def test_records_of_one_type_alone_are_a_view() -> None:
-    batch = received([(b"S.A", itch("A", n)) for n in range(5)])
-    records = batch.records("A")
-    assert len(records) == 5
-    assert numpy.shares_memory(records, batch.block.body)
-    assert batch.indices("A").tolist() == [0, 1, 2, 3, 4]
-
-
-def test_records_of_selected_rows_are_those_rows() -> None:
+@pytest.mark.parametrize("prefix", [b"S", b"S1"], ids=["a whole block is a view", "selected rows"])
+def test_records_of_one_type_alone(prefix: bytes) -> None:
     rows = [(b"S%d.A" % (n % 2), itch("A", n)) for n in range(9)]
-    batch = received(rows, prefix=b"S1")
-    assert batch.rows is not None
-    assert [record.tobytes() for record in batch.records("A")] == [
-        payload for topic, payload in rows if topic == b"S1.A"
-    ]
-    assert batch.indices("A").tolist() == [0, 1, 2, 3]
+    batch = received(rows, prefix)
+    expected = [payload for topic, payload in rows if topic.startswith(prefix)]
+    assert [record.tobytes() for record in batch.records("A")] == expected
+    assert batch.indices("A").tolist() == list(range(len(expected)))
+    assert numpy.shares_memory(batch.records("A"), batch.block.body) == (batch.rows is None) == (prefix == b"S")
 
 
-def test_a_record_of_the_wrong_length_raises_and_is_named() -> None:
-    batch = received([(b"S.A", itch("A", 1)), (b"S.A", itch("A", 2)[:-1]), (b"S.D", b""), (b"S.A", b"A")])
+def test_a_payload_that_is_no_record_raises_and_is_named() -> None:
+    batch = received([(b"S", itch("A", 1)), (b"S", itch("A", 2)[:-1]), (b"S", b""), (b"S", b"~")])
     with pytest.raises(ValueError, match=r"message 1 of Block\(.*\) is of type 'A' but has 35 bytes, expected 36"):
         batch.records("A")
     assert len(batch.records("D")) == 0
-
-
-def test_a_message_has_its_record() -> None:
-    batch = received([(b"S.A", itch("A", 1)), (b"S.E", itch("E", 2))])
-    first, second = [message.record for message in batch]
-    assert first.price == 0x01010101
-    assert first.timestamp == bytes([1] * 6)
-    assert repr(first).startswith(
-        "itch50_A(message_type=b'A', stock_locate=257, tracking_number=257, timestamp=b'\\x01"
-    )
-    assert second.match_number == 0x0202020202020202
-
-
-def of_many(count: int = 50) -> Batch:
-    """`count` random orders in different topics."""
-    rng = numpy.random.default_rng(1)
-    return received([(b"S.%c" % b"AB"[n % 2], b"A" + rng.bytes(35)) for n in range(2 * count)], b"S.A")
+    good, short, empty, unknown = batch
+    assert good.record.shares == 0x01010101
+    text = "itch50_A(message_type=b'A', stock_locate=257, tracking_number=257, timestamp=b'\\x01"
+    assert repr(good.record).startswith(text)
+    with pytest.raises(ValueError, match="message 1 of topic b'S' is of type 'A' but has 35 bytes, expected 36"):
+        short.record  # noqa: B018
+    with pytest.raises(ValueError, match="message 2 of topic b'S' had 0 bytes, expected a type at byte 0"):
+        empty.record  # noqa: B018
+    with pytest.raises(ConfigError, match="message type was '~'"):
+        unknown.record  # noqa: B018
 
 
 @pytest.mark.parametrize("count", [5, 50], ids=["one by one", "at once"])
-def test_records_are_those_of_numpy(count: int) -> None:
-    batch = of_many(count)
+def test_records_are_those_of_numpy_in_memory_of_their_own(count: int) -> None:
+    rng = numpy.random.default_rng(1)
+    batch = received([(b"S.%c" % b"AB"[n % 2], b"A" + rng.bytes(35)) for n in range(2 * count)], b"S.A")
     expected = batch.records("A")
     records = [message.record for message in batch]
     assert bool(batch._message_records) == (count == 50)
@@ -194,24 +165,7 @@ def test_records_are_those_of_numpy(count: int) -> None:
                 assert value == theirs[name].tobytes()
             else:
                 assert value == theirs[name]
-
-
-def test_a_payload_that_is_no_record_raises_for_its_message_only() -> None:
-    good, short, empty, unknown = received([(b"S", itch("A", 1)), (b"S", itch("A", 1)[:-1]), (b"S", b""), (b"S", b"~")])
-    assert good.record.shares == 0x01010101
-    with pytest.raises(ValueError, match="message 1 of topic b'S' is of type 'A' but has 35 bytes, expected 36"):
-        short.record  # noqa: B018
-    with pytest.raises(ValueError, match="message 2 of topic b'S' had 0 bytes, expected a type at byte 0"):
-        empty.record  # noqa: B018
-    with pytest.raises(ConfigError, match="message type was '~'"):
-        unknown.record  # noqa: B018
-
-
-@pytest.mark.parametrize("count", [5, 50], ids=["one by one", "at once"])
-def test_a_record_has_its_own_memory(count: int) -> None:
-    batch = of_many(count)
-    record = list(batch)[-1].record
-    body = batch.block.body
+    record, body = records[-1], batch.block.body
     assert not body.ctypes.data <= ctypes.addressof(record) < body.ctypes.data + body.nbytes
     alone = copy.copy(record)
     assert alone == record
@@ -259,42 +213,6 @@ def test_fields_that_overlap_raise() -> None:
         record_type("odd", dtype)
 
 
-def test_topic_numbers_index_the_topics_of_the_slice() -> None:
-    feed = Feed.local("batch", slices=2)
-    subscriber = Subscriber(feed)
-    wrong: list[Any] = []
-
-    @subscriber.on_batch(b"S")
-    def check(batch: Batch) -> None:
-        names = subscriber.topics(batch.block.slice_id)
-        found = [names[number] for number in batch.topic_numbers.tolist()]
-        if found != batch.topics:
-            wrong.append((found, batch.topics))
-
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        for number in range(2_000):
-            publisher.publish(b"S%d" % (number * 7 % 100), b"")
-    subscriber.run(until_end=True)
-    assert wrong == []
-    assert subscriber.topics(7) == []
-
-
-def test_times_run_from_the_venue_to_the_callback() -> None:
-    feed = Feed.local("batch", slices=1)
-    subscriber = Subscriber(feed)
-    seen: list[Message] = []
-    subscriber.on(b"")(seen.append)
-    before = time.time_ns()
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        publisher.publish(b"T", b"", ts_event=5)
-    subscriber.run(until_end=True)
-    (message,) = seen
-    assert message.ts_event == 5
-    assert before < message.ts_out <= message.ts_recv <= time.time_ns()
-
-
 # Arrow
 
 
@@ -320,31 +238,24 @@ def test_arrow_shares_the_memory_of_the_block(payloads: list[bytes]) -> None:
     assert address(arrow.column("topic").dictionary) == block.topic_text.ctypes.data
     if not block.is_fixed:
         assert address(arrow.column("payload"), 1) == block.payload_offsets.ctypes.data
-
-
-def test_arrow_of_a_batch_holds_its_rows() -> None:
-    arrow = Batch(block_of(PAYLOADS), SOME_ROWS).to_arrow()
-    arrow.validate(full=True)
-    assert arrow.column("payload").to_pylist() == [PAYLOADS[row] for row in SOME_ROWS]
-    assert arrow.column("sequence").to_pylist() == [101, 103, 104]
-    assert arrow.column("topic").to_pylist() == [TOPICS[INDEX[row]] for row in SOME_ROWS]
+    some = Batch(block, SOME_ROWS).to_arrow()
+    some.validate(full=True)
+    for name in ("topic", "sequence", "payload"):
+        assert some.column(name).to_pylist() == [arrow.column(name).to_pylist()[row] for row in SOME_ROWS]
 
 
 def test_arrow_outlives_batch_block_and_subscriber() -> None:
     feed = Feed.local("batch", slices=1)
     subscriber = Subscriber(feed)
     tables: list[pyarrow.RecordBatch] = []
-    addresses: list[tuple[int, int]] = []
 
     @subscriber.on_batch(b"")
     def keep(batch: Batch) -> None:
-        arrow = batch.to_arrow()
-        tables.append(arrow)
-        addresses.append((address(arrow.column("payload")), batch.block.payloads.ctypes.data))
+        tables.append(batch.to_arrow())
 
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
-        for number in range(2_000):
+        for number in range(500):
             publisher.publish(b"T%d" % (number % 3), b"%06d" % number, ts_event=number)
             if number % 100 == 0:
                 publisher.flush()
@@ -352,34 +263,8 @@ def test_arrow_outlives_batch_block_and_subscriber() -> None:
     del subscriber, keep, publisher
     gc.collect()
     table = pyarrow.Table.from_batches([batch for batch in tables if batch.num_rows])
-    assert table.column("payload").to_pylist() == [b"%06d" % number for number in range(2_000)]
-    assert table.column("sequence").to_pylist() == list(range(2_000))
-    assert all(mine == theirs for mine, theirs in addresses)
-
-
-def test_a_session_arrives_as_typed_records_of_every_kind() -> None:
-    source = open_source("synthetic:20000")
-    feed = Feed.local("batch", slices=2, schema="itch50")
-    subscriber = Subscriber(feed)
-    parts: list[tuple[str, bytes]] = []
-
-    @subscriber.on_batch(b"")
-    def gather(batch: Batch) -> None:
-        parts.extend((kind, batch.records(kind).tobytes()) for kind in SCHEMA.records)
-
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        source.publish(publisher)
-    subscriber.run(until_end=True)
-    expected: dict[str, list[bytes]] = {kind: [] for kind in SCHEMA.records}
-    for chunk in source.chunks():
-        for start, length in zip(chunk.starts.tolist(), chunk.lengths.tolist(), strict=True):
-            payload = chunk.payloads[start : start + length].tobytes()
-            expected[chr(payload[0])].append(payload)
-    for kind, payloads in expected.items():
-        size = SCHEMA.dtype(kind).itemsize
-        came = b"".join(data for of_kind, data in parts if of_kind == kind)
-        assert sorted(came[i : i + size] for i in range(0, len(came), size)) == sorted(payloads)
+    assert table.column("payload").to_pylist() == [b"%06d" % number for number in range(500)]
+    assert table.column("sequence").to_pylist() == list(range(500))
 
 
 @pytest.mark.parametrize("is_valid", [True, False])

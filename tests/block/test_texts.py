@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,9 +18,3 @@ def test_trailing_blanks_are_removed_and_every_byte_is_a_character(texts: list[b
     offsets, data = trimmed(records["text"])
     found = [data[a:b].tobytes().decode() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
     assert found == numpy.strings.decode(numpy.strings.rstrip(records["text"]), "latin-1").tolist()
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_an_empty_text_has_no_bytes(count: int) -> None:
-    offsets, data = trimmed(numpy.zeros(count, "S4"))
-    assert (offsets.tolist(), data.tolist()) == ([0] * (count + 1), [])

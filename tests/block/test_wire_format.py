@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+from typing import Any
 
 import numpy
 import pytest
@@ -14,7 +14,6 @@ from blackbox import Feed, Publisher, Subscriber
 from blackbox.block import format as places
 from blackbox.block import layout
 from blackbox.block.block import Block
-from blackbox.block.format import body_layout
 from blackbox.block.position import End
 from blackbox.errors import BlockError
 from blackbox.native.xxh3 import xxh3
@@ -30,56 +29,13 @@ ROWS = st.lists(
 )
 
 
-def example() -> Block:
-    return Block.encode(
-        [b"AB", b"ABC"],
-        [1, 0, 1],
-        b"xyyzzz",
-        offsets=[0, 1, 3, 6],
-        ts_event=[10, 20, -30],
-        key=b"AB",
-        key_rule=2,
-        schema_id=0x1234,
-        slice_id=0x5678,
-        epoch=0x7EDCBA9876543210,
-        sequence=0x0123456789ABCDEF,
-        previous=0x0123456789ABCDE0,
-        key_sequence=0x0123456789ABCD00,
-        ts_out=0x0FEDCBA987654321,
-        ts_in=0x0FEDCBA987654300,
-        flags=wire.LINE_B,
-    )
-
-
-def test_each_header_field_is_at_its_offset() -> None:
-    block = example()
-    body = block.body.tobytes()
-    header = wire.Fields(
-        key_rule=2,
-        flags=wire.CHECKSUM | wire.LINE_B,
-        schema=0x1234,
-        slice_id=0x5678,
-        count=3,
-        epoch=0x7EDCBA9876543210,
-        sequence=0x0123456789ABCDEF,
-        previous=0x0123456789ABCDE0,
-        key_sequence=0x0123456789ABCD00,
-        ts_out=0x0FEDCBA987654321,
-        ts_in=0x0FEDCBA987654300,
-        topics=2,
-        topic_bytes=5,
-        body_bytes=24 + 16 + 16 + 16 + 8 + 6,
-        body_checksum=xxhash.xxh3_64_intdigest(body) & 0xFFFFFFFF,
-    )
-    assert block.header == wire.pack(header)
-
-
 @pytest.mark.parametrize("bit", [bit for bit in range(16) if 1 << bit not in wire.FLAGS.values()])
 def test_an_unknown_flag_is_rejected(bit: int) -> None:
-    block = example()
-    header = wire.pack(wire.unpack(block.header)._replace(flags=block.flags | 1 << bit))
+    key, header, body = golden.example()
+    fields = wire.unpack(header)
+    header = wire.pack(fields._replace(flags=fields.flags | 1 << bit))
     with pytest.raises(BlockError, match=f"flags were set that version {places.VERSION} does not have"):
-        Block.decode(b"AB", header, block.body)
+        Block.decode(key, header, body)
 
 
 def test_reserved_numbers_match_the_document() -> None:
@@ -88,43 +44,6 @@ def test_reserved_numbers_match_the_document() -> None:
     assert places.MAX_BODY_BYTES == wire.MAX_BODY
     assert (places.HEARTBEAT_KEY, places.CONFIRM_KEY, places.NONCE_BYTES) == (b"\0H", b"\0C", 8)
     assert places.MAX_TOPIC_BYTES == 65_535
-
-
-def test_each_column_is_at_its_offset() -> None:
-    block = example()
-    at = wire.starts_of(wire.unpack(block.header))
-    body = block.body.tobytes()
-    assert struct.unpack_from("<3q", body, at["ts_event"]) == (10, 20, -30)
-    assert struct.unpack_from("<3i", body, at["topic_index"]) == (0, 1, 0)
-    assert struct.unpack_from("<4i", body, at["payload_offsets"]) == (0, 1, 3, 6)
-    assert struct.unpack_from("<3i", body, at["topic_offsets"]) == (0, 3, 5)
-    assert body[at["topics"] : at["topics"] + 8] == b"ABCAB\0\0\0"
-    assert body[at["payloads"] :] == b"xyyzzz"
-
-
-def test_payloads_of_one_size_have_no_offsets() -> None:
-    block = Block.encode([b"A"], [0, 0, 0], numpy.arange(12, dtype=numpy.uint8).reshape(3, 4))
-    fields = wire.unpack(block.header)
-    at = wire.starts_of(fields)
-    assert (fields.flags & wire.FIXED, fields.stride) == (wire.FIXED, 4)
-    assert at["payload_offsets"] == at["sequences"]
-    assert block.body[at["payloads"] :].tobytes() == bytes(range(12))
-
-
-@given(
-    st.integers(0, 1 << 22),
-    st.integers(0, 1 << 22),
-    st.integers(0, 1 << 26),
-    st.integers(0, 1 << 26),
-    st.sets(st.sampled_from(sorted(wire.FLAGS))),
-)
-def test_columns_start_where_the_table_says(
-    count: int, topics: int, topic_bytes: int, payload_bytes: int, names: set[str]
-) -> None:
-    flags = sum(wire.FLAGS[name] for name in names)
-    starts = wire.starts_of(wire.Fields(count=count, topics=topics, topic_bytes=topic_bytes, flags=flags))
-    found = body_layout(count, topics, topic_bytes, payload_bytes, flags)
-    assert {"ts_event": 0, **found._asdict()} == {**starts, "end": starts["payloads"] + payload_bytes}
 
 
 @given(ROWS, st.booleans(), st.sampled_from([0, 1, 8, 100]), st.booleans(), st.booleans(), st.data())
@@ -298,23 +217,6 @@ def test_a_subscriber_sends_what_the_document_says() -> None:
         wait_until(lambda: not nonces & publisher.subscriptions(), what="the old nonce is unsubscribed")
 
 
-# XXH3
-
-
-@pytest.mark.parametrize(
-    ("text", "digest"),
-    [
-        (b"", 0x2D06800538D394C2),
-        (b"a", 0xE6C632B61E964E1F),
-        (b"abc", 0x78AF5F94892F3950),
-        (b"Nobody inspects the spammish repetition", 0x6CB00603B5CC47E9),
-    ],
-)
-def test_xxh3_of_known_vectors(text: bytes, digest: int) -> None:
-    data = numpy.frombuffer(text + bytes(8), numpy.uint8).copy()
-    assert int(xxh3(data.ctypes.data, len(text))) == digest
-
-
 def test_xxh3_of_every_size_up_to_several_blocks() -> None:
     data = numpy.random.default_rng(1).integers(0, 256, 3_300, numpy.uint8)
     for size in range(3_200):
@@ -326,44 +228,45 @@ def test_xxh3_of_every_size_up_to_several_blocks() -> None:
 # Rejected blocks
 
 
-def test_encode_rejects_invalid_blocks() -> None:
-    one = numpy.ones((1, 1), numpy.uint8)
-    with pytest.raises(BlockError, match="a block had 0 messages, expected at least 1"):
-        Block.encode([b"A"], [], numpy.zeros((0, 1), numpy.uint8))
-    with pytest.raises(BlockError, match="did not have key b'B'"):
-        Block.encode([b"A"], [0], one, key=b"B")
-    with pytest.raises(BlockError, match="a topic was empty, reserved"):
-        Block.encode([b"\0A"], [0], one)
-    with pytest.raises(BlockError, match="topic_index ran from 1 to 1, expected 0 to 0"):
-        Block.encode([b"A"], [1], one)
-    with pytest.raises(BlockError, match="more than 67108864 bytes, the largest body"):
-        Block.encode([b"A"], [0, 0, 0], numpy.zeros((3, 30 << 20), numpy.uint8))
+@pytest.mark.parametrize(
+    ("topics", "index", "payloads", "settings", "text"),
+    [
+        ([b"A"], [], (0, 1), {}, "a block had 0 messages, expected at least 1"),
+        ([b"A"], [0], (1, 1), {"key": b"B"}, "did not have key b'B'"),
+        ([b"\0A"], [0], (1, 1), {}, "a topic was empty, reserved"),
+        ([b"A"], [1], (1, 1), {}, "topic_index ran from 1 to 1, expected 0 to 0"),
+        ([b"A"], [0, 0, 0], (3, 30 << 20), {}, "more than 67108864 bytes, the largest body"),
+    ],
+)
+def test_encode_rejects_invalid_blocks(
+    topics: list[bytes], index: list[int], payloads: tuple[int, int], settings: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(BlockError, match=text):
+        Block.encode(topics, index, numpy.zeros(payloads, numpy.uint8), **settings)
 
 
 def test_decode_names_the_fault_and_the_sizes() -> None:
-    key, header, body = (bytes(frame) for frame in example().frames)
-    with pytest.raises(
-        BlockError, match=r"header checksum did not match \(key b'AB', header [0-9]+ bytes, body 86 bytes\)"
+    key, header, body = golden.blocks()["payloads_of_one_size"]
+    sizes = rf"\(key {key!r}, header [0-9]+ bytes, body {len(body)} bytes\)"
+    for wrong, text in (
+        ((key, header[:30] + b"\xff" + header[31:], body), "header checksum did not match " + sizes),
+        ((key, header, body[:-1] + b"!"), "body checksum did not match"),
+        ((key, header[:-1], body), "header size was not"),
+        ((key, b"XBOX" + header[4:], body), "magic was not b'BBOX'"),
+        ((key, header[:4] + b"\1" + header[5:-8], body), f"block version was 1, expected {places.VERSION}"),
+        ((b"X", header, body), "a topic did not have the block's key"),
     ):
-        Block.decode(key, header[:30] + b"\xff" + header[31:], body)
-    with pytest.raises(BlockError, match="body checksum did not match"):
-        Block.decode(key, header, body[:-1] + b"!")
-    with pytest.raises(BlockError, match="header size was not"):
-        Block.decode(key, header[:-1], body)
-    with pytest.raises(BlockError, match="magic was not b'BBOX'"):
-        Block.decode(key, b"XBOX" + header[4:], body)
-    with pytest.raises(BlockError, match=f"block version was 1, expected {places.VERSION}"):
-        Block.decode(key, header[:4] + b"\1" + header[5:-8], body)
-    with pytest.raises(BlockError, match="a topic did not have the block's key"):
-        Block.decode(b"X", header, body)
+        with pytest.raises(BlockError, match=text):
+            Block.decode(*wrong)
 
 
 def test_decode_accepts_a_body_at_any_address() -> None:
-    key, header, body = (bytes(frame) for frame in example().frames)
+    key, header, body = golden.example()
+    expected = Block.decode(key, header, body).ts_event.tolist()
     for shift in range(8):
         memory = numpy.zeros(len(body) + 16, numpy.uint8)
         start = -memory.ctypes.data % 8 + shift
         memory[start : start + len(body)] = numpy.frombuffer(body, numpy.uint8)
         block = Block.decode(key, header, memory[start : start + len(body)])
-        assert block.ts_event.tolist() == [10, 20, -30]
+        assert block.ts_event.tolist() == expected
         assert numpy.shares_memory(block.body, memory) == (shift == 0)

@@ -1,16 +1,17 @@
-"""Feeds of one slice, a callback that does nothing, and the numbers that arrived."""
+"""Feeds of one slice, subscribers with what they received, and a callback that does nothing."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import pytest
 
 from blackbox import Feed, SlowPolicy, Subscriber
-from blackbox.errors import NotConfirmedError
+from blackbox.errors import NotConfirmedError, SubscriberError
 from blackbox.testing import Collector, RawPublisher
 
 _PATIENT_NS = 60_000_000_000
@@ -24,6 +25,24 @@ in_both_places = pytest.mark.parametrize("worker", [False, True], ids=["in the s
 
 def one_slice(**settings: Any) -> Feed:
     return msgspec.structs.replace(Feed.local("subscriber", slices=1), **{"max_lag_ns": _PATIENT_NS} | settings)
+
+
+def subscribed(feed: Feed, *prefixes: bytes, **settings: Any) -> tuple[Subscriber, Collector]:
+    """Return a patient subscriber that collects the messages of some prefixes, by default all messages."""
+    subscriber, got = Subscriber(feed, **{"slow": PATIENT} | settings), Collector()
+    for prefix in prefixes or (b"",):
+        subscriber.on(prefix)(got.message)
+    return subscriber, got
+
+
+@contextmanager
+def publishing(feed: Feed, subscriber: Subscriber, epoch: int = 1) -> Iterator[RawPublisher]:
+    """Start a subscriber with a raw publisher. After the block both end, and everything is delivered."""
+    with RawPublisher(feed, epoch) as publisher:
+        subscriber.start()
+        yield publisher
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
 
 
 def error_of_start(make: Callable[[], Any], expected: str) -> Any:
@@ -48,6 +67,12 @@ def deliver(subscriber: Subscriber, feed: Feed, *blocks: Sequence[tuple[bytes, b
             publisher.send(publisher.encode(rows))
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
+
+
+def start_in_vain(subscriber: Subscriber) -> None:
+    """Start a subscriber that another thread ends."""
+    with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
+        subscriber.start(150)
 
 
 def numbers_of(got: Collector) -> list[int]:
