@@ -8,13 +8,14 @@ import msgspec
 import pytest
 import zmq
 
-from blackbox import ConfigError, Feed, Hub, HubClient, Publisher, Recorder, Relay, Subscriber
+from blackbox import ConfigError, Feed, Hub, HubClient, Publisher, Recorder, Relay
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.errors import EndpointError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import as_recorded
 from blackbox.relay.plain import PlainRelay
-from blackbox.testing import Collector, wait_until
+from blackbox.testing import wait_until
+from tests.subscribe.subscribers import subscribed
 
 PATIENCE_S = 60.0
 
@@ -27,36 +28,31 @@ def everywhere(endpoint: str) -> str:
     return f"tcp://0.0.0.0:{port_of(endpoint)}"
 
 
-def by_name(feed: Feed) -> Feed:
-    """The feed with the host's name, bound at all its addresses."""
-    slices = []
-    for part in feed.slices:
-        (endpoint,) = part.lines
-        name = f"tcp://localhost:{port_of(endpoint)}"
-        slices.append(msgspec.structs.replace(part, endpoints=(name,), bind=everywhere(endpoint)))
-    return msgspec.structs.replace(feed, slices=tuple(slices), heartbeat_ns=100_000_000)
+def by_name(name: str) -> Feed:
+    """Return a feed of one slice with the host's name, bound at all its addresses."""
+    feed = Feed.local(name, slices=1)
+    (endpoint,) = feed.slices[0].lines
+    part = msgspec.structs.replace(
+        feed.slices[0], endpoints=(f"tcp://localhost:{port_of(endpoint)}",), bind=everywhere(endpoint)
+    )
+    return msgspec.structs.replace(feed, slices=(part,), heartbeat_ns=100_000_000)
 
 
 def test_a_publisher_is_reached_by_name_also_after_a_restart() -> None:
-    feed = by_name(Feed.local("named", slices=2))
-    got, subscriber = Collector(), Subscriber(feed)
-    subscriber.on(b"")(got.message)
-    with Publisher(feed) as publisher:
-        subscriber.start(PATIENCE_S)
-        publisher.publish(b"A.x", b"1")
-        got.wait(1)
+    subscriber, got = subscribed(feed := by_name("named"))
     for turn in range(2):
         with Publisher(feed) as publisher:
+            if turn == 0:
+                subscriber.start(PATIENCE_S)
             publisher.wait_for_subscribers(timeout=PATIENCE_S)
-            publisher.publish(b"A.x", b"again")
-            got.wait(2 + turn)
+            publisher.publish(b"A.x", b"1")
+            got.wait(1 + turn)
     subscriber.stop()
 
 
 def test_relays_bind_at_the_addresses_of_their_feed() -> None:
-    source, below = by_name(Feed.local("chain", slices=1)), by_name(Feed.local("chain", slices=1))
-    got, subscriber = Collector(), Subscriber(below)
-    subscriber.on(b"")(got.message)
+    source, below = by_name("chain"), by_name("chain")
+    subscriber, got = subscribed(below)
     (plain,) = free_endpoints("tcp", "plain", 1, 1)[0]
     with (
         Publisher(source) as publisher,
@@ -81,7 +77,7 @@ def test_relays_bind_at_the_addresses_of_their_feed() -> None:
 def test_an_archive_and_a_hub_bind_at_the_addresses_of_their_feed(tmp_path: Path) -> None:
     archive, hub = (each for (each,) in free_endpoints("tcp", "both", 2, 1))
     feed = msgspec.structs.replace(
-        by_name(Feed.local("both", slices=1)),
+        by_name("both"),
         archives=(f"tcp://localhost:{port_of(archive)}",),
         archives_bind=everywhere(archive),
         hub=f"tcp://localhost:{port_of(hub)}",
@@ -107,36 +103,32 @@ def test_a_feed_file_sets_the_address_to_bind(tmp_path: Path) -> None:
         'bind = ["tcp://0.0.0.0:17802", "tcp://[::]:17803"]\nprefixes = ["B"]\n'
     )
     feed = Feed.load(path)
-    assert [part.bound for part in feed.slices] == [
-        ("tcp://0.0.0.0:17801",),
-        ("tcp://0.0.0.0:17802", "tcp://[::]:17803"),
-    ]
+    bound = [("tcp://0.0.0.0:17801",), ("tcp://0.0.0.0:17802", "tcp://[::]:17803")]
+    assert [part.bound for part in feed.slices] == bound
     assert feed.bound("tcp://md.example:17800") == "tcp://0.0.0.0:17800"
     assert as_recorded(feed).slices[0].bound == feed.slices[0].lines
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("bind", "said"),
     [
-        ({"bind": ("tcp://0.0.0.0:1", "tcp://0.0.0.0:2")}, "bind had 2 addresses, expected one for each of the 1 "),
-        ({"bind": "ipc:///tmp/x"}, "bind was 'ipc:///tmp/x', expected one such as tcp://0.0.0.0:17801"),
-        ({"bind": "tcp://0.0.0.0"}, "endpoint was 'tcp://0.0.0.0', expected tcp://HOST:PORT"),
-        ({"bind": "tcp://0.0.0.0:0"}, "port of endpoint 'tcp://0.0.0.0:0' was 0, expected 1 to 65535"),
-        ({"bind": 1}, "bind was 1, expected"),
+        (("tcp://0.0.0.0:1", "tcp://0.0.0.0:2"), "bind had 2 addresses, expected one for each of the 1 "),
+        ("ipc:///tmp/x", "bind was 'ipc:///tmp/x', expected one such as tcp://0.0.0.0:17801"),
+        ("tcp://0.0.0.0", "endpoint was 'tcp://0.0.0.0', expected tcp://HOST:PORT"),
+        ("tcp://0.0.0.0:0", "port of endpoint 'tcp://0.0.0.0:0' was 0, expected 1 to 65535"),
+        (1, "bind was 1, expected"),
     ],
 )
-def test_a_wrong_bind_is_rejected(settings: dict[str, object], said: str) -> None:
-    part = Feed.local("wrong", slices=1).slices[0]
+def test_a_wrong_bind_is_rejected(bind: object, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        msgspec.structs.replace(part, **settings)
+        msgspec.structs.replace(Feed.local("wrong", slices=1).slices[0], bind=bind)
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
 def test_a_bind_to_another_host_is_explained(host: str) -> None:
     feed = Feed.local("elsewhere", slices=1)
-    (endpoint,) = feed.slices[0].lines
-    there = f"tcp://{host}:{port_of(endpoint)}"
+    there = f"tcp://{host}:{port_of(feed.slices[0].lines[0])}"
     slices = (msgspec.structs.replace(feed.slices[0], endpoints=(there,)),)
     with pytest.raises(EndpointError) as caught:
         Publisher(msgspec.structs.replace(feed, slices=slices)).start()

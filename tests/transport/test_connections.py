@@ -38,24 +38,30 @@ def watched(socket: zmq.Socket[bytes]) -> Iterator[Connections]:
             connections.close()
 
 
+@contextmanager
+def connected(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[tuple[Connections, Connection, socket.socket]]:
+    """Yield the connections of a bound socket, its only one, and that one's other end."""
+    publisher = context.socket(zmq.XPUB)
+    with watched(publisher) as connections:
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            yield connections, one(connections), peer
+
+
 def one(connections: Connections) -> Connection:
     wait_until(lambda: len(connections.look()) == 1, what="the connection")
     return connections.look()[0]
 
 
 def test_bytes_of_an_unfinished_message_are_counted(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    publisher = context.socket(zmq.XPUB)
-    with watched(publisher) as connections:
-        port = publisher.bind_to_random_port("tcp://127.0.0.1")
-        with socket.create_connection(("127.0.0.1", port)) as peer:
-            peer.sendall(GREETING)
-            connection = one(connections)
-            assert connection.peer == peer.getsockname()
-            assert connection.address == f"127.0.0.1:{peer.getsockname()[1]}"
-            wait_until(lambda: connection.look() and connection.received == len(GREETING))
-            assert connection.end()
-            while peer.recv(100):
-                pass  # libzmq's greeting, then the end
+    with connected(context) as (connections, connection, peer):
+        peer.sendall(GREETING)
+        assert connection.peer == peer.getsockname()
+        assert connection.address == f"127.0.0.1:{peer.getsockname()[1]}"
+        wait_until(lambda: connection.look() and connection.received == len(GREETING))
+        assert connection.end()
+        while peer.recv(100):
+            pass  # libzmq's greeting, then the end
         wait_until(lambda: connections.look() == [])
         assert not connection.end()
 
@@ -63,67 +69,52 @@ def test_bytes_of_an_unfinished_message_are_counted(context: zmq.Context[zmq.Soc
 def test_a_peer_that_reads_nothing_is_detected(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     publisher, deaf = context.socket(zmq.XPUB), context.socket(zmq.SUB)
     with watched(publisher) as connections, deaf:
-        deaf.rcvhwm = 1
-        deaf.rcvbuf = 4_096
+        deaf.rcvhwm, deaf.rcvbuf = 1, 4_096
+        publisher.sndbuf = 1 << 16
         deaf.connect(f"tcp://127.0.0.1:{publisher.bind_to_random_port('tcp://127.0.0.1')}")
         deaf.subscribe(b"")
         assert publisher.recv() == b"\x01"
         connection = one(connections)
-        for _ in range(100):
+        for _ in range(10):
             publisher.send(bytes(1 << 20))
         wait_until(lambda: connection.look() and connection.unsent > 0)
         taken = connection.taken
-        for _ in range(100):
+        for _ in range(10):
             deaf.recv()
         wait_until(lambda: connection.look() and connection.taken > taken)
 
 
 def test_a_reused_descriptor_is_left_alone(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    publisher = context.socket(zmq.XPUB)
-    with watched(publisher) as connections:
-        port = publisher.bind_to_random_port("tcp://127.0.0.1")
-        with socket.create_connection(("127.0.0.1", port)):
-            connection = one(connections)
-            ours, theirs = socket.socketpair()
-            with ours, theirs, open(os.devnull) as file:  # noqa: PTH123
-                before = len(list(Path("/proc/self/fd").iterdir()))
-                for fd in (ours.fileno(), file.fileno(), 1_000_000):
-                    other = Connection(fd, connection.local, connection.peer)
-                    assert not other.look()
-                    assert not other.end()
-                assert len(list(Path("/proc/self/fd").iterdir())) == before
-                theirs.sendall(b"still open")
-                assert ours.recv(100) == b"still open"
+    ours, theirs = socket.socketpair()
+    with connected(context) as (_, connection, _), ours, theirs, open(os.devnull) as file:  # noqa: PTH123
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for fd in (ours.fileno(), file.fileno(), 1_000_000):
+            other = Connection(fd, connection.local, connection.peer)
+            assert not other.look()
+            assert not other.end()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        theirs.sendall(b"still open")
+        assert ours.recv(100) == b"still open"
 
 
 def test_the_other_end_of_a_connection_is_not_mistaken_for_ours(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    publisher = context.socket(zmq.XPUB)
-    with watched(publisher) as connections:
-        port = publisher.bind_to_random_port("tcp://127.0.0.1")
-        with socket.create_connection(("127.0.0.1", port)) as peer:
-            place = f"tcp://127.0.0.1:{port}"
-            one(connections)
-            connections._add(zmq.EVENT_ACCEPTED, peer.fileno(), place)
-            assert connections.find(peer.fileno()) is None
-            connections._add(zmq.EVENT_CONNECTED, peer.fileno(), place)
-            assert connections.find(peer.fileno()) is not None
+    with connected(context) as (connections, _, peer):
+        place = f"tcp://127.0.0.1:{peer.getpeername()[1]}"
+        connections._add(zmq.EVENT_ACCEPTED, peer.fileno(), place)
+        assert connections.find(peer.fileno()) is None
+        connections._add(zmq.EVENT_CONNECTED, peer.fileno(), place)
+        assert connections.find(peer.fileno()) is not None
 
 
-def test_a_connection_is_left_alone_if_no_descriptor_is_free(
-    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publisher = context.socket(zmq.XPUB)
-    with watched(publisher) as connections:
-        port = publisher.bind_to_random_port("tcp://127.0.0.1")
-        with socket.create_connection(("127.0.0.1", port)):
-            connection = one(connections)
-            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-            try:
-                assert not connection.end()
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            assert connection.end()
+def test_a_connection_is_left_alone_if_no_descriptor_is_free(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with connected(context) as (_, connection, _):
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            assert not connection.end()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert connection.end()
 
 
 def test_outgoing_connections_are_watched(context: zmq.Context[zmq.Socket[bytes]]) -> None:

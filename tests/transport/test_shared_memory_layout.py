@@ -10,14 +10,7 @@ from blackbox.transport import shared_memory
 
 OFFSETS = {
     "Head": {"magic": 0, "page_bytes": 8, "small_bytes": 16, "tail": 64, "waiting": 128, "place_positions": 192},
-    "Descriptor": {
-        "position": 0,
-        "place": 8,
-        "body_bytes": 16,
-        "key_bytes": 24,
-        "key": 32,
-        "header": 40,
-    },
+    "Descriptor": {"position": 0, "place": 8, "body_bytes": 16, "key_bytes": 24, "key": 32, "header": 40},
     "Slot": {"cursor": 0, "sleeping": 64, "pins": 128},
 }
 
