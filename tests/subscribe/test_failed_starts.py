@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import zmq
 
@@ -18,8 +20,10 @@ from blackbox.subscribe import supervisor
 from blackbox.subscribe.slice_thread import SliceThread
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, wait_until
+from tests.callbacks import count_rows
 from tests.examples import first_of
-from tests.process_state import held, linux_only
+from tests.process_state import held, linux_only, wait_given_back
+from tests.subscribe.subscribers import nothing
 
 pytestmark = [linux_only, pytest.mark.own_process]
 
@@ -36,41 +40,34 @@ def two_slices(**settings: Any) -> Feed:
     return Feed.local("failed-starts", slices=2, **settings)
 
 
-def nothing(_: Any) -> None:
-    pass
+class Lack(NamedTuple):
+    """Calls of a function that fail in turn, their error, and the error of the start."""
+
+    owner: Any
+    name: str
+    calls: range
+    error: Callable[[], Exception]
+    """Makes a new one each time, because its traceback keeps objects."""
+    type: type[Exception]
+    text: str
+
+    def at(self, patch: pytest.MonkeyPatch, call: int) -> Callable[[], bool]:
+        """Make a call fail; return a function that is true once it has."""
+        real = getattr(self.owner, self.name)
+        calls = iter(range(1_000))  # an iterator is atomic across threads
+        failed = threading.Event()
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == call:
+                failed.set()
+                raise self.error()
+            return real(*args, **kwargs)
+
+        patch.setattr(self.owner, self.name, function)
+        return failed.is_set
 
 
-def check_nothing_is_left(before: tuple[int, int]) -> None:
-    # A thread joined just before may still be counted in `before`: hence "at most".
-    wait_until(
-        lambda: all(now <= then for now, then in zip(held(), before, strict=True)),
-        what=f"threads and file descriptors are {before} again",
-    )
-
-
-def subscriber_of(feed: Feed, **settings: Any) -> Subscriber:
-    subscriber = Subscriber(feed, **settings)
-    subscriber.on(b"")(nothing)
-    return subscriber
-
-
-def fail_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, error: Exception) -> Callable[[], bool]:
-    """Make the `call`-th call of a function fail; return a function that returns True once it has."""
-    real = getattr(owner, name)
-    calls = iter(range(1_000))  # an iterator is atomic across threads
-    failed = threading.Event()
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == call:
-            failed.set()
-            raise error
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, function)
-    return failed.is_set
-
-
-def refuse_thread(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def refuse_thread(patch: pytest.MonkeyPatch, name: str) -> None:
     real = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
@@ -78,18 +75,24 @@ def refuse_thread(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
             raise RuntimeError("can't start new thread")
         real(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", start)
+    patch.setattr(threading.Thread, "start", start)
 
 
-def no_more_files() -> OSError:
-    return OSError(24, os.strerror(24))
+def check_start_fails(subscriber: Subscriber, error: type[Exception], text: str, timeout: float = 60.0) -> None:
+    subscriber.on(b"")(nothing)
+    with pytest.raises(error, match=text):
+        subscriber.start(timeout=timeout)
+    assert subscriber.state is SubscriberLife.ENDED
 
 
-# Publishers
+NO_FILES = 24, os.strerror(24)
+PIPE = Lack(os, "pipe", range(2), lambda: OSError(*NO_FILES), LimitError, "no pipe could be opened")
+SOCKET = Lack(zmq.Context, "socket", range(4), lambda: zmq.ZMQError(24), BlackBoxError, f"failed: {NO_FILES[1]}")
+MEMORY = Lack(Publisher, "_warm_up", range(1), MemoryError, MemoryError, "")
 
 
 @pytest.mark.parametrize(("lines", "taken"), first_of([(2, 1), (1, 1), (2, 0)]))
-def test_a_publisher_whose_port_is_in_use_leaves_nothing(lines: int, taken: int) -> None:
+def test_a_publisher_whose_port_is_in_use(lines: int, taken: int) -> None:
     feed = two_slices(lines=lines)
     endpoint = feed.slices[taken].endpoints[-1]
     with zmq.Context() as context, context.socket(zmq.PULL) as squatter:
@@ -98,140 +101,89 @@ def test_a_publisher_whose_port_is_in_use_leaves_nothing(lines: int, taken: int)
         for _ in range(3):
             with pytest.raises(EndpointError, match=f"slice {taken}: endpoint {endpoint} is in use"):
                 Publisher(feed).start()
-            check_nothing_is_left(before)
+            wait_given_back(before)
     with Publisher(feed):  # the other ports are free
         pass
 
 
+@pytest.mark.parametrize("lack", [PIPE._replace(calls=range(4)), SOCKET, MEMORY], ids=lambda each: each.name)
+def test_a_publisher_that_lacks_something(monkeypatch: pytest.MonkeyPatch, lack: Lack) -> None:
+    feed = two_slices(lines=2)
+    before = held()
+    for call in lack.calls:
+        with monkeypatch.context() as patch:
+            has_failed = lack.at(patch, call)
+            with pytest.raises(lack.type, match=lack.text or None):
+                Publisher(feed).start()
+            assert has_failed()
+        wait_given_back(before)
+
+
 @pytest.mark.parametrize("name", first_of(["blackbox-sender-1", "blackbox-sender-0"]))
-def test_a_publisher_whose_thread_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_publisher_whose_thread_cannot_start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     feed = two_slices()
     before = held()
     with monkeypatch.context() as patch:
         refuse_thread(patch, name)
         with pytest.raises(LimitError, match="can't start new thread"):
             Publisher(feed).start()
-        check_nothing_is_left(before)
+        wait_given_back(before)
     with Publisher(feed):
         pass
 
 
-def test_a_publisher_that_lacks_a_pipe_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+# For each slice: ROUTER, two workers' DEALERs, SUB.
+@pytest.mark.parametrize("lack", [PIPE, SOCKET._replace(calls=range(2 * (1 + 2 + 1)))], ids=lambda each: each.name)
+def test_a_subscriber_that_lacks_something(monkeypatch: pytest.MonkeyPatch, lack: Lack) -> None:
     feed = two_slices()
-    before = held()
-    for call in range(4):
-        with monkeypatch.context() as patch:
-            fail_at(patch, os, "pipe", call, no_more_files())
-            with pytest.raises(LimitError, match="no pipe could be opened"):
-                Publisher(feed).start()
-        check_nothing_is_left(before)
-
-
-def test_a_publisher_that_lacks_a_socket_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = two_slices(lines=2)
-    before = held()
-    for call in range(4):
-        with monkeypatch.context() as patch:
-            has_failed = fail_at(patch, zmq.Context, "socket", call, zmq.ZMQError(24))
-            with pytest.raises(BlackBoxError, match="sender failed: Too many open files"):
-                Publisher(feed).start()
-            assert has_failed()
-        check_nothing_is_left(before)
-
-
-def test_a_publisher_that_lacks_memory_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = two_slices()
-    before = held()
-    with monkeypatch.context() as patch:
-        fail_at(patch, Publisher, "_warm_up", 0, MemoryError())
-        with pytest.raises(MemoryError):
-            Publisher(feed).start()
-    check_nothing_is_left(before)
-
-
-# Subscribers
+    with Publisher(feed):
+        before = held()
+        for call in lack.calls:
+            with monkeypatch.context() as patch:
+                subscriber = Subscriber(feed)
+                has_failed = lack.at(patch, call)
+                check_start_fails(subscriber, lack.type, lack.text)
+                assert has_failed()
+                del subscriber
+            wait_given_back(before)
 
 
 THREADS = ["blackbox-worker-1.1", "blackbox-supervisor", "blackbox-slice-0", "blackbox-slice-1", "blackbox-worker-0.0"]
 
 
 @pytest.mark.parametrize("name", first_of(THREADS, keep=2))
-def test_a_subscriber_whose_thread_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_subscriber_whose_thread_cannot_start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     feed = two_slices()
     with Publisher(feed):
         before = held()
         with monkeypatch.context() as patch:
             refuse_thread(patch, name)
-            subscriber = subscriber_of(feed)
-            with pytest.raises(LimitError, match="can't start new thread"):
-                subscriber.start()
-            assert subscriber.state is SubscriberLife.ENDED
-            del subscriber
-        check_nothing_is_left(before)
-
-
-def test_a_subscriber_that_lacks_a_pipe_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = two_slices()
-    with Publisher(feed):
-        before = held()
-        for call in range(2):
-            with monkeypatch.context() as patch:
-                subscriber = subscriber_of(feed)
-                fail_at(patch, os, "pipe", call, no_more_files())
-                with pytest.raises(LimitError, match="no pipe could be opened"):
-                    subscriber.start()
-                assert subscriber.state is SubscriberLife.ENDED
-                del subscriber
-            check_nothing_is_left(before)
-
-
-def test_a_subscriber_that_lacks_a_socket_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = two_slices()
-    sockets = 2 * (1 + 2 + 1)  # for each slice: ROUTER, two workers' DEALERs, SUB
-    with Publisher(feed):
-        before = held()
-        for call in range(sockets):
-            with monkeypatch.context() as patch:
-                has_failed = fail_at(patch, zmq.Context, "socket", call, zmq.ZMQError(24))
-                subscriber = subscriber_of(feed)
-                with pytest.raises(SubscriberError, match="failed: Too many open files"):
-                    subscriber.start()
-                assert has_failed()
-                assert subscriber.state is SubscriberLife.ENDED
-                del subscriber
-            check_nothing_is_left(before)
-
-
-def test_a_subscriber_whose_console_has_no_address_leaves_nothing() -> None:
-    before = held()
-    subscriber = subscriber_of(two_slices(), slow=SlowPolicy(console="tcp://nowhere"))
-    with pytest.raises(EndpointError, match="cannot connect to operator console tcp://nowhere"):
-        subscriber.start()
-    assert subscriber.state is SubscriberLife.ENDED
-    del subscriber
-    check_nothing_is_left(before)
+            check_start_fails(Subscriber(feed), LimitError, "can't start new thread")
+        wait_given_back(before)
 
 
 @pytest.mark.parametrize("call", first_of([1, 0]))
-def test_a_subscriber_whose_process_cannot_fork_leaves_nothing(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
-    feed = two_slices()
+def test_a_subscriber_whose_process_cannot_fork(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    feed, text = two_slices(), os.strerror(11)
     with Publisher(feed):
         before = held()
         with monkeypatch.context() as patch:
-            subscriber = subscriber_of(feed, processes=True)
-            fail_at(patch, os, "fork", call, BlockingIOError(11, os.strerror(11)))
-            with pytest.raises(LimitError, match=os.strerror(11)):
-                subscriber.start()
-            assert subscriber.state is SubscriberLife.ENDED
-            del subscriber
+            Lack(os, "fork", range(2), lambda: BlockingIOError(11, text), LimitError, text).at(patch, call)
+            check_start_fails(Subscriber(feed, processes=True), LimitError, text)
         assert not multiprocessing.active_children()
         # At most: a fork ends OpenBLAS's threads. multiprocessing leaves its pipes open if it cannot fork.
         wait_until(lambda: held()[0] <= before[0])
 
 
-def test_a_slice_not_ready_in_time_is_not_reported_as_a_missing_publisher(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_subscriber_without_a_console_or_a_publisher() -> None:
+    before = held()
+    policy, text = SlowPolicy(console="tcp://nowhere"), "cannot connect to operator console tcp://nowhere"
+    check_start_fails(Subscriber(two_slices(), slow=policy), EndpointError, text)
+    check_start_fails(Subscriber(two_slices()), SubscriberError, "no publisher", timeout=0)
+    wait_given_back(before)
+
+
+def test_a_slice_not_ready_in_time_is_not_reported_as_a_missing_publisher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_COMPILE_S", 0.0)
     monkeypatch.setattr(SliceThread, "is_ready", False)
     subscriber = Subscriber(Feed.local("slow-start"))
@@ -239,15 +191,6 @@ def test_a_slice_not_ready_in_time_is_not_reported_as_a_missing_publisher(
     with pytest.raises(SubscriberError, match="a slice was not ready after 0 s: it may still compile"):
         subscriber.start(timeout=10)
     wait_until(lambda: subscriber.is_done)
-
-
-def test_an_unconfirmed_subscriber_leaves_nothing() -> None:
-    before = held()
-    subscriber = subscriber_of(two_slices())
-    with pytest.raises(SubscriberError, match="no publisher"):
-        subscriber.start(timeout=0)
-    del subscriber
-    check_nothing_is_left(before)
 
 
 def test_a_callback_whose_slice_cannot_start_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +206,7 @@ def test_a_callback_whose_slice_cannot_start_is_not_registered(monkeypatch: pyte
             refuse_thread(patch, "blackbox-slice-1")
             with pytest.raises(LimitError, match="can't start new thread"):
                 subscriber.on(b"")(late.message)
-        check_nothing_is_left(before)
+        wait_given_back(before)
         assert [callback.function for callback in subscriber.callbacks] == [got.message]
         publisher.publish(topics[0], b"0")
         got.wait(1)
@@ -275,3 +218,31 @@ def test_a_callback_whose_slice_cannot_start_is_not_registered(monkeypatch: pyte
     assert got.payloads == [b"0", b"1"]
     assert sorted(message.topic for message in late.messages) == sorted(topics.values())
     assert subscriber.statistics().delivery.discarded == 0
+
+
+def test_starting_and_stopping_frees_everything_at_once() -> None:
+    def cycle() -> None:
+        feed = two_slices(lines=2)
+        subscriber = Subscriber(feed)
+        counts = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count_rows)
+        messages: list[bytes] = []
+        subscriber.on(b"")(lambda message: messages.append(message.payload))
+        with Publisher(feed, when_full="wait") as publisher:
+            subscriber.start()
+            for number in range(10):
+                publisher.publish(b"S%d" % number, b"%d" % number)
+        subscriber.run(until_end=True)
+        assert (len(messages), counts.total().tolist()) == (10, [10])
+
+    def is_at_most(most: tuple[int, int]) -> bool:
+        return all(now <= then for now, then in zip(held(collect=False), most, strict=True))
+
+    cycle()
+    before = held()
+    gc.disable()  # no reference cycles
+    try:
+        for _ in range(10):
+            cycle()
+        wait_until(lambda: is_at_most(before), what=f"{before} threads and file descriptors again")
+    finally:
+        gc.enable()

@@ -5,76 +5,25 @@ from __future__ import annotations
 import gc
 import threading
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy
 import pytest
 
 from blackbox import Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.subscribe.order_state import Order
 from blackbox.subscribe.statistics import Counters
-from blackbox.testing import wait_until
-from tests.callbacks import count_rows
 from tests.examples import first_of
-from tests.process_state import held, linux_only, resident_bytes
+from tests.process_state import linux_only, resident_bytes
+from tests.subscribe.subscribers import one_slice
 from tests.support import Script
 
-MIB = 1 << 20
-BOUND_BYTES = 32 * MIB
+BOUND_BYTES = 32 << 20
 
 
-def one_slice(**settings: Any) -> Feed:
-    return msgspec.structs.replace(Feed.local("memory", slices=1), **settings)
-
-
-@pytest.mark.own_process
-@linux_only
-def test_starting_and_stopping_leaves_no_threads_and_no_files() -> None:
-    def cycle() -> None:
-        feed = Feed.local("memory", slices=2, lines=2)
-        subscriber = Subscriber(feed)
-        counts = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count_rows)
-        messages: list[bytes] = []
-        subscriber.on(b"")(lambda message: messages.append(message.payload))
-        with Publisher(feed, when_full="wait") as publisher:
-            subscriber.start()
-            for number in range(10):
-                publisher.publish(b"S%d" % number, b"%d" % number)
-        subscriber.run(until_end=True)
-        assert (len(messages), counts.total().tolist()) == (10, [10])
-
-    def is_at_most(most: tuple[int, int]) -> bool:
-        return all(now <= then for now, then in zip(held(collect=False), most, strict=True))
-
-    for _ in range(3):
-        cycle()
-    before = held()
-    gc.disable()  # no reference cycles: everything is freed at once
-    try:
-        for _ in range(25):
-            cycle()
-        wait_until(lambda: is_at_most(before), what=f"{before} threads and file descriptors again")
-    finally:
-        gc.enable()
-
-
-PUBLISHER = """
+BUSY = """
     from tests.process_state import resident_bytes
     topics = tuple(b"S%d" % number for number in range(1_000))
     columns = numpy.arange(100_000, dtype=numpy.int32) % 1_000, numpy.zeros((100_000, 100), numpy.uint8)
-    with Publisher(feed, when_full="wait") as publisher:
-        publisher.wait_for_subscribers(timeout=60)
-        for rounds in map(int, iter(input, "end")):
-            for _ in range(rounds):
-                publisher.publish_many(topics, *columns)
-                for number in range(1_000):
-                    publisher.publish(topics[number], bytes(number))
-            publisher.flush()
-            say(resident_bytes(), publisher.statistics().messages, publisher.statistics().body_bytes)
-"""
-SUBSCRIBER = """
-    from tests.process_state import resident_bytes
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
     seen = 0
     @subscriber.on_batch(b"")
@@ -88,37 +37,33 @@ SUBSCRIBER = """
     @subscriber.on_compiled(b"S1", state=numpy.zeros(1))
     def count(batch, state):
         state[0] += len(batch.rows)
-    subscriber.start(timeout=60)
-    for messages in map(int, iter(input, "end")):
-        wait_until(lambda: subscriber.statistics().received.messages == messages, 60)
-        say(resident_bytes())
+    resident, sent = [], 0
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start(timeout=60)
+        for rounds in (5, 30):
+            for _ in range(rounds):
+                publisher.publish_many(topics, *columns)
+                for number in range(1_000):
+                    publisher.publish(topics[number], bytes(number))
+                sent += len(feed.slices[0].lines) * 101_000
+            publisher.flush()
+            wait_until(lambda: subscriber.statistics().received.messages == sent, 60)
+            resident.append(resident_bytes())
     subscriber.run(until_end=True)
     statistics = subscriber.statistics()
-    say(statistics.received.messages, statistics.received.gaps, statistics.delivery.discarded)
+    say(statistics.received.gaps, statistics.delivery.discarded, publisher.statistics().body_bytes)
+    say(resident[1] - resident[0])
 """
 
 
 @linux_only
 @pytest.mark.parametrize("lines", first_of([1, 2]))
 def test_memory_stays_constant_however_much_is_sent(lines: int) -> None:
-    feed = Feed.local("memory", slices=2, lines=lines)
-    warm_up, rounds = 10, 100
-    with Script(SUBSCRIBER, feed) as subscriber, Script(PUBLISHER, feed) as publisher:
-
-        def resident_after(rounds: int) -> tuple[int, int, int]:
-            publisher.tell(str(rounds))
-            there, messages, body_bytes = map(int, publisher.read().split())
-            subscriber.tell(str(messages * lines))
-            return there, int(subscriber.read()), body_bytes
-
-        there, here, _ = resident_after(warm_up)
-        there_then, here_then, body_bytes = resident_after(rounds)
-        publisher.tell("end")
-        subscriber.tell("end")
-        assert subscriber.read() == f"{101_000 * (warm_up + rounds) * lines} 0 0"
-    assert body_bytes > 1 << 30
-    assert there_then - there < BOUND_BYTES
-    assert here_then - here < BOUND_BYTES
+    with Script(BUSY, Feed.local("memory", slices=2, lines=lines)) as script:
+        gaps, discarded, body_bytes = map(int, script.read().split())
+        assert (gaps, discarded) == (0, 0)
+        assert body_bytes > 10 * BOUND_BYTES
+        assert int(script.read()) < BOUND_BYTES
 
 
 KEEPER = """
@@ -152,7 +97,7 @@ KEEPER = """
 @linux_only
 def test_kept_batches_outlive_their_subscriber_and_are_freed_when_dropped() -> None:
     feed = one_slice(block_bytes=128 << 10)
-    payload_bytes, messages = 1_000, 100_000
+    payload_bytes, messages = 1_000, 60_000
     with Script(KEEPER, feed) as keeper, Publisher(feed, when_full="wait") as publisher:
         keeper.expect("started")
         payloads = b"".join(b"%08x" % number + bytes(payload_bytes - 8) for number in range(messages))
