@@ -11,15 +11,13 @@ import msgspec
 import pytest
 import zmq
 
-from blackbox import Feed, Subscriber
-from blackbox.errors import SubscriberError
+from blackbox import Feed
 from blackbox.feed.feed import Slice
 from blackbox.subscribe.flood_guard import FloodGuard
 from blackbox.subscribe.state import SliceCounters
-from blackbox.subscribe.supervisor import SubscriberLife
-from blackbox.testing import Collector, RawPublisher, wait_until
+from blackbox.testing import RawPublisher, wait_until
 from blackbox.transport.connections import Connection
-from tests.subscribe.subscribers import nothing, one_slice
+from tests.subscribe.subscribers import numbers_of, one_slice, start_in_vain, subscribed
 from tests.zmtp import MORE, PlainPublisher, frame
 
 PART = memoryview(frame(bytes(1 << 20), MORE))
@@ -46,17 +44,10 @@ def send_without_end(publisher: PlainPublisher) -> int:
     return sent // len(PART)
 
 
-def start(subscriber: Subscriber) -> None:
-    with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
-        subscriber.start(150)
-
-
 def test_a_message_that_never_ends_costs_the_connection(caplog: pytest.LogCaptureFixture) -> None:
-    feed = one_slice()
-    subscriber = Subscriber(feed, hwm_blocks=16)
-    subscriber.on(b"")(nothing)
+    subscriber, _ = subscribed(feed := one_slice(), hwm_blocks=16)
     with PlainPublisher(feed.slices[0].endpoints[0]) as publisher:
-        starting = threading.Thread(target=start, args=(subscriber,))
+        starting = threading.Thread(target=start_in_vain, args=(subscriber,))
         starting.start()
         sent = [send_without_end(publisher) for _ in range(2)]
         wait_until(lambda: subscriber.statistics().received.ended_connections == 2)
@@ -70,8 +61,7 @@ def test_the_other_line_of_an_endless_message_continues() -> None:
     feed = Feed.local("floods", slices=1, lines=2)
     feed = msgspec.structs.replace(feed, heartbeat_ns=3_600 * 10**9)  # a silent line would reconnect
     one_line = Feed(name=feed.name, slices=(Slice(endpoints=feed.slices[0].endpoints[:1]),))
-    subscriber, got = Subscriber(feed, hwm_blocks=16), Collector()
-    subscriber.on(b"")(got.message)
+    subscriber, got = subscribed(feed, hwm_blocks=16)
     sent: list[int] = []
     with PlainPublisher(feed.slices[0].endpoints[1]) as other, RawPublisher(one_line) as publisher:
         flooding = threading.Thread(target=lambda: sent.append(send_without_end(other)))
@@ -83,9 +73,8 @@ def test_the_other_line_of_an_endless_message_continues() -> None:
             number += 1
             got.wait(number)
         subscriber.stop()
-    assert subscriber.state is SubscriberLife.ENDED
     assert sent[0] < MOST_MIB
-    assert [int(payload) for payload in got.payloads] == list(range(number))
+    assert numbers_of(got) == list(range(number))
     assert subscriber.statistics().received.ended_connections == 1
 
 
@@ -105,8 +94,7 @@ class Flooded:
             stack.callback(self.guard.close)
             sub.connect(endpoint)
             sub.subscribe(b"")
-            peer = stack.enter_context(publisher.accept())
-            self._peer = peer
+            self._peer = stack.enter_context(publisher.accept())
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Flooded:
