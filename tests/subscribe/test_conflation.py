@@ -9,10 +9,11 @@ from typing import Literal
 import pytest
 
 from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
-from blackbox.testing import RawPublisher, wait_until
+from blackbox.testing import wait_until
 from tests.gate import Gate
 from tests.process_state import linux_only
 from tests.subscribe.late import LATE_NS, SECOND_NS, one_slice
+from tests.subscribe.subscribers import publishing
 
 
 def test_conflate_delivers_the_newest_of_each_topic_and_counts_the_rest() -> None:
@@ -27,15 +28,12 @@ def test_conflate_delivers_the_newest_of_each_topic_and_counts_the_rest() -> Non
         batches.append((batch.conflated, [(topic, data, int(ts)) for topic, data, ts in rows]))
         sequences.extend(batch.sequence.tolist())
 
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         long_ago = time.time_ns() - LATE_NS
         rows = [(b"T%d" % (n % 7), b"%d" % n * (1 + n % 5)) for n in range(700)] + [(b"U", b"not wanted")]
         publisher.send(publisher.encode(rows, ts_event=list(range(701)), ts_out=long_ago))
         wait_until(lambda: sum(len(rows) for _, rows in batches) == 7)
         publisher.send(publisher.encode([(b"T0", b"in time")]))
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
     assert [conflated for conflated, _ in batches] == [True, False]
     assert sorted(batches[0][1]) == sorted((*rows[n], n) for n in range(693, 700))
     assert batches[1][1] == [(b"T0", b"in time", 0)]
@@ -61,7 +59,7 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
         order.setdefault(message.topic, []).append(number)
         assert message.sequence == number
 
-    total = 20_000
+    total = 4_000
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         for number in range(total):
@@ -82,30 +80,24 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
     assert statistics.received.transport == transport
 
 
-def test_conflated_messages_keep_their_epoch_order_and_age() -> None:
-    """Also if a new epoch begins while messages of the previous one wait."""
+def test_conflated_messages_keep_their_epoch_order_and_age_when_an_epoch_begins() -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), queue_blocks=2)
     batches: list[tuple[bool, int, int, list[tuple[int, bytes]]]] = []
-    entered, open_ = threading.Event(), threading.Event()
+    gate = Gate()
 
     @subscriber.on_batch(b"")
     def note(batch: Batch) -> None:
-        entered.set()
-        open_.wait(60)
+        gate.wait()
         rows = [row for row in zip(batch.sequence.tolist(), batch.payload_list(), strict=True) if row[1] != b"fill"]
         batches.append((batch.conflated, batch.block.epoch, batch.ts_in, rows))
 
-    def received() -> int:
-        return subscriber.statistics().received.messages
-
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         begin = time.time_ns() - SECOND_NS // 100
         for _ in range(4):  # more than a worker and its queue take
             publisher.send(publisher.encode([(b"W", b"fill")], ts_in=begin))
-            entered.wait(60)
-        wait_until(lambda: received() == 4)
+            gate.entered.wait(60)
+        wait_until(lambda: subscriber.statistics().received.messages == 4)
         for place, topics in enumerate((b"AB", b"CA", b"B")):
             rows = [(b"%c" % topic, b"1%c" % topic) for topic in topics]
             publisher.send(publisher.encode(rows, ts_in=begin + place))
@@ -114,10 +106,8 @@ def test_conflated_messages_keep_their_epoch_order_and_age() -> None:
         publisher.send(publisher.encode([(b"%c" % topic, b"2%c" % topic) for topic in b"BCB"], ts_in=begin + 9))
         publisher.heartbeat()  # one block alone does not begin an epoch
         wait_until(lambda: subscriber.statistics().received.epochs == 2)
-        assert received() == 4 + 5 + 3
-        open_.set()
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
+        assert subscriber.statistics().received.messages == 4 + 5 + 3
+        gate.open.set()
     assert [batch for batch in batches if batch[3]] == [
         (True, 1, begin, [(6, b"1C"), (7, b"1A"), (8, b"1B")]),
         (True, 2, begin + 9, [(1, b"2C"), (2, b"2B")]),
@@ -129,13 +119,10 @@ def test_conflate_with_payloads_that_fill_its_memory() -> None:
     subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0))
     sizes: list[tuple[bytes, int]] = []
     subscriber.on(b"")(lambda message: sizes.append((message.topic, len(message.payload))))
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         for size in (1_000_000, 9_000_000, 20_000_000, 8_000_000):
             rows = [(b"T%d" % number, bytes(size)) for number in range(3)]
             publisher.send(publisher.encode(rows, ts_out=time.time_ns() - LATE_NS, checksum=False))
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
     statistics = subscriber.statistics()
     assert statistics.delivery.delivered + statistics.delivery.conflated == 12
     assert statistics.delivery.dropped == 0
@@ -143,37 +130,7 @@ def test_conflate_with_payloads_that_fill_its_memory() -> None:
     assert dict(sizes) == dict.fromkeys([b"T0", b"T1", b"T2"], 8_000_000)
 
 
-def test_a_conflated_batch_is_of_one_key() -> None:
-    feed = one_slice(key_bytes=1)
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), queue_blocks=1)
-    batches: list[tuple[bool, list[tuple[bytes, int, bytes]]]] = []
-    entered, open_ = threading.Event(), threading.Event()
-
-    @subscriber.on_batch(b"")
-    def note(batch: Batch) -> None:
-        entered.set()
-        open_.wait(60)
-        rows = zip(batch.topics_per_message(), batch.sequence.tolist(), batch.payload_list(), strict=True)
-        batches.append((batch.conflated, list(rows)))
-
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        for number in range(12):
-            for topics in ((b"A1", b"A2"), (b"B1", b"B2")):
-                publisher.send(publisher.encode([(topic, b"%d" % number) for topic in topics]))
-            entered.wait(60)
-        wait_until(lambda: subscriber.statistics().received.messages == 48)
-        open_.set()
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
-    conflated = [rows for is_conflated, rows in batches if is_conflated]
-    assert conflated[-2:] == [
-        [(b"A1", 44, b"11"), (b"A2", 45, b"11")],
-        [(b"B1", 46, b"11"), (b"B2", 47, b"11")],
-    ]
-
-
-def test_conflated_blocks_do_not_wait_for_a_worker_with_room_for_some() -> None:
+def test_conflated_blocks_are_of_one_key_and_do_not_wait_for_a_worker_with_room_for_some() -> None:
     feed = one_slice(key_bytes=1)
     subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag=3_600, start_grace=0), queue_blocks=1, workers=1)
     calls, steps = threading.Semaphore(0), threading.Semaphore(0)
@@ -183,27 +140,26 @@ def test_conflated_blocks_do_not_wait_for_a_worker_with_room_for_some() -> None:
     def note(batch: Batch) -> None:
         calls.release()
         steps.acquire(timeout=60)
-        for topic, payload in zip(batch.topics_per_message(), batch.payload_list(), strict=True):
+        topics = batch.topics_per_message()
+        assert len({topic[:1] for topic in topics}) == 1
+        for topic, payload in zip(topics, batch.payload_list(), strict=True):
             newest.setdefault(topic, []).append(payload)
 
     keys = [b"%c" % letter for letter in range(ord("A"), ord("Z") + 1)]
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         publisher.send(publisher.encode([(b"first", b"")]))
         assert calls.acquire(timeout=60)
         publisher.send(publisher.encode([(b"second", b"")]))
         for number in range(3):
             for key in keys:
-                publisher.send(publisher.encode([(key, b"%d" % number)]))
-        wait_until(lambda: subscriber.statistics().received.messages == 2 + 3 * 26)
+                publisher.send(publisher.encode([(key, b"%d" % number), (key + b"2", b"%d" % number)]))
+        wait_until(lambda: subscriber.statistics().received.messages == 2 + 3 * 2 * 26)
         steps.release()
         assert calls.acquire(timeout=60)  # it has taken the second block: there is room for one of 26
         for key in keys:
-            publisher.send(publisher.encode([(key, b"3")]))
-        wait_until(lambda: subscriber.statistics().received.messages == 2 + 4 * 26)
+            publisher.send(publisher.encode([(key, b"3"), (key + b"2", b"3")]))
+        wait_until(lambda: subscriber.statistics().received.messages == 2 + 4 * 2 * 26)
         steps.release(1_000)
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
-    assert {payloads[-1] for topic, payloads in newest.items() if topic in keys} == {b"3"}
-    assert all(payloads in ([b"3"], [b"2", b"3"]) for topic, payloads in newest.items() if topic in keys)
-    assert sorted(newest) == [*keys, b"first", b"second"]
+    topics = sorted([*keys, *(key + b"2" for key in keys)])
+    assert sorted(newest) == [*topics, b"first", b"second"]
+    assert all(newest[topic] in ([b"3"], [b"2", b"3"]) for topic in topics)
