@@ -237,6 +237,7 @@ def test_demo_publishes_at_most_count_messages(shared_data: Path) -> None:
     assert (ended.status, ended.value("delivered")) == (0, 200_000), ended.errors
 
 
+@pytest.mark.long
 def test_killed_publishing_process_ends_the_demo() -> None:
     with demo("--count", 50_000_000) as process:
         wait_until(lambda: children_of(process), 60, "a publishing process")

@@ -120,7 +120,7 @@ def test_until_ctrl_c_is_heeded_nothing_is_imported_that_takes_time() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize("module", ["typer", "rich.live", "numba._devicearray"])
+@pytest.mark.parametrize("module", first_of(["numba._devicearray", "rich.live", "typer"]))
 def test_ctrl_c_before_a_command_begins_is_one_line_and_status_130(module: str, files: Files) -> None:
     assert run_at_import(module, files.words("replay")) == (Status.INTERRUPTED, "", INTERRUPTED)
 

@@ -130,6 +130,7 @@ def test_a_removed_directory_is_an_error_that_names_the_file(place: Place, tmp_p
     assert_one_line(ended, "000000.journal was removed or replaced during recording")
 
 
+@pytest.mark.long
 def test_an_archive_prints_its_totals_at_ctrl_c(place: Place, tmp_path: Path) -> None:
     (tmp_path / "cli").mkdir()
     ((endpoint,),) = free_endpoints("tcp", "served", 1, 1)

@@ -108,14 +108,18 @@ def test_it_is_stopped_by_the_control_socket(tmp_path: Path, feed: Feed) -> None
     ("number", "status"),
     first_of([(signal.SIGTERM, 143), (signal.SIGINT, Status.INTERRUPTED)]),
 )
-def test_a_signal_ends_it_with_the_line(tmp_path: Path, feed: Feed, number: signal.Signals, status: int) -> None:
+def test_keys_control_it_in_a_terminal_until_a_signal(
+    tmp_path: Path, feed: Feed, screen: Screen, number: signal.Signals, status: int
+) -> None:
     write_days(tmp_path, feed)
     subscriber, collector = collected(feed)
-    with Command("replay", tmp_path, "--speed", "0.001") as command, subscriber.start(60):
+    with Command("replay", tmp_path, "--speed", "0.001", stdin=screen.program) as command, subscriber.start(60):
         collector.wait(2)
+        screen.type(b"s")
+        collector.wait(3)
         ended = command.interrupt(number)
     assert ended.status == status, ended.errors
-    assert "replayed 2 messages" in ended.out
+    assert "replayed 3 messages" in ended.out
     assert "Traceback" not in ended.errors
 
 
@@ -125,16 +129,6 @@ def test_it_waits_for_subscribers_unless_for_0(tmp_path: Path, feed: Feed) -> No
     assert ended.status == Status.ERROR
     assert_one_line(ended, "too few subscribers")
     assert invoke("replay", tmp_path, "--wait-for", "0", "--when-full", "drop").status == Status.OK
-
-
-def test_keys_control_it_in_a_terminal(tmp_path: Path, feed: Feed, screen: Screen) -> None:
-    write_days(tmp_path, feed)
-    subscriber, collector = collected(feed)
-    with Command("replay", tmp_path, "--speed", "0.001", stdin=screen.program) as command, subscriber.start(60):
-        collector.wait(2)
-        screen.type(b"m")
-        collector.wait(20)
-        assert command.end().status == Status.OK
 
 
 def test_a_day_of_an_encrypted_feed_is_published_in_the_clear_only_on_request(tmp_path: Path, feed: Feed) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from blackbox import Batch, Feed, Message
-from tests.examples import first_of
 from tests.project.scripts import ROOT, in_turn, together
 
 README = (ROOT / "README.md").read_text()
@@ -47,7 +46,8 @@ def test_the_twelve_lines_print_the_output_on_the_page(place: Path) -> None:
     assert [line for line in out.splitlines() if f"`{line}`" not in README] == []
 
 
-@pytest.mark.parametrize("names", first_of([(("subscriber", "publisher"),), (("publisher", "subscriber"),)]))
+@pytest.mark.long
+@pytest.mark.parametrize("names", [("subscriber", "publisher"), ("publisher", "subscriber")])
 def test_the_two_processes_print_the_output_on_the_page(place: Path, names: tuple[str, str]) -> None:
     said = dict(zip(names, together(*(place / f"{name}.py" for name in names)), strict=True))
     assert said == {

@@ -100,6 +100,7 @@ def plain_result(records: list[Any]) -> str:
     return f"fills: {fills} profit: {cash + fills % 2 * middle:.3f}\n"
 
 
+@pytest.mark.long
 def test_the_synthetic_day_runs_with_the_lines_of_the_page(place: Path) -> None:
     for line in MADE_UP:
         command(line)
