@@ -92,7 +92,8 @@ class Files(NamedTuple):
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[Files]:
     line, hub = write_files(tmp_path)
-    (tmp_path / "down.toml").write_text(f'name = "orders"\n[[slices]]\nendpoints = ["ipc://{tmp_path}/down"]\n')
+    down = f'name = "orders"\nmax_topics = 4\n[[slices]]\nendpoints = ["ipc://{tmp_path}/down"]\n'
+    (tmp_path / "down.toml").write_text(down)
     (tmp_path / "orders").mkdir()
     day = recorded_day(tmp_path / "day").path
     with socket.create_server(("127.0.0.1", 0)) as silent:
