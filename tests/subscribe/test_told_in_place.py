@@ -18,7 +18,7 @@ from blackbox.subscribe.compiled_callback import sequence_of
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.book.sessions import order
 from tests.examples import examples
-from tests.subscribe.subscribers import PATIENT, in_both_places, numbers_of, one_slice
+from tests.subscribe.subscribers import PATIENT, in_both_places, nothing, numbers_of, one_slice
 
 KEYS = (b"A", b"B")
 TOPICS = (b"A.x", b"A.y", b"B.x", b"C.x")
@@ -232,6 +232,26 @@ def test_hooks_are_added_and_removed_while_it_runs() -> None:
         subscriber.run(until_end=True)
     assert [(gap.slice_id, gap.epoch, gap.key, gap.sequence, gap.count) for gap in told] == [(0, 1, b"", 0, 1)]
     assert subscriber.statistics().received.gaps == 2
+
+
+def test_a_hook_is_called_once_and_only_for_messages_that_a_callback_may_miss() -> None:
+    subscriber = Subscriber(feed := one_slice(key_bytes=1), workers=2)
+    told, not_told = list[Gap](), list[Gap]()
+    subscriber.on(b"A")(nothing)
+    subscriber.on(b"B")(nothing)  # on the other worker
+    subscriber.on_gap(b"")(told.append)
+    subscriber.on_gap(b"C")(not_told.append)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for topic in (b"A.x", b"B.x"):
+            send(publisher, b"1", topic=topic)
+        lose(publisher, b"B.x")
+        for topic in (b"A.x", b"B.x"):
+            send(publisher, b"2", topic=topic)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert ([gap.key for gap in told], not_told) == ([b"B"], [])
+    assert subscriber.statistics().received.gaps == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
