@@ -13,7 +13,7 @@ import msgspec
 import numpy
 import pytest
 import zmq
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import ConfigError
@@ -145,6 +145,8 @@ ARCHIVED = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_siz
 
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(ARCHIVED, st.integers(0, 18))
+@example([(True, True), (False, True), (True, False)], 1)
+@example([(True, False), (False, True)], 9)
 def test_reading_from_a_time_starts_at_the_first_block_of_any_archive(
     archived: list[tuple[bool, bool]], halves: int
 ) -> None:

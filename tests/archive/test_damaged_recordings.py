@@ -293,3 +293,10 @@ def test_a_head_with_more_messages_than_its_body_can_hold_is_invalid(tmp_path: P
     assert [message.sequence for message in told(recording.batches())] == [0, 2]
     assert recording.summary().messages == 2
     assert [damage.offset for damage in recording.damage] == [start]
+
+
+def test_a_manifest_changed_by_hand_is_rejected(tmp_path: Path) -> None:
+    path = Day(tmp_path, feed_of()).path / "manifest.json"
+    path.write_text(path.read_text().replace("2026-11-20", "2026-11-21"))
+    with pytest.raises(JournalError, match="is damaged, or was changed by hand: checksum was"):
+        Recording.open(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from blackbox import Batch, CallbackError, ConfigError, Publisher, Recorder, Subscriber
 from blackbox.archive.serve.server import ArchiveServer
@@ -160,3 +162,21 @@ def test_invalid_starts_are_rejected() -> None:
         Subscriber(archived_feed()).start(since="yesterday")
     with pytest.raises(ArchiveError, match="did not answer"):
         Subscriber(archived_feed(), repair_wait=0.01).start(back=5, timeout=0.1)
+
+
+def test_an_archive_that_does_not_answer_at_first_is_asked_again(tmp_path: Path) -> None:
+    feed = archived_feed()
+    recorded(tmp_path, feed, 1_000)
+    subscriber = Subscriber(feed)
+    heard = Heard(subscriber)
+    starting = threading.Thread(target=subscriber.start, kwargs={"timeout": 60, "back": 300})
+    with Publisher(feed):
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as deaf:
+            deaf.bind(feed.archives[0])
+            starting.start()
+            assert deaf.poll(60_000)
+        with ArchiveServer(tmp_path / feed.name, feed.archives):
+            starting.join()
+            subscriber.wait_live()
+    subscriber.run(until_end=True)
+    assert heard.numbers == list(range(700, 1_000))
