@@ -54,7 +54,7 @@ test-long: $(VENV)/.ready-long  ## run the slow tests that `make test` leaves ou
 servers:  ## unpack the distribution's RabbitMQ, Chromium and sshd into .servers (apt, 180 MB), for the tests of bridges and sites
 	@tests/bridge/fetch_servers.sh .servers
 
-layout: $(VENV)/.ready-test  ## generate files from blackbox/block/layout.py: Java, C, Node, docs, golden files
+layout: $(VENV)/.ready-test  ## generate files from blackbox/block/form/layout.py: Java, C, Node, docs, golden files
 	@$(RUN)/python -m tests.write_layout
 
 torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; report failures [SECONDS=60 SEED=n ONLY=name]

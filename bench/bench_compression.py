@@ -19,7 +19,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench.measure.contest import Contest, expect
 from bench.measure.results import Kind
 from bench.workload.captures import CAPTURES, DATA, source_of
-from blackbox.block.block import Block
+from blackbox.block.form.block import Block
 
 BLOCK_BYTES = 256 << 10
 MOST_BODIES = 500

@@ -22,7 +22,7 @@ from bench.processes.pair import Pair, Work
 from bench.workload.load import Load
 from blackbox import Feed
 from blackbox.feed.security import Security
-from blackbox.transport.curve import is_fast, make_pair
+from blackbox.transport.security.curve import is_fast, make_pair
 
 MESSAGES = 1_000_000
 HWM_BLOCKS = 8

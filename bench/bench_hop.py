@@ -23,18 +23,18 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.measure.contest import Contest, Figure, Spent, expect
 from bench.measure.cost import cpu_seconds
-from blackbox.block.block_handler import NO_HANDLER
-from blackbox.native.intrinsics import int64s_at
-from blackbox.native.name_table import HINT_WORDS, Numbering
-from blackbox.native.posix import now_ns
-from blackbox.subscribe.conflation import Conflation
-from blackbox.subscribe.order_state import Order
-from blackbox.subscribe.slice_memory import BODY_AT, COPY_AT, ENVELOPE_AT, SCRATCH_WORDS, SliceAt
-from blackbox.subscribe.slow_subscriber import WARN
-from blackbox.subscribe.state import SliceState
-from blackbox.subscribe.statistics import Counters
-from blackbox.subscribe.worker_queues import hand_over
-from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
+from blackbox.block.batch.block_handler import NO_HANDLER
+from blackbox.native.memory.intrinsics import int64s_at
+from blackbox.native.system.posix import now_ns
+from blackbox.native.tables.name_table import HINT_WORDS, Numbering
+from blackbox.receive.deliver.conflation import Conflation
+from blackbox.receive.deliver.worker_queues import hand_over
+from blackbox.receive.deliver.worker_state import WorkerAt, WorkerTableAt
+from blackbox.receive.order.state import Order
+from blackbox.receive.slice_memory import BODY_AT, COPY_AT, ENVELOPE_AT, SCRATCH_WORDS, SliceAt
+from blackbox.receive.slow_subscriber import WARN
+from blackbox.receive.state import SliceState
+from blackbox.receive.statistics import Counters
 from blackbox.transport.libzmq import (
     MESSAGE_BYTES,
     SNDMORE,
@@ -47,7 +47,7 @@ from blackbox.transport.libzmq import (
     msg_recv,
     msg_send,
 )
-from blackbox.transport.shared_memory_reader import NO_READER
+from blackbox.transport.shared_memory.reader import NO_READER
 
 HAND_OVERS = 60_000
 ENVELOPE_BYTES = 2_048

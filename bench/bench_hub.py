@@ -56,7 +56,7 @@ def test_restart(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
             _fill("bench.processes.hub:put", messages, how="put_many", feed=feed, acknowledged="recorded")
             client = stack.enter_context(HubClient(feed))
             contest.add("a hub", partial(_restarted, serve, hubs, client), at=messages, promise="recorded")
-        contest.add("python -c 'import blackbox.hub.hub'", _imported, "limit", at=_RESTARTED)
+        contest.add("python -c 'import blackbox.services.hub.server.hub'", _imported, "limit", at=_RESTARTED)
         try:
             need("nats-py:nats", "uvloop")
             servers = [_nats(tmp_path, "recorded")]
@@ -100,7 +100,9 @@ def _nats_restarted(tmp_path: Path, servers: list[Server], rival: Child) -> floa
 
 def _imported() -> float:
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import blackbox.hub.hub"], check=True, cwd=Path(__file__).parents[1])
+    subprocess.run(
+        [sys.executable, "-c", "import blackbox.services.hub.server.hub"], check=True, cwd=Path(__file__).parents[1]
+    )
     return 1e3 * (time.perf_counter() - began)
 
 

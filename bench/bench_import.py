@@ -29,8 +29,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench.measure.contest import Contest, expect
 from bench.workload.recorded import record
 from blackbox import Feed, Publisher
-from blackbox.archive.day import recorded_files
-from blackbox.archive.import_days import import_days
+from blackbox.archive.files.day import recorded_files
+from blackbox.archive.importing.import_days import import_days
 
 MESSAGES = 4_000_000
 DAYS = 4

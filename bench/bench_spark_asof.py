@@ -23,7 +23,7 @@ from blackbox_feeds.iex import TOPS16
 from pyspark.sql import Window, functions
 from pytest_benchmark.fixture import BenchmarkFixture
 
-import blackbox.spark
+import blackbox.analysis.spark
 from bench.measure.contest import Contest, expect
 from bench.measure.results import Kind
 from bench.spark.queries import INSTALLED
@@ -92,7 +92,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     conf = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False}
-    made = blackbox.spark.session("local[2]", conf=conf)
+    made = blackbox.analysis.spark.session("local[2]", conf=conf)
     yield made
     made.stop()
 

@@ -8,25 +8,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from blackbox.archive.recorder import Recorder
+    from blackbox.archive.record.recorder import Recorder
     from blackbox.archive.recording import Recording
     from blackbox.archive.recordings import Recordings
-    from blackbox.block.batch import Batch, Message
+    from blackbox.block.batch.batch import Batch, Message
     from blackbox.block.gap import Gap
     from blackbox.errors import BlackBoxError, CallbackError, ConfigError, GapError, SlowSubscriberError
     from blackbox.feed.feed import Feed, Slice
-    from blackbox.feed.schema import Schema
+    from blackbox.feed.schema.schema import Schema
     from blackbox.feed.source import Source
-    from blackbox.hub.async_client import AsyncHubClient
-    from blackbox.hub.client import HubClient
-    from blackbox.hub.hub import Hub
-    from blackbox.image.table import Table
     from blackbox.publish.publisher import Publisher
-    from blackbox.relay.relay import Relay
+    from blackbox.receive.slow_subscriber import SlowPolicy
+    from blackbox.receive.stream import Stream
     from blackbox.replay.replay import Replay
-    from blackbox.subscribe.slow_subscriber import SlowPolicy
-    from blackbox.subscribe.stream import Stream
-    from blackbox.subscriber import Subscriber
+    from blackbox.services.hub.client.async_client import AsyncHubClient
+    from blackbox.services.hub.client.client import HubClient
+    from blackbox.services.hub.server.hub import Hub
+    from blackbox.services.relay.relay import Relay
+    from blackbox.subscriber.subscriber import Subscriber
+    from blackbox.subscriber.table import Table
 
 __version__ = "0.1.0"
 
@@ -60,26 +60,26 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "AsyncHubClient": "hub.async_client",
-    "Batch": "block.batch",
+    "AsyncHubClient": "services.hub.client.async_client",
+    "Batch": "block.batch.batch",
     "Feed": "feed.feed",
     "Gap": "block.gap",
-    "Hub": "hub.hub",
-    "HubClient": "hub.client",
-    "Message": "block.batch",
+    "Hub": "services.hub.server.hub",
+    "HubClient": "services.hub.client.client",
+    "Message": "block.batch.batch",
     "Publisher": "publish.publisher",
-    "Recorder": "archive.recorder",
+    "Recorder": "archive.record.recorder",
     "Recording": "archive.recording",
     "Recordings": "archive.recordings",
-    "Relay": "relay.relay",
+    "Relay": "services.relay.relay",
     "Replay": "replay.replay",
-    "Schema": "feed.schema",
+    "Schema": "feed.schema.schema",
     "Slice": "feed.feed",
-    "SlowPolicy": "subscribe.slow_subscriber",
+    "SlowPolicy": "receive.slow_subscriber",
     "Source": "feed.source",
-    "Stream": "subscribe.stream",
-    "Subscriber": "subscriber",
-    "Table": "image.table",
+    "Stream": "receive.stream",
+    "Subscriber": "subscriber.subscriber",
+    "Table": "subscriber.table",
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from blackbox.block.position import Place
-    from blackbox.hub.protocol import Places
+    from blackbox.services.hub.protocol import Places
 
 
 class BlackBoxError(Exception):

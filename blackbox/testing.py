@@ -20,17 +20,17 @@ from typing import Any, NamedTuple, Self
 import numpy
 import zmq
 
-from blackbox.block.batch import Batch, Message
-from blackbox.block.block import Block
-from blackbox.block.encode import finish_header
-from blackbox.block.format import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES
+from blackbox.block.batch.batch import Batch, Message
+from blackbox.block.form.block import Block
+from blackbox.block.form.encode import finish_header
+from blackbox.block.form.format import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES
 from blackbox.block.position import End
 from blackbox.errors import PublisherError
 from blackbox.feed.feed import Feed
-from blackbox.feed.schema import load_schema
+from blackbox.feed.schema.schema import load_schema
 from blackbox.life import Life
-from blackbox.native.limits import Needs
-from blackbox.native.waits import join, result_of, step_of
+from blackbox.native.system.limits import Needs
+from blackbox.native.system.waits import join, result_of, step_of
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, close_context, open_context
 from blackbox.transport.server_thread import bind
 from blackbox.transport.wakeup import Pipe

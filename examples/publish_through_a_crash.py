@@ -9,7 +9,7 @@ import time
 import msgspec
 
 from blackbox import Feed, Message, Publisher, SlowPolicy, Subscriber
-from blackbox.archive.outbox import Outbox
+from blackbox.archive.record.outbox import Outbox
 
 COUNT = 3_000
 

@@ -1,5 +1,5 @@
 """Module in which Spark finds the data source `blackbox`: it searches top-level modules named `pyspark_*`."""
 
-from blackbox.spark.python_engine import DefaultSource
+from blackbox.analysis.spark.python_engine import DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy
 
 from blackbox import Schema
-from blackbox.feed.schema import ABSENT, DECIMALS, SINCE_MIDNIGHT, UTC, optional, price, utc_time
+from blackbox.feed.schema.schema import ABSENT, DECIMALS, SINCE_MIDNIGHT, UTC, optional, price, utc_time
 from tests.journals import Day, Put, Row, feed_of
 
 I8, U8 = (1 << 63) - 1, (1 << 64) - 1

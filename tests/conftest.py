@@ -45,7 +45,7 @@ LONG = (
     "tests/bridge/amqp/",
     "tests/bench/test_bench_rivals.py",
     "tests/cli/",
-    "tests/subscribe/",
+    "tests/receive/",
     "tests/archive/",
     "tests/publish/",
     "tests/replay/",

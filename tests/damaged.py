@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blackbox.block.layout import RECORD
+from blackbox.block.form.layout import RECORD
 from tests.journals import Segment
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from blackbox import Recording, Schema
 from blackbox.archive.export.ticks import LeftOut
-from blackbox.feed.schema import BreakFields, QuoteFields, TradeFields, price
+from blackbox.feed.schema.schema import BreakFields, QuoteFields, TradeFields, price
 from tests.journals import Day, Put, Row, feed_of
 
 _DEAL = numpy.dtype([("type", "S1"), ("only", "S1"), ("id", "<i8"), ("price", price("<i8", 2)), ("size", "<u4")])

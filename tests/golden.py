@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from blackbox.feed.schema import load_schema
+from blackbox.feed.schema.schema import load_schema
 from tests import wire
 from tests.journals import Day, Put, Row, Told, feed_of
 

@@ -14,8 +14,8 @@ import sys
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.block import Block
-from blackbox.block.validate import RULE_OF_HEADER, check_block
+from blackbox.block.form.block import Block
+from blackbox.block.form.validate import RULE_OF_HEADER, check_block
 from tests import wire
 from tests.damage import cases
 

@@ -15,11 +15,11 @@ import xxhash
 import zstandard
 
 from blackbox import ConfigError, Feed, Schema
-from blackbox.block import layout
-from blackbox.block.layout import ENTRY, FILE_HEAD, MARK, RECORD, VERSION, Structure
+from blackbox.block.form import layout
+from blackbox.block.form.layout import ENTRY, FILE_HEAD, MARK, RECORD, VERSION, Structure
 from blackbox.feed.feed import Slice
-from blackbox.feed.schema import load_schema
-from blackbox.feed.schema_document import SchemaDocument
+from blackbox.feed.schema.document import SchemaDocument
+from blackbox.feed.schema.schema import load_schema
 from tests import wire
 
 CHECKED = 8

@@ -9,7 +9,7 @@ import msgspec
 
 from blackbox import Feed
 from blackbox.feed.security import Security
-from blackbox.transport.curve import make_pair
+from blackbox.transport.security.curve import make_pair
 
 
 class Keyring:

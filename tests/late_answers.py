@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from blackbox import Feed
-from blackbox.block.block import Block
-from blackbox.block.format import CONFIRM_KEY
+from blackbox.block.form.block import Block
+from blackbox.block.form.format import CONFIRM_KEY
 from blackbox.testing import RawPublisher
 
 

@@ -1,6 +1,6 @@
 """Change a file in random small ways, one at a time, and count the changes that its tests find.
 
-    python -m tests.mutants blackbox/block/validate.py tests/block --count 40 --seed 1
+    python -m tests.mutants blackbox/block/form/validate.py tests/block --count 40 --seed 1
 
 Each mutant changes one operator, number, condition or statement, in a copy of the working tree. Tests find it if one
 fails or they exceed the time limit. Prints each mutant that no test finds, and the share of those found.

@@ -13,7 +13,7 @@ import msgspec
 
 import blackbox
 from blackbox import Feed
-from blackbox.transport import shared_memory_reader
+from blackbox.transport.shared_memory import reader as shared_memory_reader
 
 PATIENCE_S: Final = 60.0
 MAX_LAG_NS: Final = 60_000_000_000

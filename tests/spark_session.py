@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import blackbox.spark
+import blackbox.analysis.spark
 from tests.examples import first_of
 from tests.recorded import record
 
@@ -42,7 +42,7 @@ def spark(own_jar: Path) -> Iterator[SparkSession]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_SUBMIT_ARGS", f"--jars {own_jar} pyspark-shell")
-        made = blackbox.spark.session("local[2]", conf=conf)
+        made = blackbox.analysis.spark.session("local[2]", conf=conf)
     yield made
     made.stop()
 

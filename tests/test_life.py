@@ -6,22 +6,22 @@ import logging
 
 import pytest
 
-from blackbox.archive.journals import JournalsLife
+from blackbox.archive.record.journals import JournalsLife
 from blackbox.errors import PublisherError
 from blackbox.feed.feed import Feed
-from blackbox.hub.pair_state import PairLife
 from blackbox.life import Life
-from blackbox.monitor.heartbeats import LineState
 from blackbox.publish.publisher import PublisherLife
-from blackbox.publish.slice_sender import SenderLife
-from blackbox.recovery.consumer import ConsumerLife
-from blackbox.relay.relay import RelayLife
-from blackbox.relay.slice_relay import SliceRelayLife
+from blackbox.publish.send.slice_sender import SenderLife
+from blackbox.receive.deliver.worker import WorkerLife
+from blackbox.receive.state import SliceLife
+from blackbox.receive.stream import StreamLife
+from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.replay.controls import ControlsLife
-from blackbox.subscribe.state import SliceLife
-from blackbox.subscribe.stream import StreamLife
-from blackbox.subscribe.supervisor import SubscriberLife
-from blackbox.subscribe.worker import WorkerLife
+from blackbox.services.hub.pair.state import PairLife
+from blackbox.services.monitor.heartbeats import LineState
+from blackbox.services.relay.relay import RelayLife
+from blackbox.services.relay.slice_relay import SliceRelayLife
+from blackbox.subscriber.consumer import ConsumerLife
 from blackbox.testing import RawPublisher, RawPublisherLife
 from blackbox.transport.server_thread import ServerLife
 

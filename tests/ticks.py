@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy
 
 from blackbox import Schema
-from blackbox.feed.schema import price
+from blackbox.feed.schema.schema import price
 from tests.support import ROOT
 
 TICK = numpy.dtype([("type", "S1"), ("price", price("<i4", 2)), ("rate", "<f8"), ("sizes", "<u2", (2,)), ("up", "?")])

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from blackbox.block import layout
-from blackbox.block.layout import VERSION
+from blackbox.block.form import layout
+from blackbox.block.form.layout import VERSION
 
 HEADER = struct.Struct("<4s" + layout.HEADER.format[2:].replace("q", "Q"))
 """Epoch, sequence and times are signed, but only values from 0 are valid."""

@@ -1,7 +1,7 @@
-"""Generate all files that depend on `blackbox.block.layout`: `make layout`.
+"""Generate all files that depend on `blackbox.block.form.layout`: `make layout`.
 
 These are the constants of the Spark connector and of the reference clients, the tables and examples of the docs, parts
-of `blackbox.block.format` and `tests.wire`, and the golden files. A generated part of a file is between lines with
+of `blackbox.block.form.format` and `tests.wire`, and the golden files. A generated part of a file is between lines with
 `layout: NAME` and `end of layout`; the rest is written by hand.
 """
 
@@ -16,19 +16,29 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from blackbox.archive import format as journal
-from blackbox.block import format as block
-from blackbox.block import layout
-from blackbox.block.layout import ACKNOWLEDGEMENT, COLUMNS, ENTRY, FILE_HEAD, FLAGS, HEADER, MARK, RECORD, Structure
-from blackbox.feed.key_rule import MAX_CHANNELS, MAX_KEY_BYTES
+from blackbox.archive.files import format as journal
+from blackbox.block.form import format as block
+from blackbox.block.form import layout
+from blackbox.block.form.layout import (
+    ACKNOWLEDGEMENT,
+    COLUMNS,
+    ENTRY,
+    FILE_HEAD,
+    FLAGS,
+    HEADER,
+    MARK,
+    RECORD,
+    Structure,
+)
+from blackbox.feed.routing.key_rule import MAX_CHANNELS, MAX_KEY_BYTES
 from tests import golden, wire
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 COMMAND: Final = "make layout"
-_JAVA: Final = "blackbox/spark/connector/Layout.java"
+_JAVA: Final = "blackbox/analysis/spark/connector/Layout.java"
 _C: Final = "tests/relay/clients/layout.h"
 _NODE: Final = "tests/relay/clients/layout.mjs"
-_WRITTEN: Final = f"Written by `{COMMAND}` from blackbox/block/layout.py"
+_WRITTEN: Final = f"Written by `{COMMAND}` from blackbox/block/form/layout.py"
 _ATTRIBUTES: Final = {"schema": "schema_id", "slice": "slice_id"}
 """Fields with another name in Python."""
 _PART: Final = r"(layout: {}(?: -->)?\n).*?(?=^[^\n]*end of layout)"
@@ -79,7 +89,7 @@ def _parts() -> dict[str, dict[str, str]]:
 
 def _in_python() -> dict[str, dict[str, str]]:
     return {
-        "blackbox/block/format.py": {"flags": _flags_in_python(), "header and body": _python()},
+        "blackbox/block/form/format.py": {"flags": _flags_in_python(), "header and body": _python()},
         "tests/wire.py": {"fields of a header": _fields_in_tests()},
     }
 

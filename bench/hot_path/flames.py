@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from bench.report.charts import DISTINCT, picture
-from blackbox.report.picture import caption
+from blackbox.analysis.report.picture import caption
 
 _WIDTH: Final = 840
 _LEFT: Final = 20

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from bench.workload.messages import TOPICS, make_pool
 from bench.workload.tally import tally
-from blackbox.block.block import Block, as_rows, distinct_scratch, topic_table
-from blackbox.block.block_handler import NO_HANDLER
-from blackbox.block.encode import (
+from blackbox.block.batch.block_handler import NO_HANDLER
+from blackbox.block.batch.worker_envelope import TOPICS_AT, envelope_bytes
+from blackbox.block.form.block import Block, as_rows, distinct_scratch, topic_table
+from blackbox.block.form.encode import (
     Distinct,
     Origin,
     Rows,
@@ -30,24 +31,23 @@ from blackbox.block.encode import (
     write_body,
     write_template,
 )
-from blackbox.block.format import FLAG_NUMBERS, HEADER_BYTES, MAX_BODY_BYTES, read_header
-from blackbox.block.validate import check_block
-from blackbox.block.worker_envelope import TOPICS_AT, envelope_bytes
-from blackbox.native.intrinsics import bytes_at, copy_bytes
-from blackbox.native.name_table import HINT_WORDS, Numbering
-from blackbox.native.prefix_trie import Trie
-from blackbox.subscribe.callbacks import Callback
-from blackbox.subscribe.conflation import Conflation
-from blackbox.subscribe.dispatch import group_by_set, match_topics
-from blackbox.subscribe.epochs import SAME, epoch_state_at, judge_epoch
-from blackbox.subscribe.match_table import Table
-from blackbox.subscribe.order import judge
-from blackbox.subscribe.order_epochs import begin_live_epoch
-from blackbox.subscribe.order_losses import number_key
-from blackbox.subscribe.order_state import Order
-from blackbox.subscribe.slice_memory import SliceAt, TableAt
-from blackbox.subscribe.state import SliceCounters, slice_counters_at
-from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
+from blackbox.block.form.format import FLAG_NUMBERS, HEADER_BYTES, MAX_BODY_BYTES, read_header
+from blackbox.block.form.validate import check_block
+from blackbox.native.memory.intrinsics import bytes_at, copy_bytes
+from blackbox.native.tables.name_table import HINT_WORDS, Numbering
+from blackbox.native.tables.prefix_trie import Trie
+from blackbox.receive.callbacks.callbacks import Callback
+from blackbox.receive.callbacks.match_table import Table
+from blackbox.receive.deliver.conflation import Conflation
+from blackbox.receive.deliver.dispatch import group_by_set, match_topics
+from blackbox.receive.deliver.worker_state import WorkerAt, WorkerTableAt
+from blackbox.receive.order.epoch_changes import begin_live_epoch
+from blackbox.receive.order.epochs import SAME, epoch_state_at, judge_epoch
+from blackbox.receive.order.losses import number_key
+from blackbox.receive.order.order import judge
+from blackbox.receive.order.state import Order
+from blackbox.receive.slice_memory import SliceAt, TableAt
+from blackbox.receive.state import SliceCounters, slice_counters_at
 from blackbox.transport.libzmq import (
     MESSAGE_BYTES,
     SNDMORE,
@@ -60,7 +60,7 @@ from blackbox.transport.libzmq import (
     msg_recv,
     msg_send,
 )
-from blackbox.transport.shared_memory_reader import NO_READER
+from blackbox.transport.shared_memory.reader import NO_READER
 
 BLOCK_MESSAGES: Final = 2_000
 _PREFIXES: Final = 5

@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 
 from bench.processes.child import answer, orders
-from blackbox.block.format import WANT_KEY
+from blackbox.block.form.format import WANT_KEY
 
 _SLICE_S = 0.01
 

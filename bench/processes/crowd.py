@@ -16,7 +16,7 @@ import zmq
 
 from bench.processes.child import answer, orders
 from blackbox import Feed, Publisher
-from blackbox.block.format import CONFIRM_KEY, NONCE_BYTES
+from blackbox.block.form.format import CONFIRM_KEY, NONCE_BYTES
 
 ALL: Final = b"ALL.TOPC"
 """Key that every socket subscribes to in addition to its own."""

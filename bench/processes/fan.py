@@ -14,7 +14,7 @@ import zmq
 from bench.measure.contest import expect
 from bench.processes.crowd import PATIENCE_MS, ask, wait_for
 from bench.rivals.runs import Runs
-from blackbox.block.layout import HEADER
+from blackbox.block.form.layout import HEADER
 
 _COUNT: Final = struct.Struct(f"<{HEADER.offsets['count']}xI")
 KEY: Final = b"S"

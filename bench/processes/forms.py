@@ -39,9 +39,9 @@ from bench.workload.tally import (
     tally,
 )
 from blackbox import Batch, Message, Subscriber
-from blackbox.native.memory import shared_array
-from blackbox.native.posix import now_ns
-from blackbox.subscribe.stream import Stream
+from blackbox.native.memory.arrays import shared_array
+from blackbox.native.system.posix import now_ns
+from blackbox.receive.stream import Stream
 
 LIMIT_S: Final = 60.0
 """Time limit of a run."""

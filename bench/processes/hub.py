@@ -15,7 +15,7 @@ from bench.processes.pair import Order
 from bench.workload.captures import calls_of
 from bench.workload.load import LEAD_NS, Load, column_rows, due_ns, many, singles, when_due
 from blackbox import Feed, Hub, HubClient
-from blackbox.block.format import HEADER_BYTES
+from blackbox.block.form.format import HEADER_BYTES
 
 _COLUMNS: Final = 10_000
 """Messages per call of `put_many`."""

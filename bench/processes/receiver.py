@@ -29,7 +29,7 @@ from bench.processes.forms import FORMS, LIMIT_S
 from bench.processes.pair import Heard, Order, Work
 from bench.workload.tally import wanted
 from blackbox import Feed, SlowPolicy, SlowSubscriberError, Subscriber
-from blackbox.block.format import CONFIRM_KEY, FLAG_CONTROL, HEADER_BYTES, NONCE_BYTES, read_header
+from blackbox.block.form.format import CONFIRM_KEY, FLAG_CONTROL, HEADER_BYTES, NONCE_BYTES, read_header
 from blackbox.transport.libzmq import MESSAGE_BYTES, init_messages, msg_data, msg_recv, msg_size
 
 FOREVER_NS: Final = 10**15

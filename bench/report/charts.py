@@ -8,11 +8,11 @@ from html import escape
 from itertools import cycle
 from typing import Final, NamedTuple
 
-from blackbox.report.axis import lag_ticks, rate_ticks
-from blackbox.report.charts import Axis, Tick, line, path
-from blackbox.report.numbers import short
-from blackbox.report.picture import caption
-from blackbox.report.style import COLOURS, PALETTE
+from blackbox.analysis.report.axis import lag_ticks, rate_ticks
+from blackbox.analysis.report.charts import Axis, Tick, line, path
+from blackbox.analysis.report.numbers import short
+from blackbox.analysis.report.picture import caption
+from blackbox.analysis.report.style import COLOURS, PALETTE
 
 _WIDTH: Final = 880
 _EDGE: Final = 20

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from bench.workload.messages import PAYLOAD_BYTES
 from bench.workload.tally import digest
-from blackbox.native.intrinsics import bytes_at, copy_bytes
+from blackbox.native.memory.intrinsics import bytes_at, copy_bytes
 from blackbox.transport.libzmq import init_messages, msg_data, msg_init_size, msg_recv, msg_send, msg_size
 
 NAME_BYTES = 12  # "S0000.trade "

@@ -14,7 +14,7 @@ from bench.measure.cost import cpu_seconds
 from bench.processes.child import Child
 from bench.processes.crowd import PATIENCE_MS, ask, wait_for
 from blackbox import Feed, Publisher
-from blackbox.block.format import WANT_KEY
+from blackbox.block.form.format import WANT_KEY
 
 _BLOCKS = 4_000
 _MANY_BLOCKS = 400

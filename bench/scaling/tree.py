@@ -2,7 +2,7 @@
 
     source ──> relays, level 1 ──> ... ──> relays, level n ──> subscribers
 
-Each relay is an `Interest` of `blackbox.relay.cover`, whose upstream changes go to the relay above.
+Each relay is an `Interest` of `blackbox.services.relay.cover`, whose upstream changes go to the relay above.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy
 from numpy.typing import NDArray
 
 from bench.scaling.workload import Keys, Market
-from blackbox.relay.cover import Changes, Interest, SmallestCover
+from blackbox.services.relay.cover import Changes, Interest, SmallestCover
 
 
 class Traffic(NamedTuple):

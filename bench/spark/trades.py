@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy
 from blackbox_feeds.itch50 import SCHEMA
 
-import blackbox.spark
+import blackbox.analysis.spark
 from bench.measure.contest import expect
 from bench.workload.messages import POOL_MESSAGES, make_pool
 from bench.workload.recorded import directory, record
@@ -76,4 +76,4 @@ def begin(master: str, **more: str) -> SparkSession:
         "spark.log.level": "OFF",
         "spark.sql.shuffle.partitions": 4,
     }
-    return blackbox.spark.session(master, conf={**conf, **more})
+    return blackbox.analysis.spark.session(master, conf={**conf, **more})

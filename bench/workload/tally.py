@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bench.measure.contest import expect
 from bench.workload.load import TIME_BYTES, Load
 from bench.workload.messages import PAYLOAD_BYTES, TOPICS, make_pool
-from blackbox.subscribe.callbacks import CompiledCallback
+from blackbox.receive.callbacks.callbacks import CompiledCallback
 
 DIGEST_FACTOR = 31
 DIGEST_MASK = 0xFFFF_FFFF

@@ -1,24 +1,24 @@
 """Analyses of recorded days in Spark: bars, averages, quotes, as-of joins, order books, lags, gaps.
 
-In: data frames of `blackbox.spark`, or recordings. Out: data frames. Needs the extra `spark`. Names are imported on
-first use.
+In: data frames of `blackbox.analysis.spark`, or recordings. Out: data frames. Needs the extra `spark`. Names are
+imported on first use.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from blackbox.analysis.asof import asof_join
-    from blackbox.analysis.averages import twap, vwap
-    from blackbox.analysis.bars import count_bars, time_bars, volume_bars
-    from blackbox.analysis.books import order_book, order_book_counts
-    from blackbox.analysis.counts import message_mix, message_rates
-    from blackbox.analysis.gaps import sequence_gaps
-    from blackbox.analysis.hours import Hours
-    from blackbox.analysis.lags import lag_percentiles
-    from blackbox.analysis.prices import recorded_quotes, recorded_trades
-    from blackbox.analysis.quotes import with_both_sides, with_spread
-    from blackbox.analysis.recorded_asof import asof_recorded
+    from blackbox.analysis.measures.asof import asof_join
+    from blackbox.analysis.measures.averages import twap, vwap
+    from blackbox.analysis.measures.bars import count_bars, time_bars, volume_bars
+    from blackbox.analysis.measures.books import order_book, order_book_counts
+    from blackbox.analysis.measures.counts import message_mix, message_rates
+    from blackbox.analysis.measures.gaps import sequence_gaps
+    from blackbox.analysis.measures.hours import Hours
+    from blackbox.analysis.measures.lags import lag_percentiles
+    from blackbox.analysis.measures.prices import recorded_quotes, recorded_trades
+    from blackbox.analysis.measures.quotes import with_both_sides, with_spread
+    from blackbox.analysis.measures.recorded_asof import asof_recorded
 
 __all__ = [
     "Hours",
@@ -66,7 +66,7 @@ _MODULE_OF = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'blackbox.analysis' has no attribute {name!r}")
-    value: object = getattr(import_module(f"blackbox.analysis.{_MODULE_OF[name]}"), name)
+    value: object = getattr(import_module(f"blackbox.analysis.measures.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Compute the figures of a recorded day for the page that `blackbox.report.page` draws."""
+"""Compute the figures of a recorded day for the page that `blackbox.analysis.report.page` draws."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ import numpy
 from pyspark.sql import functions
 
 from blackbox import __version__
-from blackbox.analysis.bars import time_bars
-from blackbox.analysis.books import order_book
-from blackbox.analysis.counts import message_mix
-from blackbox.analysis.lags import lag_percentiles
-from blackbox.analysis.prices import typed_quotes, typed_trades
-from blackbox.analysis.quotes import with_spread
-from blackbox.archive.filter import Clock
-from blackbox.archive.recording import Recording
-from blackbox.book.feed import load_book_feed
-from blackbox.errors import ConfigError
-from blackbox.feed.schema import QuoteFields, TradeFields
-from blackbox.report.axis import STEPS_NS
-from blackbox.report.day_report import (
+from blackbox.analysis.measures.bars import time_bars
+from blackbox.analysis.measures.books import order_book
+from blackbox.analysis.measures.counts import message_mix
+from blackbox.analysis.measures.lags import lag_percentiles
+from blackbox.analysis.measures.prices import typed_quotes, typed_trades
+from blackbox.analysis.measures.quotes import with_spread
+from blackbox.analysis.report.axis import STEPS_NS
+from blackbox.analysis.report.day_report import (
     BASIS_POINTS,
     PRICE,
     Bar,
@@ -34,6 +29,11 @@ from blackbox.report.day_report import (
     Mix,
     SpreadPoint,
 )
+from blackbox.archive.read.filter import Clock
+from blackbox.archive.recording import Recording
+from blackbox.book.feed import load_book_feed
+from blackbox.errors import ConfigError
+from blackbox.feed.schema.schema import QuoteFields, TradeFields
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

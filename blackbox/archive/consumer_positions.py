@@ -14,13 +14,13 @@ from typing import Final
 
 import msgspec
 
-from blackbox.archive.day import make_directory, replace_file, sync_directory
-from blackbox.block.layout import VERSION
+from blackbox.archive.files.day import make_directory, replace_file, sync_directory
+from blackbox.block.form.layout import VERSION
 from blackbox.block.position import Number, Position
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, PositionError
 from blackbox.feed.feed import check_name
-from blackbox.native.file_lock import FileLock, OwnedError
+from blackbox.native.system.file_lock import FileLock, OwnedError
 from blackbox.regular_file import read_regular
 
 _SUFFIX: Final = ".positions"

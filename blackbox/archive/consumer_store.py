@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from blackbox.archive.consumer_positions import PositionFile, consumers
-from blackbox.archive.day import make_directory
+from blackbox.archive.files.day import make_directory
 from blackbox.block.position import Position
 from blackbox.errors import PositionError
 

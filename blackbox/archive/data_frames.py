@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, cast
 
-from blackbox.archive.filter import Selection, check_options
+from blackbox.archive.read.filter import Selection, check_options
 from blackbox.arguments import as_bytes, message_types_of
 from blackbox.errors import ConfigError
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from blackbox.archive.export.columns import Columns
     from blackbox.archive.export.ticks import LeftOut
     from blackbox.archive.recording import Recording
-    from blackbox.block.batch import Batch
+    from blackbox.block.batch.batch import Batch
     from blackbox.feed.feed import Feed
-    from blackbox.feed.prices import Prices
-    from blackbox.feed.schema import Schema
+    from blackbox.feed.schema.prices import Prices
+    from blackbox.feed.schema.schema import Schema
 
 Times = Literal["timestamp", "integer"]
 

@@ -15,15 +15,24 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.audit import IndexAudit, NumberAudit, audit_marks
-from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
-from blackbox.archive.codec import Compression
 from blackbox.archive.data_frames import Frames, Ticks, needs
-from blackbox.archive.day import MANIFEST, Date, Manifest, as_date, day_end_ns, inode_of, recorded_days, session_date
-from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
-from blackbox.archive.marks import Mark, marks_of
-from blackbox.archive.newest import Newest
-from blackbox.archive.reader import (
+from blackbox.archive.files.closed import CLOSED, ClosedSlice, read_closed
+from blackbox.archive.files.codec import Compression
+from blackbox.archive.files.day import (
+    MANIFEST,
+    Date,
+    Manifest,
+    as_date,
+    day_end_ns,
+    inode_of,
+    recorded_days,
+    session_date,
+)
+from blackbox.archive.files.marks import Mark, marks_of
+from blackbox.archive.files.segment import Damage, Segment, open_end
+from blackbox.archive.maintain.audit import IndexAudit, NumberAudit, audit_marks
+from blackbox.archive.read.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
+from blackbox.archive.read.reader import (
     Bodies,
     Recorded,
     RecordRun,
@@ -32,9 +41,8 @@ from blackbox.archive.reader import (
     read_spans,
     whole_spans,
 )
-from blackbox.archive.segment import Damage, Segment, open_end
-from blackbox.archive.segments import Segments
-from blackbox.archive.summary import (
+from blackbox.archive.read.segments import Segments
+from blackbox.archive.read.summary import (
     Examined,
     LateBegin,
     Rate,
@@ -46,20 +54,21 @@ from blackbox.archive.summary import (
     summarise,
     topic_counts,
 )
+from blackbox.archive.serve.newest import Newest
 from blackbox.arguments import all_as_bytes, as_bytes
-from blackbox.block.batch import Batch
+from blackbox.block.batch.batch import Batch
+from blackbox.block.batch.received_block import BatchFeed, ReceivedBlock
 from blackbox.block.gap import Gap
-from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.feed.schema import RAW, load_schema, schema_of
+from blackbox.feed.schema.schema import RAW, load_schema, schema_of
 from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice
 from blackbox.timestamps import MAX_NS, MIN_NS, check_unit, ns_of, parse_time
 
 if TYPE_CHECKING:
     from blackbox.archive.export.parquet import Order, ParquetDay
     from blackbox.book.books import Books
-    from blackbox.feed.prices import Prices
+    from blackbox.feed.schema.prices import Prices
 
 _log = logging.getLogger(__name__)
 
@@ -166,9 +175,9 @@ class Recording(Frames):
         Raises ConfigError naming the column that does not fit, or if messages have several dates and none is given;
         JournalError if the day exists or cannot be written.
         """
-        from blackbox.archive.column_writer import ColumnWriter
-        from blackbox.archive.fresh_day import FreshDays, check_whole, fresh_day
-        from blackbox.block.user_columns import columns_of
+        from blackbox.archive.importing.column_writer import ColumnWriter
+        from blackbox.archive.importing.fresh_day import FreshDays, check_whole, fresh_day
+        from blackbox.block.columns.user_columns import columns_of
 
         check_is_feed(feed)
         columns = columns_of(table, load_schema(feed.schema), message_type)
@@ -198,8 +207,8 @@ class Recording(Frames):
     ) -> Iterator[RecordRun]:
         """Yield the records that may hold such messages (see `batches`), many at a time, for compiled code.
 
-        `bodies` and `ahead` as in `blackbox.archive.reader.read_runs`. Records are filtered by index and head, rows are
-        not filtered.
+        `bodies` and `ahead` as in `blackbox.archive.read.reader.read_runs`. Records are filtered by index and head,
+        rows are not filtered.
         """
         prefix = as_bytes("prefix", prefix)
         wanted = self._filter(prefix, selection)

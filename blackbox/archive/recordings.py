@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
 from blackbox.archive.data_frames import Frames, TicksOfDays
-from blackbox.archive.day import MANIFEST, Date, as_date, recorded_days
-from blackbox.archive.filter import Clock, Filter, Selection
-from blackbox.archive.read_by_time import ByTime
-from blackbox.archive.reader import Bodies, RecordRun, Report, read_runs
+from blackbox.archive.files.day import MANIFEST, Date, as_date, recorded_days
+from blackbox.archive.files.segment import Damage, Segment
+from blackbox.archive.read.filter import Clock, Filter, Selection
+from blackbox.archive.read.read_by_time import ByTime
+from blackbox.archive.read.reader import Bodies, RecordRun, Report, read_runs
 from blackbox.archive.recording import Recording
-from blackbox.archive.segment import Damage, Segment
-from blackbox.block.batch import Batch
+from blackbox.block.batch.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, JournalError
-from blackbox.feed.key_rule import rule_text
-from blackbox.feed.schema_document import SchemaDocument
+from blackbox.feed.routing.key_rule import rule_text
+from blackbox.feed.schema.document import SchemaDocument
 
 if TYPE_CHECKING:
     from blackbox.archive.export.columns import Columns

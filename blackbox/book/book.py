@@ -36,9 +36,9 @@ from blackbox.book.orders import (
     order_at,
     table_of,
 )
-from blackbox.native.intrinsics import copy_bytes, inner, int64s_at
-from blackbox.native.jit import njit, warm_up
-from blackbox.native.records import Field, Fields, SharedRecord, record_at
+from blackbox.native.compile.jit import njit, warm_up
+from blackbox.native.memory.intrinsics import copy_bytes, inner, int64s_at
+from blackbox.native.memory.records import Field, Fields, SharedRecord, record_at
 
 
 class BookHead(SharedRecord):

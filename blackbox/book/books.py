@@ -19,12 +19,12 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.arguments import as_bytes
-from blackbox.block.batch import Batch
-from blackbox.block.batch_rows import read_only
-from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header
+from blackbox.block.batch.batch import Batch
+from blackbox.block.batch.batch_rows import read_only
+from blackbox.block.batch.received_block import BatchFeed
+from blackbox.block.form.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header
 from blackbox.block.gap import Gap
 from blackbox.block.position import is_restart
-from blackbox.block.received_block import BatchFeed
 from blackbox.book.book import (
     COUNTERS,
     Level,
@@ -50,16 +50,16 @@ from blackbox.book.feed import COMPLETE, load_book_feed
 from blackbox.book.orders import BUY, SELL
 from blackbox.book.unsure_keys import UnsureKeys
 from blackbox.errors import ConfigError
-from blackbox.feed.compiled_symbol import CompiledSymbolRule, separator_at
-from blackbox.feed.key_rule import has_channels, key_of
-from blackbox.feed.schema import RAW, load_schema
-from blackbox.feed.symbol import SymbolRule
-from blackbox.native.interrupts import interrupts_held
-from blackbox.native.intrinsics import bytes_at, call_for_integer, inner, int32s_at, int64s_at
-from blackbox.native.jit import njit, warm_up
-from blackbox.native.name_table import Numbering, NumberingAt, number_of
-from blackbox.native.records import Field, Fields, SharedRecord, record_at
-from blackbox.subscribe.callbacks import Callback
+from blackbox.feed.routing.compiled_symbol import CompiledSymbolRule, separator_at
+from blackbox.feed.routing.key_rule import has_channels, key_of
+from blackbox.feed.routing.symbol import SymbolRule
+from blackbox.feed.schema.schema import RAW, load_schema
+from blackbox.native.compile.jit import njit, warm_up
+from blackbox.native.memory.intrinsics import bytes_at, call_for_integer, inner, int32s_at, int64s_at
+from blackbox.native.memory.records import Field, Fields, SharedRecord, record_at
+from blackbox.native.system.interrupts import interrupts_held
+from blackbox.native.tables.name_table import Numbering, NumberingAt, number_of
+from blackbox.receive.callbacks.callbacks import Callback
 
 MAX_BYTES: Final = 1 << 30
 MAX_SYMBOLS: Final = 1 << 20

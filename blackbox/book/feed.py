@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from blackbox.book.book import has_room, head_at, settle, show
 from blackbox.errors import ConfigError
-from blackbox.feed.schema import load_registered
-from blackbox.native.intrinsics import call_for_integer
-from blackbox.native.jit import njit, warm_up
+from blackbox.feed.schema.schema import load_registered
+from blackbox.native.compile.jit import njit, warm_up
+from blackbox.native.memory.intrinsics import call_for_integer
 
 BOOK_GROUP: Final = "blackbox.books"
 """The entry-point group of `BookFeed`, registered by the names of their schemas."""

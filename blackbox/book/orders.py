@@ -13,10 +13,10 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.native.hash import hash_integer
-from blackbox.native.intrinsics import copy_bytes, inner, int64s_at
-from blackbox.native.jit import njit
-from blackbox.native.records import Field, SharedRecord, record_at
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import copy_bytes, inner, int64s_at
+from blackbox.native.memory.records import Field, SharedRecord, record_at
+from blackbox.native.tables.hash import hash_integer
 
 BUY: Final = 0
 SELL: Final = 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from blackbox.native.interrupts import raise_behind_imports
+from blackbox.native.system.interrupts import raise_behind_imports
 
 INTERRUPTED: Final = 128 + signal.SIGINT
 TEXT: Final = "interrupted"

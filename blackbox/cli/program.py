@@ -10,36 +10,36 @@ from typing import Annotated, Final
 import typer
 
 from blackbox import __version__
-from blackbox.cli.analyse import analyse
-from blackbox.cli.bridge import bridge
-from blackbox.cli.client import client
-from blackbox.cli.compact import compact
-from blackbox.cli.control import control
 from blackbox.cli.demo import demo
-from blackbox.cli.doctor import doctor
-from blackbox.cli.dump import dump
-from blackbox.cli.export import export
-from blackbox.cli.feed_check import check
-from blackbox.cli.feed_new import new
-from blackbox.cli.get import get, unsubscribe
-from blackbox.cli.hub import hub
-from blackbox.cli.import_ import import_
-from blackbox.cli.inspect import inspect
-from blackbox.cli.keys import keys
-from blackbox.cli.positions import positions
-from blackbox.cli.publish import publish
-from blackbox.cli.put import put
-from blackbox.cli.record import record
-from blackbox.cli.relay import relay
-from blackbox.cli.repair import repair
-from blackbox.cli.replay import replay
-from blackbox.cli.serve import serve
-from blackbox.cli.stat import stat
-from blackbox.cli.subscribe import subscribe
+from blackbox.cli.feed.check import check
+from blackbox.cli.feed.doctor import doctor
+from blackbox.cli.feed.keys import keys
+from blackbox.cli.feed.new import new
+from blackbox.cli.feed.stat import stat
+from blackbox.cli.hub.client import client
+from blackbox.cli.hub.get import get, unsubscribe
+from blackbox.cli.hub.hub import hub
+from blackbox.cli.hub.put import put
+from blackbox.cli.live.bridge import bridge
+from blackbox.cli.live.control import control
+from blackbox.cli.live.publish import publish
+from blackbox.cli.live.relay import relay
+from blackbox.cli.live.replay import replay
+from blackbox.cli.live.subscribe import subscribe
+from blackbox.cli.recordings.analyse import analyse
+from blackbox.cli.recordings.compact import compact
+from blackbox.cli.recordings.dump import dump
+from blackbox.cli.recordings.export import export
+from blackbox.cli.recordings.import_ import import_
+from blackbox.cli.recordings.inspect import inspect
+from blackbox.cli.recordings.positions import positions
+from blackbox.cli.recordings.record import record
+from blackbox.cli.recordings.repair import repair
+from blackbox.cli.recordings.serve import serve
+from blackbox.cli.recordings.verify import verify
 from blackbox.cli.ui.log import Format, begin_log, set_log
 from blackbox.cli.ui.options import FormatOption, LevelOption, help_of, with_log_options
 from blackbox.cli.ui.status import STATUS_HELP
-from blackbox.cli.verify import verify
 from blackbox.cli.warmup import warmup
 
 app = typer.Typer(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from blackbox.analysis.report.numbers import counted, duration
 from blackbox.cli.ui.feeds import SourceOptions, feed_for, open_with_options
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.progress import LINE_EVERY_S, at_most_every
@@ -16,7 +17,6 @@ from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import print_json, say, stderr
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
-from blackbox.report.numbers import counted, duration
 
 
 def warmup(
@@ -52,7 +52,7 @@ def warmup(
         from numba.core.event import install_listener
 
         from blackbox.cli.ui import warm
-        from blackbox.native.kernel_cache import cache_root
+        from blackbox.native.compile.kernel_cache import cache_root
 
         _check_cache(cache_root())
         began = time.monotonic()
@@ -106,7 +106,7 @@ def _made(cache: Path) -> Path:
 
 
 def _import(spec: str, options: list[str] | None, out: Path) -> None:
-    from blackbox.archive.import_days import import_days
+    from blackbox.archive.importing.import_days import import_days
 
     feed = Feed.local("warmup", slices=2)
     source = open_with_options(spec, options, feed)

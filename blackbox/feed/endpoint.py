@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from blackbox.errors import ConfigError, EndpointError
-from blackbox.native.limits import Needs, check_limits
+from blackbox.native.system.limits import Needs, check_limits
 from blackbox.user_cache import user_cache
 
 TRANSPORTS = ("tcp", "ipc", "inproc")

@@ -25,11 +25,11 @@ from blackbox.feed.endpoint import (
     transport_of,
 )
 from blackbox.feed.environment import override
-from blackbox.feed.key_rule import MAX_CHANNELS, MAX_KEY_BYTES, key_of, key_rule_of, start_of_keys
-from blackbox.feed.routing import PrefixRouting, ShareRouting, check_prefix, check_topic
-from blackbox.feed.schema import Schema
+from blackbox.feed.routing.key_rule import MAX_CHANNELS, MAX_KEY_BYTES, key_of, key_rule_of, start_of_keys
+from blackbox.feed.routing.slices import PrefixRouting, ShareRouting, check_prefix, check_topic
+from blackbox.feed.routing.symbol import SymbolRule
+from blackbox.feed.schema.schema import Schema
 from blackbox.feed.security import Security, path_in
-from blackbox.feed.symbol import SymbolRule
 from blackbox.feed.toml import check_ranges, check_types, from_document
 from blackbox.regular_file import read_regular
 from blackbox.timestamps import zone_of
@@ -432,7 +432,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @cached_property
     def key_rule(self) -> int:
-        """The rule for the key of a topic; see `blackbox.feed.key_rule`."""
+        """The rule for the key of a topic; see `blackbox.feed.routing.key_rule`."""
         return key_rule_of(self.key_bytes, self.channels, self.separator)
 
     @property

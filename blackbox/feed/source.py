@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, cast
 
 from blackbox.errors import ConfigError
-from blackbox.feed.schema import load_registered
+from blackbox.feed.schema.schema import load_registered
 
 if TYPE_CHECKING:
     from numpy import int32, int64, uint8
     from numpy.typing import NDArray
 
-    from blackbox.feed.schema import Schema
+    from blackbox.feed.schema.schema import Schema
 
 SOURCE_GROUP = "blackbox.feeds"
 """The entry-point group in which source classes are registered."""

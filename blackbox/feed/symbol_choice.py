@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 from blackbox.arguments import all_as_bytes
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
-from blackbox.feed.prefixes import Prefixes, common_prefix, covering
-from blackbox.feed.routing import check_prefix
-from blackbox.feed.symbol import BEFORE_FIRST, SymbolRule
-from blackbox.feed.symbol_trie import build_symbol_trie
-from blackbox.native.prefix_trie import Trie
+from blackbox.feed.routing.prefixes import Prefixes, common_prefix, covering
+from blackbox.feed.routing.slices import check_prefix
+from blackbox.feed.routing.symbol import BEFORE_FIRST, SymbolRule
+from blackbox.feed.routing.symbol_trie import build_symbol_trie
+from blackbox.native.tables.prefix_trie import Trie
 
 CHOSEN: Final = 2
 """Number of a chosen topic in the trie of a `TopicChoice`."""

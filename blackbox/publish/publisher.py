@@ -21,21 +21,23 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.arguments import as_bytes, check_function
-from blackbox.block.block import as_rows, as_topic_index
-from blackbox.block.encode import NO_VALUE, Rows
+from blackbox.block.columns.user_columns import columns_of, parts_of
+from blackbox.block.form.block import as_rows, as_topic_index
+from blackbox.block.form.encode import NO_VALUE, Rows
 from blackbox.block.gap import shares_of
-from blackbox.block.user_columns import columns_of, parts_of
 from blackbox.errors import ConfigError, JournalError, NoSubscriberError, PublisherError
 from blackbox.feed.feed import Feed, check_is_feed, missing_peer_hint
-from blackbox.feed.schema import load_schema
+from blackbox.feed.schema.schema import load_schema
 from blackbox.feed.source import Source
 from blackbox.feed.symbol_choice import TopicChoice, starts_by_slice
 from blackbox.life import Life
-from blackbox.native.jit import warm_up
-from blackbox.native.limits import check_limits
-from blackbox.native.waits import step_of
-from blackbox.publish.acknowledgements import RecorderPosition, What
-from blackbox.publish.batcher import (
+from blackbox.native.compile.jit import warm_up
+from blackbox.native.system.limits import check_limits
+from blackbox.native.system.waits import step_of
+from blackbox.publish.listeners.ack_tracker import RecorderPosition, What
+from blackbox.publish.listeners.demand import Demand, Listener
+from blackbox.publish.listeners.peers import PeerStatistics, most_of
+from blackbox.publish.send.batcher import (
     LOST_PAGES,
     MOST_ABSENT,
     OUT_OF_MEMORY,
@@ -48,12 +50,10 @@ from blackbox.publish.batcher import (
     put_stored,
     select_rows,
 )
-from blackbox.publish.demand import Demand, Listener
-from blackbox.publish.outbox import NO_OUTBOX, Again, OutboxSlice, PublisherOutbox
-from blackbox.publish.peers import PeerStatistics, most_of
-from blackbox.publish.ring import ASKED, RECORD_BYTES, TAIL, FullError, LargePayloadError, Packers, Ring
-from blackbox.publish.sender_state import SenderState
-from blackbox.publish.slice_sender import SliceSender, needs_of
+from blackbox.publish.send.outbox import NO_OUTBOX, Again, OutboxSlice, PublisherOutbox
+from blackbox.publish.send.ring import ASKED, RECORD_BYTES, TAIL, FullError, LargePayloadError, Packers, Ring
+from blackbox.publish.send.sender_state import SenderState
+from blackbox.publish.send.slice_sender import SliceSender, needs_of
 
 log = logging.getLogger("blackbox")
 
@@ -178,7 +178,7 @@ os.register_at_fork(after_in_child=_forget_topics)
 def _outbox_of(outbox: PublisherOutbox | str | os.PathLike[str] | None) -> PublisherOutbox | None:
     if isinstance(outbox, str | os.PathLike):
         # The outbox is in `archive`, a later folder: import it only if a directory is given.
-        made: PublisherOutbox = import_module("blackbox.archive.outbox").Outbox(outbox)
+        made: PublisherOutbox = import_module("blackbox.archive.record.outbox").Outbox(outbox)
         return made
     return outbox
 

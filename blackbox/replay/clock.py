@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Final
 
-from blackbox.native.waits import step_of
+from blackbox.native.system.waits import step_of
 
 _COARSE_NS: Final = 300_000
 """Typical delay of a timed wait on a condition."""

@@ -22,14 +22,14 @@ from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, ControlError, EndpointError
 from blackbox.feed.endpoint import check_endpoint
 from blackbox.feed.feed import Feed
-from blackbox.native.limits import Needs
-from blackbox.native.waits import step_of
+from blackbox.native.system.limits import Needs
+from blackbox.native.system.waits import step_of
 from blackbox.replay.status import ReplayStatus
 from blackbox.timestamps import check_unit, parse_time
 from blackbox.transport.context import new_context
-from blackbox.transport.curve import keys_of_line, use_keys
-from blackbox.transport.gate import open_gate
 from blackbox.transport.keep_alive import keep_alive
+from blackbox.transport.security.curve import keys_of_line, use_keys
+from blackbox.transport.security.gate import open_gate
 from blackbox.transport.server_thread import ServerThread, bind
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import numpy
 from blackbox.arguments import duration_ns
 from blackbox.errors import ControlError
 from blackbox.life import Life
-from blackbox.native.histogram import BUCKETS, percentiles_ns, record_one
-from blackbox.native.jit import warm_up
+from blackbox.native.compile.jit import warm_up
+from blackbox.native.tables.histogram import BUCKETS, percentiles_ns, record_one
 from blackbox.replay.clock import Clock
 from blackbox.replay.schedule import NO_LIMIT, Schedule
 from blackbox.replay.status import Lateness, MessageRate, ReplayState, ReplayStatus

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypedDic
 import msgspec
 import numpy
 
-from blackbox.archive.filter import Time, check_options, check_range
-from blackbox.archive.read_ahead import DEPTH, read_ahead
-from blackbox.archive.read_by_time import ByTime
-from blackbox.archive.reader import UNCHECKED
+from blackbox.archive.read.filter import Time, check_options, check_range
+from blackbox.archive.read.read_ahead import DEPTH, read_ahead
+from blackbox.archive.read.read_by_time import ByTime
+from blackbox.archive.read.reader import UNCHECKED
 from blackbox.archive.recording import Recording
 from blackbox.archive.recordings import (
     Recordings,
@@ -28,16 +28,16 @@ from blackbox.archive.recordings import (
     runs_of,
 )
 from blackbox.errors import ConfigError
-from blackbox.feed.prefixes import Prefixes
+from blackbox.feed.routing.prefixes import Prefixes
 from blackbox.feed.symbol_choice import TopicChoice, starts_by_slice
-from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
+from blackbox.receive.callbacks.timers import Timers
+from blackbox.receive.deliver.worker_state import NEVER
 from blackbox.replay.controls import Action, Controls, Grant
-from blackbox.replay.feeds import ReplayedFeeds
-from blackbox.replay.market_order import MarketOrder, OutOfOrder
+from blackbox.replay.play.to_wire import PublisherPlayer
 from blackbox.replay.schedule import NO_LIMIT
-from blackbox.replay.to_wire import PublisherPlayer
-from blackbox.subscribe.timers import Timers
-from blackbox.subscribe.worker_state import NEVER
+from blackbox.replay.slice_numbering import ReplayedFeeds
+from blackbox.replay.tables.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
+from blackbox.replay.tables.market_order import MarketOrder, OutOfOrder
 from blackbox.timestamps import datetime_of, is_time_of_day
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import zmq
 
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Slice
-from blackbox.native.limits import Needs, check_limits
+from blackbox.native.system.limits import Needs, check_limits
 
 MAX_SUBSCRIPTIONS = 1_000_000
 """Upstream subscriptions of one subscriber in flight; libzmq drops those above the high-water mark."""

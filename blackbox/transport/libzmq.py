@@ -14,9 +14,9 @@ import zmq
 from numba import types
 from zmq.backend.cython import _zmq
 
-from blackbox.native.intrinsics import inner, int32s_at, int64s_at
-from blackbox.native.jit import njit
-from blackbox.native.posix import drain_pipe, external
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import inner, int32s_at, int64s_at
+from blackbox.native.system.posix import drain_pipe, external
 
 # Open the extension module, not libzmq: its symbols are those that pyzmq was linked with, whether libzmq is bundled,
 # installed or static.

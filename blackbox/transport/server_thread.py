@@ -14,8 +14,8 @@ import zmq
 
 from blackbox.errors import EndpointError
 from blackbox.life import Life
-from blackbox.native.limits import start_thread
-from blackbox.native.waits import result_of
+from blackbox.native.system.limits import start_thread
+from blackbox.native.system.waits import result_of
 from blackbox.transport.inproc import note_bound
 from blackbox.transport.wakeup import Pipe
 

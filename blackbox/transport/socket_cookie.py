@@ -7,9 +7,9 @@ from typing import Final
 
 from numba import types
 
-from blackbox.native.intrinsics import int32s_at, int64s_at
-from blackbox.native.jit import njit
-from blackbox.native.posix import external
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import int32s_at, int64s_at
+from blackbox.native.system.posix import external
 
 _SOL_SOCKET: Final = int(socket.SOL_SOCKET)
 _SO_COOKIE: Final = 57

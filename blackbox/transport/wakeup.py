@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from blackbox.native.limits import Needs, open_pipe
+from blackbox.native.system.limits import Needs, open_pipe
 
 PIPE_NEEDS = Needs(descriptors=2)
 

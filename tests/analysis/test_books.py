@@ -18,7 +18,7 @@ from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import ConfigError
 from blackbox.analysis import order_book, order_book_counts
-from blackbox.analysis.books import payloads_of
+from blackbox.analysis.measures.books import payloads_of
 from blackbox.book.book import COUNTERS, counters
 from blackbox.book.feed import BookFeed
 from tests.book.applied import applied

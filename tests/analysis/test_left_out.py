@@ -29,8 +29,8 @@ from blackbox.analysis import (
     vwap,
 )
 from blackbox.analysis.measure_day import measure_day
-from blackbox.report.day_report import PRICE
-from blackbox.report.page import page
+from blackbox.analysis.report.day_report import PRICE
+from blackbox.analysis.report.page import page
 from tests.archive.test_left_out import JSON_ROWS, JSON_TRADES, nan_day
 from tests.archive.test_recordings import several_schemas
 from tests.deals import Counted, Deal, Sides, carried, counted, days_of_deals, days_of_sides, write_deals

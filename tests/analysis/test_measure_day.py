@@ -12,10 +12,10 @@ from blackbox_feeds.iex import Iex
 
 from blackbox import Recording
 from blackbox.analysis.measure_day import measure_day
+from blackbox.analysis.report.page import page
 from blackbox.cli.ui.drawing import draw
 from blackbox.cli.ui.status import Status
 from blackbox.errors import JournalError
-from blackbox.report.page import page
 from tests.cli.commands import assert_one_line, invoke
 from tests.damaged import damage_body
 from tests.deals import DEALS, Deal

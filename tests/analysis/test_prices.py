@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 
 from blackbox.analysis import recorded_quotes, recorded_trades, with_spread
 from blackbox.analysis.measure_day import measure_day
-from blackbox.analysis.prices import typed_trades
+from blackbox.analysis.measures.prices import typed_trades
 from tests.feeds.build import messages_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import record

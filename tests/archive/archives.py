@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from blackbox import Feed, Publisher
-from blackbox.archive.recorder import Recorder
+from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.protocol import Gone
 from blackbox.feed.endpoint import free_endpoints

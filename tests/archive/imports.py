@@ -10,7 +10,7 @@ import msgspec
 import numpy
 
 from blackbox import Feed, Recording, Source
-from blackbox.feed.schema import RAW, Schema
+from blackbox.feed.schema.schema import RAW, Schema
 from blackbox.feed.source import Chunk
 
 DAY = datetime.date(2026, 1, 5)

@@ -11,7 +11,7 @@ import msgspec
 import numpy
 
 from blackbox import Feed, Publisher
-from blackbox.archive.recorder import Recorder, RecorderStatistics
+from blackbox.archive.record.recorder import Recorder, RecorderStatistics
 from blackbox.testing import RawPublisher, wait_until
 from tests.journals import Stored, stored
 

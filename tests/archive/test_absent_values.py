@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from blackbox import Feed, Recording, Subscriber
-from blackbox.feed.schema import ABSENT
+from blackbox.feed.schema.schema import ABSENT
 from tests.absent import FIELDS, I8, NOON, RECORD, SCHEMA, U8, Form, close, columns, raw, records, value, write_day
 from tests.cli.commands import invoke
 from tests.examples import examples

@@ -13,17 +13,17 @@ import msgspec
 import pytest
 
 from blackbox import Feed, Publisher
-from blackbox.archive.recorder import Recorder
-from blackbox.block.acknowledgement import Acknowledgement
-from blackbox.block.format import RECORDED_KEY
+from blackbox.archive.record.recorder import Recorder
+from blackbox.block.form.ack_format import Acknowledgement
+from blackbox.block.form.format import RECORDED_KEY
 from blackbox.block.position import End
 from blackbox.errors import NotRecordedError
-from blackbox.publish.acknowledgements import RecorderPosition
+from blackbox.publish.listeners.ack_tracker import RecorderPosition
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import MIB, feed_of, numbers_of, publish_numbered, records, segments
 from tests.journals import stored
 from tests.lossy_proxy import LossyProxy
-from tests.subscribe.shared import shared_feed
+from tests.receive.shared import shared_feed
 from tests.support import Script
 
 RECORD = """

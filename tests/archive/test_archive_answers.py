@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import Feed, Publisher, Recording
-from blackbox.archive.recorder import Recorder
+from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.serve import piece_reading, pieces
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched

@@ -17,17 +17,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import ConfigError
-from blackbox.archive.recorder import Recorder
+from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskBlocks, Piece, Refusal
 from blackbox.archive.serve.server import ArchiveServer
-from blackbox.block.block import Block
-from blackbox.block.block_handler import BLOCK
+from blackbox.block.batch.block_handler import BLOCK
+from blackbox.block.form.block import Block
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, EndpointError
-from blackbox.native.awake_clock import awake_s
-from blackbox.subscribe.catching_up import Gone, Passed, Told, Wanted
+from blackbox.native.system.awake_clock import awake_s
+from blackbox.receive.slices.catching_up import Gone, Passed, Told, Wanted
 from blackbox.testing import wait_until
 from tests.archive.archives import (
     all_numbers,

@@ -17,17 +17,17 @@ from blackbox_feeds.itch50.messages import SCHEMA
 from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import Feed, Publisher, Recorder, Source, Subscriber
-from blackbox.archive.newest_books import NewestBooks
-from blackbox.archive.reader import RecordRun, blocks_of
+from blackbox.archive.read.reader import RecordRun, blocks_of
 from blackbox.archive.recording import Recording
 from blackbox.archive.serve.images import Images
+from blackbox.archive.serve.newest_books import NewestBooks
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskImage, Image
-from blackbox.block.batch import Batch
-from blackbox.block.block import Block
-from blackbox.block.received_block import BatchFeed, ReceivedBlock
+from blackbox.block.batch.batch import Batch
+from blackbox.block.batch.received_block import BatchFeed, ReceivedBlock
+from blackbox.block.form.block import Block
 from blackbox.book.books import Books
-from blackbox.feed.schema import load_schema
+from blackbox.feed.schema.schema import load_schema
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded

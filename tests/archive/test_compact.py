@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import Recording
-from blackbox.archive import merge_blocks
-from blackbox.archive.compact import Compacted, compact
-from blackbox.archive.digest import Digest
-from blackbox.block.layout import RECORD
+from blackbox.archive.maintain import merge_blocks
+from blackbox.archive.maintain.compact import Compacted, compact
+from blackbox.archive.read.digest import Digest
+from blackbox.block.form.layout import RECORD
 from blackbox.errors import JournalError
 from tests.archive.written_days import days, made, told
 from tests.examples import examples
@@ -100,7 +100,7 @@ def day_of(path: Path, blocks: int, rows: int = 10, apart_ns: int = 1_000) -> Da
 def test_blocks_are_merged_up_to_the_size_and_segments_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.archive.slice_writer.SEGMENT_BYTES", 16 << 10)
+    monkeypatch.setattr("blackbox.archive.maintain.slice_writer.SEGMENT_BYTES", 16 << 10)
     recording = Recording.open(day_of(tmp_path / "day", 400).path)
     compact(recording, tmp_path / "out", block_bytes=4 << 10)
     again = Recording.open(tmp_path / "out")

@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed, Recording, Schema, Source
-from blackbox.archive.import_days import import_days
+from blackbox.archive.importing.import_days import import_days
 from blackbox.errors import JournalError
-from blackbox.feed.schema import price
+from blackbox.feed.schema.schema import price
 from tests.examples import examples
 from tests.ticks import TICK, TICK_ROWS, TICKS
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import Recording
-from blackbox.archive.segment import Damage
-from blackbox.block.layout import RECORD
+from blackbox.archive.files.segment import Damage
+from blackbox.block.form.layout import RECORD
 from blackbox.errors import JournalError
 from tests import wire
 from tests.archive.written_days import told

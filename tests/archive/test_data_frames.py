@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from blackbox import ConfigError, Recording, Schema
 from blackbox.archive.recordings import Recordings
-from blackbox.feed.schema import SINCE_MIDNIGHT, price
+from blackbox.feed.schema.schema import SINCE_MIDNIGHT, price
 from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import recorded

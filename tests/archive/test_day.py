@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blackbox.archive.day import Lock, Manifest, day_end_ns, make_directory, recorded_days, session_date
+from blackbox.archive.files.day import Lock, Manifest, day_end_ns, make_directory, recorded_days, session_date
 from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed, Slice
 

@@ -19,7 +19,7 @@ from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import BEGINNING_NS, AskBlocks, Gone, Outage, RunAbout
 from blackbox.archive.serve.server import ArchiveServer
-from blackbox.block.format import FLAG_END
+from blackbox.block.form.format import FLAG_END
 from blackbox.block.position import Position
 from blackbox.testing import RawPublisher
 from tests.archive.archives import free_endpoint

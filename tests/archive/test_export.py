@@ -23,7 +23,7 @@ from blackbox import ConfigError, Recording, Source
 from blackbox.archive.export import time_order as by_time
 from blackbox.archive.export.source_file import Exported, export, load_exporter
 from blackbox.archive.export.time_order import Order, in_order_of_time
-from blackbox.archive.filter import Filter
+from blackbox.archive.read.filter import Filter
 from blackbox.errors import JournalError
 from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of

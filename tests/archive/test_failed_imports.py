@@ -16,9 +16,9 @@ import pytest
 from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import ConfigError, Recording
-from blackbox.archive.column_writer import ColumnWriter
-from blackbox.archive.day import IMPORT_LOCK, LOCK, recorded_days
-from blackbox.archive.import_days import import_days
+from blackbox.archive.files.day import IMPORT_LOCK, LOCK, recorded_days
+from blackbox.archive.importing.column_writer import ColumnWriter
+from blackbox.archive.importing.import_days import import_days
 from blackbox.errors import JournalError, SourceError
 from blackbox.feed.source import Chunk
 from blackbox.testing import wait_until
@@ -133,7 +133,7 @@ IMPORT = """
 import resource, signal, sys
 from blackbox import Feed
 from blackbox.errors import JournalError
-from blackbox.archive.import_days import import_days
+from blackbox.archive.importing.import_days import import_days
 from blackbox_feeds.synthetic import Synthetic
 import msgspec
 feed = msgspec.structs.replace(Feed.local("imported"), schema="itch50")

@@ -16,11 +16,11 @@ import numpy
 import pytest
 
 from blackbox import ConfigError, Feed, Message, Publisher, Recording, Replay, SlowPolicy, Subscriber
-from blackbox.archive.crash_recovery import recover_day
-from blackbox.archive.mapping import Mapping
-from blackbox.block.block import Block
+from blackbox.archive.files.mapping import Mapping
+from blackbox.archive.record.crash_recovery import recover_day
+from blackbox.block.form.block import Block
 from blackbox.errors import JournalError
-from blackbox.publish.batcher import Stored
+from blackbox.publish.send.batcher import Stored
 from blackbox.testing import wait_until
 from tests.cli.commands import assert_one_line, invoke
 from tests.examples import first_of
@@ -185,7 +185,7 @@ def test_lost_bytes_of_a_mapped_file_are_zeros_and_reported(tmp_path: Path) -> N
 DIE = """
     import faulthandler, mmap, sys
     from pathlib import Path
-    from blackbox.archive.mapping import Mapping
+    from blackbox.archive.files.mapping import Mapping
     path = Path(sys.argv[1])
     path.write_bytes(bytes(100_000))
     if "before" in sys.argv:

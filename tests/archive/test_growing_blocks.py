@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import Feed, Recording
-from blackbox.archive.column_writer import ColumnWriter
-from blackbox.block.format import FLAG_FIXED, FLAG_NULLS
+from blackbox.archive.importing.column_writer import ColumnWriter
+from blackbox.block.form.format import FLAG_FIXED, FLAG_NULLS
 from tests.examples import examples
 
 DAY = datetime.date(2026, 1, 5)

@@ -18,16 +18,16 @@ import zmq
 from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import ConfigError, Feed, Publisher
-from blackbox.archive import newest
-from blackbox.archive.newest import Newest, warm_up_images
-from blackbox.archive.recorder import Recorder
+from blackbox.archive.record.recorder import Recorder
+from blackbox.archive.serve import newest
 from blackbox.archive.serve.client import ArchiveClient, SliceImage
 from blackbox.archive.serve.images import Images
+from blackbox.archive.serve.newest import Newest, warm_up_images
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
 from blackbox.archive.serve.protocol import ENCODER, REQUESTS, About, AskAbout, AskImage, Image, check_version
 from blackbox.archive.serve.server import ArchiveServer
-from blackbox.block.block import Block
-from blackbox.block.layout import VERSION
+from blackbox.block.form.block import Block
+from blackbox.block.form.layout import VERSION
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
 from blackbox.testing import wait_until

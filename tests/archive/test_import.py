@@ -20,12 +20,12 @@ from blackbox_feeds.synthetic import Synthetic
 from blackbox_feeds.tape import Tape
 
 from blackbox import Feed, Recorder, Recording, Source
-from blackbox.archive import column_writer
-from blackbox.archive.column_writer import ColumnWriter
-from blackbox.archive.compact import compact
-from blackbox.archive.day import recorded_days, session_date
 from blackbox.archive.export.source_file import export
-from blackbox.archive.import_days import import_days
+from blackbox.archive.files.day import recorded_days, session_date
+from blackbox.archive.importing import column_writer
+from blackbox.archive.importing.column_writer import ColumnWriter
+from blackbox.archive.importing.import_days import import_days
+from blackbox.archive.maintain.compact import compact
 from blackbox.errors import JournalError, SourceError
 from blackbox.feed.source import Chunk
 from tests.archive.imports import DAY, DAY_NS, NOON, Made, feed_of, told
@@ -226,7 +226,7 @@ def test_few_of_many_days_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest
             super().close()
             opened.remove(self)
 
-    monkeypatch.setattr("blackbox.archive.import_days.ColumnWriter", Counted)
+    monkeypatch.setattr("blackbox.archive.importing.import_days.ColumnWriter", Counted)
     rows = [(b"A.t", b"%d" % i, NOON + i * DAY_NS // 2) for i in range(60)]
     feed = feed_of("raw", slices=1)
     assert len(import_days(feed, tmp_path, [Made(*([row] for row in rows))])) == 31

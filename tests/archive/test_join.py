@@ -19,7 +19,7 @@ from blackbox.errors import ArchiveError, SubscriberError
 from blackbox.testing import RawPublisher
 from tests.archive.archives import archived_feed, publish_parts, recorded
 from tests.archive.recorders import feed_of, publish_numbered, wait_recorded
-from tests.subscribe.subscribers import nothing
+from tests.receive.subscribers import nothing
 
 
 class Heard:

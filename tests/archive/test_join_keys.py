@@ -26,7 +26,7 @@ from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.gap import Gap
 from blackbox.block.position import End
 from blackbox.errors import SubscriberError
-from blackbox.subscribe import catching_up
+from blackbox.receive.slices import catching_up
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import MIB, days, feed_of, wait_recorded

@@ -9,8 +9,8 @@ import pytest
 import xxhash
 
 from blackbox import Recording
-from blackbox.archive import codec as codecs
-from blackbox.archive.format import (
+from blackbox.archive.files import codec as codecs
+from blackbox.archive.files.format import (
     ENTRY_SPAN_BYTES,
     FILE_HEAD_BYTES,
     MARK_HEAD_BYTES,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.archive.recorder import Recorder
+from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.recording import Recording
 from blackbox.errors import JournalError
-from blackbox.native.jit import njit
-from blackbox.native.posix import reserve_file
-from blackbox.subscribe.supervisor import SubscriberLife
+from blackbox.native.compile.jit import njit
+from blackbox.native.system.posix import reserve_file
+from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import (
     MIB,

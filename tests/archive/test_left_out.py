@@ -18,7 +18,7 @@ from blackbox_feeds.iex import Iex
 from hypothesis import given, settings
 
 from blackbox import ConfigError, Recording, Recordings, Schema
-from blackbox.feed.schema import TradeFields
+from blackbox.feed.schema.schema import TradeFields
 from tests.deals import (
     DEALS,
     SECOND,

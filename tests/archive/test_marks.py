@@ -15,13 +15,13 @@ import numpy
 import pytest
 
 from blackbox import Recording
-from blackbox.archive.closed import note_closed, read_closed
-from blackbox.archive.crash_recovery import recover_day
-from blackbox.archive.format import ENTRY, FILE_HEAD_BYTES
-from blackbox.archive.marks import AFTER_KILL, NAMES_LEFT_OUT, Mark, MarkKind, Totals
-from blackbox.archive.segment import NO_GOOD_RECORD
-from blackbox.block.acknowledgement import NOTHING_MISSING
-from blackbox.block.format import FLAG_END
+from blackbox.archive.files.closed import note_closed, read_closed
+from blackbox.archive.files.format import ENTRY, FILE_HEAD_BYTES
+from blackbox.archive.files.marks import AFTER_KILL, NAMES_LEFT_OUT, Mark, MarkKind, Totals
+from blackbox.archive.files.segment import NO_GOOD_RECORD
+from blackbox.archive.record.crash_recovery import recover_day
+from blackbox.block.form.ack_format import NOTHING_MISSING
+from blackbox.block.form.format import FLAG_END
 from blackbox.testing import wait_until
 from tests import wire
 from tests.archive.written_journals import FOREVER, Journal, block

@@ -61,7 +61,7 @@ def test_more_topics_or_bytes_than_the_limits_are_rejected(tmp_path: Path, monke
     Day(tmp_path / "many", feed_of(max_topics=3)).put(0, *(block(number, topic=b"T%d" % number) for number in range(4)))
     with pytest.raises(JournalError, match="slice 0 had more than 3 topics"):
         list(Recording.open(tmp_path / "many").newest())
-    monkeypatch.setattr("blackbox.archive.newest.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("blackbox.archive.serve.newest.MOST_BYTES", 1 << 20)
     puts = [Put((Row(b"T%d" % number, bytes(1 << 18)),), sequence=number) for number in range(5)]
     Day(tmp_path / "large", feed_of()).put(0, *puts)
     with pytest.raises(JournalError, match="slice 0 had newest messages of 1310720 bytes or more, expected at most"):

@@ -12,16 +12,16 @@ import numpy
 import pytest
 
 from blackbox import ConfigError, Feed, Gap, Message, Publisher, Recorder, Recording, Subscriber
-from blackbox.archive import outbox as outbox_module
-from blackbox.archive.outbox import Outbox
-from blackbox.archive.retention import Retention
+from blackbox.archive.maintain.retention import Retention
+from blackbox.archive.record import outbox as outbox_module
+from blackbox.archive.record.outbox import Outbox
 from blackbox.block.position import End
 from blackbox.errors import JournalError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import FOREVER_NS, feed_of, publish_numbered, wait_recorded
 from tests.examples import first_of
-from tests.subscribe.subscribers import PATIENT
+from tests.receive.subscribers import PATIENT
 from tests.support import Script
 
 Said = dict[tuple[int, int], bytes]

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Recording
-from blackbox.archive.filter import Selection
-from blackbox.archive.reader import blocks_of
+from blackbox.archive.read.filter import Selection
+from blackbox.archive.read.reader import blocks_of
+from blackbox.block.form.layout import VERSION
 from blackbox.block.gap import Gap
-from blackbox.block.layout import VERSION
 from blackbox.errors import JournalError
-from blackbox.feed.symbol import RULES, SymbolRule
+from blackbox.feed.routing.symbol import RULES, SymbolRule
 from tests.archive.written_days import CLOCKS, EPOCHS, days, few, made, many, told
 from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from blackbox import Publisher
-from blackbox.archive.recorder import Recorder
+from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.recording import Recording
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import publish_parts

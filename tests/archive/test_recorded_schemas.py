@@ -15,8 +15,8 @@ import xxhash
 
 from blackbox import ConfigError, Feed, Publisher, Recorder, Recording, Recordings, Replay, Schema, Subscriber
 from blackbox.errors import JournalError
-from blackbox.feed.schema import load_schema
-from blackbox.feed.schema_document import SchemaDocument
+from blackbox.feed.schema.document import SchemaDocument
+from blackbox.feed.schema.schema import load_schema
 from blackbox.testing import wait_until
 from tests.journals import Day, Put, Row, feed_of
 from tests.ticks import TICK, TICK_ROWS, TICKS, recorded_ticks
@@ -168,7 +168,7 @@ def test_an_endlessly_nested_schema_is_one_error(tmp_path: Path) -> None:
 def test_a_day_is_repaired_with_the_schema_of_its_neighbour(ticks: Path, tmp_path: Path) -> None:
     import shutil
 
-    from blackbox.archive.manifest_repair import repair
+    from blackbox.archive.maintain.manifest_repair import repair
 
     near, hurt = tmp_path / "ticks" / ticks.name, tmp_path / "ticks" / "2026-01-02"
     shutil.copytree(ticks, near)

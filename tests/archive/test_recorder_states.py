@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from blackbox.archive.journal_writer import JournalWriter
-from blackbox.archive.journals import Journals, JournalsLife
-from blackbox.archive.recorder import Recorder
+from blackbox.archive.record.journal_writer import JournalWriter
+from blackbox.archive.record.journals import Journals, JournalsLife
+from blackbox.archive.record.recorder import Recorder
 from blackbox.errors import JournalError, NotConfirmedError
-from blackbox.subscribe.supervisor import SubscriberLife
+from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import (
     MIB,

@@ -41,7 +41,7 @@ def test_every_type_of_every_schema_becomes_columns(tmp_path: Path) -> None:
     from blackbox_feeds.iex import DEEP10, TOPS16
     from blackbox_feeds.itch50 import SCHEMA, timestamps_ns
 
-    from blackbox.block.arrow import record_column
+    from blackbox.block.columns.arrow import record_column
 
     draw = numpy.random.default_rng(1)
     for schema in (DEEP10, TOPS16, SCHEMA):
@@ -66,7 +66,7 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, library, None)
     for module in ("columns", "table", "ticks"):
         monkeypatch.delitem(sys.modules, f"blackbox.archive.export.{module}", raising=False)
-    monkeypatch.delitem(sys.modules, "blackbox.block.arrow", raising=False)
+    monkeypatch.delitem(sys.modules, "blackbox.block.columns.arrow", raising=False)
     make = {"pyarrow": recording.to_arrow, "pandas": recording.to_pandas, "polars": recording.to_polars}[library]
     with pytest.raises(ImportError, match=rf"this needs {library}: pip install 'blackbox-md\[{extra}\]'"):
         make()

@@ -17,7 +17,7 @@ import pytest
 
 from blackbox import ConfigError, Feed, Message, Recording, Recordings, Replay, Schema, Subscriber
 from blackbox.errors import JournalError
-from blackbox.feed.schema import QuoteFields, TradeFields, price
+from blackbox.feed.schema.schema import QuoteFields, TradeFields, price
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from tests.deals import Sides, write_deals

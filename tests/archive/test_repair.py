@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 from blackbox import Batch, ConfigError, Feed, Gap, Publisher, Recorder, SlowPolicy, Subscriber
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.server import ArchiveServer
-from blackbox.native.awake_clock import awake_s
+from blackbox.native.system.awake_clock import awake_s
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed, free_endpoint
 from tests.archive.recorders import ROW_BYTES, feed_of, publish_numbered, wait_recorded
 from tests.examples import examples, first_of
 from tests.lossy_proxy import LossyProxy
 from tests.process_state import linux_only
-from tests.subscribe.subscribers import nothing
+from tests.receive.subscribers import nothing
 from tests.support import Script
 
 KEYS = (b"A", b"B")

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from blackbox import ConfigError, Feed, Hub, HubClient, Publisher, Recorder
 from blackbox.archive.consumer_positions import PositionFile, owned_consumers, secret_of
 from blackbox.archive.consumer_store import CONSUMERS, MOST_NAMES, MOST_NEW_OF_HOST, ConsumerStore, Owner
-from blackbox.archive.day import MANIFEST, Manifest, session_date
-from blackbox.archive.retention import Deleted, Deleter, Retention
+from blackbox.archive.files.day import MANIFEST, Manifest, session_date
+from blackbox.archive.maintain.retention import Deleted, Deleter, Retention
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.protocol import Gone
 from blackbox.archive.serve.server import ArchiveServer
@@ -32,7 +32,7 @@ from tests.archive.recorders import publish_numbered, wait_recorded
 from tests.examples import examples
 from tests.hub.hubs import hub_feed
 from tests.keyring import Keyring
-from tests.recovery.test_durable_consumers import consumer
+from tests.subscriber.test_durable_consumers import consumer
 
 COUNT = 1_000
 DESK = Owner.of_key("desk")

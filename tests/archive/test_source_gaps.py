@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Gap, Message, Publisher, Recorder, Recording, Subscriber
-from blackbox.archive.import_days import ImportedDay, import_days
+from blackbox.archive.importing.import_days import ImportedDay, import_days
 from blackbox.block.gap import shares_of
 from blackbox.cli.demo.session import Session
 from blackbox.errors import SourceError

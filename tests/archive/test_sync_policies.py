@@ -11,9 +11,9 @@ from typing import Literal
 import numpy
 import pytest
 
-from blackbox.archive.append import MORE_ROOM
-from blackbox.archive.journal_writer import JournalWriter
-from blackbox.block.block_handler import BLOCK, IDLE
+from blackbox.archive.record.append import MORE_ROOM
+from blackbox.archive.record.journal_writer import JournalWriter
+from blackbox.block.batch.block_handler import BLOCK, IDLE
 from blackbox.transport.wakeup import Pipe
 from tests import journals
 from tests.archive.recorders import FOREVER_NS, MIB, one_slice, payloads, wait_recorded

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed
-from blackbox.archive.topic_numbers import TopicNumbers
+from blackbox.archive.files.topic_numbers import TopicNumbers
 
 TOPICS = st.lists(st.text("AB.", min_size=1, max_size=6).map(str.encode), max_size=30)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy
 
-from blackbox.archive.journal_writer import JournalWriter
-from blackbox.block.block_handler import BLOCK, CONTROL, IDLE, NOTE
+from blackbox.archive.record.journal_writer import JournalWriter
+from blackbox.block.batch.block_handler import BLOCK, CONTROL, IDLE, NOTE
 from blackbox.transport.wakeup import Pipe
 from tests import wire
 from tests.journals import Day, Put, Row, feed_of

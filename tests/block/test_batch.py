@@ -14,9 +14,9 @@ import pytest
 from blackbox_feeds.itch50 import SCHEMA
 
 from blackbox import Batch, ConfigError, Feed, Publisher, Subscriber
-from blackbox.block.block import Block
-from blackbox.feed.typed_record import record_type
-from tests.subscribe.subscribers import publishing
+from blackbox.block.form.block import Block
+from blackbox.feed.schema.typed_record import record_type
+from tests.receive.subscribers import publishing
 
 TOPICS = [b"A.x", b"B.x", b"A.y"]
 INDEX = [0, 1, 2, 1, 0]

@@ -10,21 +10,21 @@ import numpy
 import pytest
 
 from blackbox import Feed
-from blackbox.block.block import Block
+from blackbox.block.form.block import Block
+from blackbox.block.form.validate import Fault
 from blackbox.block.position import End
-from blackbox.block.validate import Fault
 from blackbox.errors import BlockError
 from blackbox.testing import RawPublisher, wait_until
 from tests import wire
 from tests.damage import Frames, cases, damaged, valid
-from tests.subscribe.subscribers import numbers_of, publishing, subscribed
+from tests.receive.subscribers import numbers_of, publishing, subscribed
 from tests.support import Script
 
 
 def test_no_block_makes_compiled_code_read_outside_its_frames() -> None:
     """The last line shows that such a read would kill the process."""
     code = """
-        from blackbox.native.xxh3 import xxh3
+        from blackbox.native.tables.xxh3 import xxh3
         from tests.guarded_blocks import Guarded, main
         main(seed=2, count=8_000)
         block = Guarded().put(bytes(64), 8)

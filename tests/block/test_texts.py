@@ -6,7 +6,7 @@ import numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.block.texts import trimmed
+from blackbox.block.columns.texts import trimmed
 
 LETTERS = st.sampled_from(b"\0\t\n\v\f\r\x1c\x1f AZ\x7f\x80\x85\xa0\xff")
 

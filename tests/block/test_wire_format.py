@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import Feed, Publisher, Subscriber
-from blackbox.block import format as places
-from blackbox.block import layout
-from blackbox.block.block import Block
+from blackbox.block.form import format as places
+from blackbox.block.form import layout
+from blackbox.block.form.block import Block
 from blackbox.block.position import End
 from blackbox.errors import BlockError
-from blackbox.native.xxh3 import xxh3
+from blackbox.native.tables.xxh3 import xxh3
 from blackbox.testing import RawPublisher, wait_until
 from tests import golden, wire
 

@@ -25,7 +25,7 @@ from tests.examples import examples
 from tests.feeds.build import messages_of
 from tests.feeds.test_itch50_book import Slow, all_levels, apply_slowly, slow_book
 from tests.journals import Day, Put, Row, feed_of
-from tests.subscribe.subscribers import PATIENT
+from tests.receive.subscribers import PATIENT
 
 SYMBOLS = (b"A", b"B", b"C")
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed, Publisher, Recording, Replay, Subscriber
-from blackbox.archive.newest_books import NewestBooks
+from blackbox.archive.serve.newest_books import NewestBooks
 from blackbox.book.book import head_of, is_synced
 from blackbox.book.books import Books
 from blackbox.book.unsure_keys import UnsureKeys
@@ -29,7 +29,7 @@ from tests.feeds.build import itch
 from tests.feeds.test_dbn_book import SNAPSHOT, mbo
 from tests.feeds.test_iex_book import update
 from tests.journals import Day, Put, Row, Segment, feed_of
-from tests.subscribe.subscribers import PATIENT
+from tests.receive.subscribers import PATIENT
 
 A1, A2 = Row(b"A.A", order(1, b"B", 5), 10), Row(b"A.A", order(2, b"B", 6), 20)
 B1 = Row(b"B.A", order(1, b"B", 5), 30)

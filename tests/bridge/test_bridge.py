@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blackbox import ConfigError, Feed
-from blackbox.bridge.bridge import open_bridge
+from blackbox.services.bridge.bridge import open_bridge
 from tests.cli.commands import assert_one_line, invoke
 
 PLUG_IN = """
@@ -73,7 +73,7 @@ def test_a_malformed_url_is_reported_in_one_line() -> None:
 def test_a_bridge_without_its_library_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['redis'] = None\n"
-        "from blackbox import Feed\nfrom blackbox.bridge.bridge import open_bridge\n"
+        "from blackbox import Feed\nfrom blackbox.services.bridge.bridge import open_bridge\n"
         "open_bridge(Feed.local('carried'), 'redis://127.0.0.1:1')"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from blackbox import Hub
-from blackbox.bridge.redis_group import RedisGroup
 from blackbox.errors import BridgeError
+from blackbox.services.bridge.redis.group import RedisGroup
 from tests.hub.hubs import hub_feed, published
 
 

@@ -12,12 +12,12 @@ import redis
 
 from bench.rivals.servers import Server
 from blackbox import ConfigError, Feed, Publisher
-from blackbox.bridge import redis_connection
-from blackbox.bridge.redis_group import RedisGroup
-from blackbox.bridge.redis_streams import RedisStreams
 from blackbox.errors import BridgeError
-from blackbox.feed.schema import load_schema
-from blackbox.hub.hub import Hub
+from blackbox.feed.schema.schema import load_schema
+from blackbox.services.bridge.redis import connection as redis_connection
+from blackbox.services.bridge.redis.group import RedisGroup
+from blackbox.services.bridge.redis.streams import RedisStreams
+from blackbox.services.hub.server.hub import Hub
 from blackbox.testing import wait_until
 from tests.cli.commands import Command, write_feed
 from tests.hub.hubs import hub_feed, published

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from bench.rivals.servers import Server
 from blackbox import ConfigError, Feed, Publisher
-from blackbox.bridge import redis_connection
-from blackbox.bridge.binary_form import Fields
-from blackbox.bridge.hub_inlet import IN_FLIGHT
-from blackbox.bridge.redis_channels import RedisChannels
-from blackbox.bridge.redis_listener import RedisListener
 from blackbox.errors import BridgeError
-from blackbox.hub.hub import Hub
+from blackbox.services.bridge.binary_form import Fields
+from blackbox.services.bridge.hub_inlet import IN_FLIGHT
+from blackbox.services.bridge.redis import connection as redis_connection
+from blackbox.services.bridge.redis.channels import RedisChannels
+from blackbox.services.bridge.redis.listener import RedisListener
+from blackbox.services.hub.server.hub import Hub
 from blackbox.testing import RawPublisher, wait_until
 from tests.cli.commands import Command, write_feed
 from tests.hub.hubs import hub_feed, published

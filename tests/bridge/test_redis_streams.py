@@ -15,10 +15,10 @@ import redis
 
 from bench.rivals.servers import Server
 from blackbox import CallbackError, ConfigError, Feed, Publisher, Recorder
-from blackbox.bridge import redis_connection
-from blackbox.bridge.redis_streams import RedisStreams
 from blackbox.errors import BridgeError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.services.bridge.redis import connection as redis_connection
+from blackbox.services.bridge.redis.streams import RedisStreams
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import wait_recorded
 

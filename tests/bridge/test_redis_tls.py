@@ -14,10 +14,10 @@ import pytest
 import redis
 
 from bench.rivals.servers import Server
-from blackbox.bridge.redis_group import RedisGroup
-from blackbox.bridge.redis_streams import RedisStreams
 from blackbox.errors import BridgeError
-from blackbox.hub.hub import Hub
+from blackbox.services.bridge.redis.group import RedisGroup
+from blackbox.services.bridge.redis.streams import RedisStreams
+from blackbox.services.hub.server.hub import Hub
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed, published
 

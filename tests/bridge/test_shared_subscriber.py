@@ -11,9 +11,9 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 
 from blackbox import Feed, Publisher
-from blackbox.bridge import websocket
-from blackbox.bridge.websocket import WebSocketBridge
 from blackbox.errors import RightsError
+from blackbox.services.bridge.websocket import clients as websocket
+from blackbox.services.bridge.websocket.clients import WebSocketBridge
 from tests.bridge.serving import told, until
 from tests.bridge.test_websocket import ask, client, payloads, serving
 from tests.keyring import Keyring

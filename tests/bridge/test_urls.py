@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed
-from blackbox.bridge.amqp import Address
-from blackbox.bridge.bridge import open_bridge
-from blackbox.bridge.redis_connection import redis_url
-from blackbox.bridge.url import Url, has_password, with_password
+from blackbox.services.bridge.amqp.connection import Address
+from blackbox.services.bridge.bridge import open_bridge
+from blackbox.services.bridge.redis.connection import redis_url
+from blackbox.services.bridge.url import Url, has_password, with_password
 
 PASSWORDS = ["a/b", "a#b", "a?b", "a@b", "a:b", "a%2Fb#c/d@e?f", "p/ss#w@rd?:", "[::1", "7/0?#"]
 REDIS = ("redis", "rediss", "redis+pubsub", "rediss+pubsub")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.bridge.waiting import Waiting
+from blackbox.services.bridge.websocket.waiting import Waiting
 
 
 @given(st.lists(st.tuples(st.sampled_from((b"A", b"B", b"C")), st.booleans())), st.integers(1, 6), st.integers(1, 20))

@@ -23,8 +23,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from blackbox import Feed, Publisher
-from blackbox.bridge import websocket
-from blackbox.bridge.websocket import WebSocketBridge
+from blackbox.services.bridge.websocket import clients as websocket
+from blackbox.services.bridge.websocket.clients import WebSocketBridge
 from blackbox.testing import RawPublisher
 from tests.bridge.serving import serve_while, told, until
 

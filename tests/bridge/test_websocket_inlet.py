@@ -17,10 +17,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from blackbox import ConfigError, Feed, Hub
-from blackbox.bridge import door, websocket_inlet
-from blackbox.bridge.websocket_inlet import WebSocketInlet
 from blackbox.errors import BridgeError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.services.bridge.websocket import door
+from blackbox.services.bridge.websocket import inlet as websocket_inlet
+from blackbox.services.bridge.websocket.inlet import WebSocketInlet
 from tests.bridge.serving import serve_while, told, until
 from tests.bridge.test_websocket import narrow_socket
 from tests.cli.commands import Command, write_feed

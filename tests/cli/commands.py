@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from blackbox import Feed
 from blackbox.cli.program import app
-from blackbox.feed.key_rule import setting_of
+from blackbox.feed.routing.key_rule import setting_of
 from blackbox.testing import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

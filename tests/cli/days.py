@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy
 
-from blackbox.feed.schema import load_schema
+from blackbox.feed.schema.schema import load_schema
 from tests.journals import Day, Put, Row, feed_of
 
 SECOND = 10**9

@@ -14,9 +14,9 @@ from websockets.sync.client import connect
 
 from bench.rivals.servers import Missing, redis_server
 from blackbox import Feed, Publisher
-from blackbox.bridge.bridge import open_bridge
-from blackbox.bridge.redis_group import RedisGroup
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.services.bridge.bridge import open_bridge
+from blackbox.services.bridge.redis.group import RedisGroup
 from tests.cli.commands import Command, Place, assert_one_line, invoke, write_feed
 from tests.hub.hubs import hub_feed
 
@@ -108,7 +108,9 @@ def test_a_password_comes_from_a_file_or_the_environment(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    monkeypatch.setattr("blackbox.bridge.bridge.open_bridge", lambda _feed, url, *_, **_options: made.append(url))
+    monkeypatch.setattr(
+        "blackbox.services.bridge.bridge.open_bridge", lambda _feed, url, *_, **_options: made.append(url)
+    )
     words: tuple[object, ...] = ()
     if way == "file":
         (tmp_path / "secret").write_text("p@ss:w/rd\n")

@@ -31,7 +31,7 @@ from blackbox.cli.demo.storage import Storage
 from blackbox.cli.demo.trades import MAX_TOPICS
 from blackbox.cli.ui.status import Status
 from blackbox.errors import JournalError
-from blackbox.feed.symbol import SymbolRule
+from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.testing import wait_until
 from tests.cli.commands import ROOT, assert_one_line, invoke
 from tests.examples import first_of

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from blackbox import Feed, Publisher
-from blackbox.cli.ui import machine
-from blackbox.cli.ui.machine import State
+from blackbox.cli.feed import machine
+from blackbox.cli.feed.machine import State
 from blackbox.cli.ui.status import Status
 from blackbox.errors import ConfigError
-from blackbox.native import kernel_cache
+from blackbox.native.compile import kernel_cache
 from tests.cli.commands import Place, invoke
 from tests.process_state import linux_only
 
@@ -87,9 +87,9 @@ def test_limits_are_compared_with_what_a_feed_needs(check: machine.Check, expect
 
 
 def test_missing_or_slow_curve_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.transport.curve.is_fast", lambda: True)
+    monkeypatch.setattr("blackbox.transport.security.curve.is_fast", lambda: True)
     assert machine.check_libzmq(FEED).found.endswith("with CURVE by libsodium")
-    monkeypatch.setattr("blackbox.transport.curve.is_fast", lambda: False)
+    monkeypatch.setattr("blackbox.transport.security.curve.is_fast", lambda: False)
     assert machine.check_libzmq(FEED).state is State.WARNING
     assert machine.check_libzmq(FEED).found.endswith("with CURVE by TweetNaCl")
     monkeypatch.setattr("zmq.has", lambda _: False)
@@ -121,7 +121,7 @@ def test_an_unsuitable_java_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_pa
         raise ConfigError("no Java for Spark: /usr/bin/java is Java 11")
 
     monkeypatch.setattr(machine, "version", lambda _: "4.3.0")
-    monkeypatch.setattr("blackbox.spark.java.find_java", refuse)
+    monkeypatch.setattr("blackbox.analysis.spark.java.find_java", refuse)
     found = machine.check_spark()
     assert (found.state, "is Java 11" in found.found, "Java 17" in found.advice) == (State.WARNING, True, True)
     assert machine._java_version(tmp_path) == "of unknown version"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blackbox import Recording
-from blackbox.block.plain_message import decimal_text
+from blackbox.block.batch.plain_message import decimal_text
 from tests.cli.commands import assert_one_line, invoke
 from tests.cli.days import OPEN, SECOND, trade
 from tests.journals import Day, Put, Row, feed_of

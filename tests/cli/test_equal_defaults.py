@@ -10,12 +10,12 @@ from typing import Any, Final
 import pytest
 
 from blackbox import Publisher, Recorder, Relay, Replay, SlowPolicy, Subscriber
-from blackbox.archive.compact import compact
-from blackbox.archive.retention import Retention
+from blackbox.archive.maintain.compact import compact
+from blackbox.archive.maintain.retention import Retention
 from blackbox.cli.program import app
-from blackbox.hub.client import HubClient
-from blackbox.monitor.heartbeats import Heartbeats
 from blackbox.replay.control_socket import ask
+from blackbox.services.hub.client.client import HubClient
+from blackbox.services.monitor.heartbeats import Heartbeats
 from tests.patience import UNCHANGED
 
 SETS: Final[dict[str, tuple[Callable[..., Any], ...]]] = {

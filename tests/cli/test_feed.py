@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import Feed, Publisher
-from blackbox.cli.feed_new import Transport, _text
-from blackbox.cli.ui.feed_check import endpoints_of, warnings_of
-from blackbox.cli.ui.listeners import use_of
+from blackbox.cli.feed.endpoints import endpoints_of, warnings_of
+from blackbox.cli.feed.listeners import use_of
+from blackbox.cli.feed.new import Transport, _text
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import assert_one_line, invoke, write_feed

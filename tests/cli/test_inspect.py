@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from blackbox import Recording
-from blackbox.block.format import FLAG_END
+from blackbox.analysis.report import rate_picture
+from blackbox.block.form.format import FLAG_END
 from blackbox.cli.ui.status import Status
-from blackbox.report import rate_picture
 from tests.archive.written_journals import Journal, block
 from tests.cli.commands import invoke
 from tests.cli.days import OPEN, SECOND, trade

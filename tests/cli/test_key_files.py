@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from blackbox.cli.ui.status import Status
-from blackbox.transport.curve import load_pair, load_public
+from blackbox.transport.security.curve import load_pair, load_public
 from tests.cli.commands import assert_one_line, invoke
 
 

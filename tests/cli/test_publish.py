@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from blackbox import ConfigError, Publisher, Subscriber
-from blackbox.cli.publish import print_summary, warn_of_unwanted
+from blackbox.cli.live.publish import print_summary, warn_of_unwanted
 from blackbox.cli.ui import progress
 from blackbox.cli.ui.feeds import LOCAL, feed_for, open_with_options
 from blackbox.cli.ui.source_publisher import SourcePublisher

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from blackbox import Feed, Publisher
-from blackbox.archive.recorder import Recorder
-from blackbox.block.format import HEARTBEAT_KEY
+from blackbox.archive.record.recorder import Recorder
+from blackbox.block.form.format import HEARTBEAT_KEY
 from blackbox.cli.ui import progress
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import free_endpoints

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from blackbox import Publisher
-from blackbox.block.format import HEARTBEAT_KEY
+from blackbox.block.form.format import HEARTBEAT_KEY
 from blackbox.cli.ui.status import Status
 from blackbox.testing import RawPublisher, wait_until
 from tests.cli.commands import Command, Place, Screen, assert_one_line, beside, invoke

@@ -12,10 +12,10 @@ import pytest
 from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import Publisher
-from blackbox.block.format import ACCEPT_KEY
+from blackbox.block.form.format import ACCEPT_KEY
 from blackbox.cli.ui import progress
 from blackbox.cli.ui.status import Status
-from blackbox.subscribe.slow_subscriber import EXIT_SLOW
+from blackbox.receive.slow_subscriber import EXIT_SLOW
 from blackbox.testing import RawPublisher, wait_until
 from tests.cli.commands import Command, Place, Screen, assert_one_line, beside, invoke
 from tests.examples import first_of

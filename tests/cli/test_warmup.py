@@ -11,7 +11,7 @@ import pytest
 
 from blackbox.cli.ui import warm
 from blackbox.cli.ui.status import Status
-from blackbox.native import kernel_cache
+from blackbox.native.compile import kernel_cache
 from tests.cli.commands import ROOT, Command, assert_one_line, invoke
 
 COUNT = """

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox.block.block import Block
-from blackbox.block.format import HEADER_BYTES
-from blackbox.block.validate import Fault, check_block
+from blackbox.block.form.block import Block
+from blackbox.block.form.format import HEADER_BYTES
+from blackbox.block.form.validate import Fault, check_block
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
-from blackbox.feed.key_rule import may_have_key, rule_text
+from blackbox.feed.routing.key_rule import may_have_key, rule_text
 from blackbox.feed.symbol_choice import SymbolChoice
 from tests.examples import examples
 

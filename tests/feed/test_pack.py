@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Schema
-from blackbox.block.user_columns import columns_of
-from blackbox.feed.schema import DECIMALS, load_schema, optional, price, utc_time
+from blackbox.block.columns.user_columns import columns_of
+from blackbox.feed.schema.schema import DECIMALS, load_schema, optional, price, utc_time
 from tests.absent import SCHEMA as ABSENT_VALUES
 from tests.examples import examples
 from tests.ticks import TICKS

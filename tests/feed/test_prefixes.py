@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.feed.prefixes import common_prefix, covering
+from blackbox.feed.routing.prefixes import common_prefix, covering
 
 TEXTS = st.text("AB.", max_size=4).map(str.encode)
 

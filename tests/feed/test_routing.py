@@ -8,13 +8,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from blackbox.block import format as layout
+from blackbox.block.form import format as layout
 from blackbox.errors import ConfigError
-from blackbox.feed.compiled_routing import NO_SLICE, Routes, route, routes_of
 from blackbox.feed.feed import Feed, Slice
-from blackbox.feed.routing import MAX_TOPIC_BYTES, PrefixRouting, ShareRouting
-from blackbox.feed.symbol import SymbolRule
-from blackbox.native.jit import njit
+from blackbox.feed.routing.compiled_routing import NO_SLICE, Routes, route, routes_of
+from blackbox.feed.routing.slices import MAX_TOPIC_BYTES, PrefixRouting, ShareRouting
+from blackbox.feed.routing.symbol import SymbolRule
+from blackbox.native.compile.jit import njit
 from tests.feeds_made import feed_of_prefixes, feed_of_shares
 
 

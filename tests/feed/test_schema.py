@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 
 from blackbox.errors import ConfigError
-from blackbox.feed.schema import (
+from blackbox.feed.schema.schema import (
     RAW,
     BreakFields,
     QuoteFields,
@@ -108,7 +108,7 @@ def test_built_in_schemas_are_registered(name: str, number: int, types: int) -> 
 
 def test_a_third_party_registers_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "demo_schemas.py").write_text(
-        "from blackbox.feed.schema import Schema\nMINE = Schema('mine', 1000, {})\nTEXT = 'mine'\n"
+        "from blackbox.feed.schema.schema import Schema\nMINE = Schema('mine', 1000, {})\nTEXT = 'mine'\n"
     )
     group = "[blackbox.schemas]\n"
     register(tmp_path, monkeypatch, f"{group}mine = demo_schemas:MINE\ntext = demo_schemas:TEXT\n")
@@ -134,14 +134,14 @@ def test_the_package_of_the_documents_is_found(tmp_path: Path, monkeypatch: pyte
 def test_a_name_registered_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = "[blackbox.schemas]\n"
     register(tmp_path, monkeypatch, f"{group}twice = one:A\nsame = one:A\n", "one")
-    register(tmp_path, monkeypatch, f"{group}twice = two:B\nsame = blackbox.feed.schema:RAW\n", "two")
+    register(tmp_path, monkeypatch, f"{group}twice = two:B\nsame = blackbox.feed.schema.schema:RAW\n", "two")
     with pytest.raises(ConfigError, match=r"schema 'twice' is registered more than once: .*one:A"):
         load_schema("twice")
 
 
 def test_two_packages_with_one_schema_id_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
-        text = f"from blackbox.feed.schema import Schema\nMINE = Schema('{name}', 60001, {{}})\n"
+        text = f"from blackbox.feed.schema.schema import Schema\nMINE = Schema('{name}', 60001, {{}})\n"
         (tmp_path / f"schemas_of_{name}.py").write_text(text)
         register(tmp_path, monkeypatch, f"[blackbox.schemas]\n{name} = schemas_of_{name}:MINE\n", name)
     schema_of.cache_clear()

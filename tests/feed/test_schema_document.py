@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Schema
-from blackbox.feed.schema import RAW, BreakFields, QuoteFields, TradeFields, load_schema, price, utc_time
-from blackbox.feed.schema_document import SchemaDocument
+from blackbox.feed.schema.document import SchemaDocument
+from blackbox.feed.schema.schema import RAW, BreakFields, QuoteFields, TradeFields, load_schema, price, utc_time
 
 LEG = numpy.dtype([("price", price("<i8", 4)), ("size", "<u4")])
 EVERY = numpy.dtype({

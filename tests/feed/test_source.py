@@ -103,7 +103,7 @@ def test_a_third_party_registers_a_source(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_importing_schemas_and_sources_is_light() -> None:
     script = (
-        "import sys, blackbox.feed.schema, blackbox.feed.source\n"
+        "import sys, blackbox.feed.schema.schema, blackbox.feed.source\n"
         "for feed in ('binance', 'dbn', 'iex', 'itch50', 'synthetic', 'tape'):\n"
         "    __import__(f'blackbox_feeds.{feed}.source')\n"
         "heavy = {'numba', 'llvmlite', 'pyarrow', 'zmq', 'rich', 'typer'} & set(sys.modules)\n"

@@ -10,8 +10,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from blackbox.errors import ConfigError
-from blackbox.feed.compiled_symbol import CompiledSymbolRule, separator_at
-from blackbox.feed.symbol import RULES, SymbolRule
+from blackbox.feed.routing.compiled_symbol import CompiledSymbolRule, separator_at
+from blackbox.feed.routing.symbol import RULES, SymbolRule
 
 rules = st.builds(SymbolRule, st.sampled_from(RULES), st.sampled_from("./A"))
 texts = st.text("AB./", max_size=8).map(str.encode)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed
-from blackbox.feed.symbol import RULES, SymbolRule
+from blackbox.feed.routing.symbol import RULES, SymbolRule
+from blackbox.feed.routing.symbol_trie import build_symbol_trie
 from blackbox.feed.symbol_choice import CHOSEN, SymbolChoice, TopicChoice, starts_by_slice
-from blackbox.feed.symbol_trie import build_symbol_trie
-from blackbox.native.prefix_trie import longest_prefix
+from blackbox.native.tables.prefix_trie import longest_prefix
 from tests.examples import examples
 
 words = st.text("AB./", min_size=1, max_size=6).map(str.encode)

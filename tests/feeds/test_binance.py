@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from blackbox.archive.export.source_file import export
 from blackbox.archive.export.time_order import Messages
 from blackbox.errors import ConfigError, SourceError
-from blackbox.feed.symbol import SymbolRule
+from blackbox.feed.routing.symbol import SymbolRule
 from tests.examples import examples, first_of
 from tests.feeds.build import Message, messages_of, use_windows
 from tests.recorded import recorded

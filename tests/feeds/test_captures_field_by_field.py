@@ -17,7 +17,7 @@ from blackbox_feeds.iex import DEEP10, TOPS16, Iex
 from blackbox_feeds.io.statistics import InputStatistics
 from blackbox_feeds.itch50 import SCHEMA, Itch50, timestamps_ns
 
-from blackbox.feed.schema import Schema
+from blackbox.feed.schema.schema import Schema
 from tests.feeds.build import framed, iex_expected, itch, messages_of
 from tests.feeds.reference import decode_itch
 

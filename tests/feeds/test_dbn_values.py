@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from blackbox.archive.export.source_file import export
 from blackbox.errors import SourceError
-from blackbox.feed.schema import ABSENT
-from blackbox.feed.symbol import SymbolRule
+from blackbox.feed.routing.symbol import SymbolRule
+from blackbox.feed.schema.schema import ABSENT
 from tests.examples import examples, first_of
 from tests.feeds.build import messages_of
 from tests.feeds.dbn_reference import BARS, EVENTS, FLAGS, RECEIVED, SNAPSHOT, expected_messages, field_of, known_at

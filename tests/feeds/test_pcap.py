@@ -140,10 +140,10 @@ def test_packets_cut_at_every_byte_never_read_too_far(tmp_path: Path, link: int)
 
 
 def test_datagrams_captured_only_in_part_are_counted(tmp_path: Path) -> None:
-    frame = ethernet(b"yy")  # the padding of its block is as long as the part that was cut
-    simple = section() + interface(snap_bytes=42) + block(3, struct.pack("<I", len(frame)) + frame[:42])
+    frame = ethernet(b"y" * 100)
+    simple = section() + interface(snap_bytes=60) + block(3, struct.pack("<I", len(frame)) + frame[:60])
     assert read_bytes(tmp_path, simple)[3] == InputStatistics(packets=1, cut=1)
-    payloads, _, _, counts = read_bytes(tmp_path, pcap([ethernet(b"x" * 10), ethernet(b"y" * 100)], snap_bytes=80))
+    payloads, _, _, counts = read_bytes(tmp_path, pcap([ethernet(b"x" * 10), frame], snap_bytes=80))
     assert (payloads, counts) == ([b"x" * 10], InputStatistics(packets=2, datagrams=1, cut=1))
     assert counts.notes() == ("datagrams skipped because they were captured only in part: 1",)
 

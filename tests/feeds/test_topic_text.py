@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blackbox.errors import ConfigError, SourceError
-from blackbox.feed.symbol import MARKET_SYMBOL, SymbolRule
+from blackbox.feed.routing.symbol import MARKET_SYMBOL, SymbolRule
 from tests.feeds.build import messages_of
 
 SYMBOLS = st.one_of(

@@ -9,7 +9,7 @@ import zmq
 
 CLIENT: Final = """
 import asyncio
-from blackbox.hub.driven_client import DrivenClient
+from blackbox.services.hub.client.driven_client import DrivenClient
 def work(directory, endpoint, keep=""):
     async def serve():
         async with AsyncHubClient(feed, "desk", directory, keep=keep == "keep") as client:

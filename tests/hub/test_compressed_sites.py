@@ -14,7 +14,7 @@ from bench.processes.ssh_tunnel import SshTunnel
 from bench.rivals.servers import Missing
 from blackbox import Feed, Hub, HubClient
 from blackbox.block.position import Place
-from blackbox.relay.relay import RelayStatistics
+from blackbox.services.relay.relay import RelayStatistics
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed
 from tests.hub.test_sites import WAIT_S, got, here

@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from blackbox import AsyncHubClient, ConfigError, Feed, Hub
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.hub.driven_client import DrivenClient
+from blackbox.services.hub.client.driven_client import DrivenClient
 from blackbox.testing import wait_until
 from tests.hub.drivers import CLIENT, Driver
 from tests.hub.hubs import hub_feed, published

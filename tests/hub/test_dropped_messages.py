@@ -13,15 +13,15 @@ import numpy
 import pytest
 
 from blackbox import Feed, Hub, HubClient, Message, Recording, Subscriber
-from blackbox.archive import retention
 from blackbox.archive.consumer_positions import PositionFile
-from blackbox.archive.day import exchange_directories
-from blackbox.archive.drop import Dropper
-from blackbox.archive.dropped import Dropped
-from blackbox.archive.retention import Retention
+from blackbox.archive.files.day import exchange_directories
+from blackbox.archive.files.dropped import Dropped
+from blackbox.archive.maintain import retention
+from blackbox.archive.maintain.drop import Dropper
+from blackbox.archive.maintain.retention import Retention
 from blackbox.block.position import Position
-from blackbox.hub.entries import Entries, TooFarBehindError
-from blackbox.hub.inbox import Subscription
+from blackbox.services.hub.client.durable_subscription import Subscription
+from blackbox.services.hub.pair.entries import Entries, TooFarBehindError
 from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
 from tests.hub.hubs import hub_feed, leave

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from blackbox import Feed, Hub, HubClient
-from blackbox.archive.day import recorded_days
-from blackbox.archive.format import FILE_HEAD_BYTES
+from blackbox.archive.files.day import recorded_days
+from blackbox.archive.files.format import FILE_HEAD_BYTES
 from blackbox.errors import BlackBoxError, DamagedError
 from blackbox.testing import wait_until
 from tests.examples import examples

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import AsyncHubClient, BlackBoxError, ConfigError, Feed, Hub, HubClient
-from blackbox.block.batch import Message
+from blackbox.block.batch.batch import Message
 from blackbox.errors import HubError
-from blackbox.hub.inbox import Subscription
-from blackbox.native import waits
+from blackbox.native.system import waits
+from blackbox.services.hub.client.durable_subscription import Subscription
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed
 from tests.support import Script

@@ -11,17 +11,17 @@ import pytest
 import zmq
 
 from blackbox import ConfigError, Feed, Hub, HubClient
-from blackbox.block.layout import VERSION
+from blackbox.block.form.layout import VERSION
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.security import Security
-from blackbox.hub.join import Join
-from blackbox.hub.load import load_hub
-from blackbox.hub.pair import Pair
-from blackbox.hub.paired_hub import PairedHub
-from blackbox.hub.protocol import ENCODER, FOUND, Ended, FindSites, FoundSites, Site
-from blackbox.hub.site_files import SiteFiles
+from blackbox.services.hub.load import load_hub
+from blackbox.services.hub.pair.messages import Pair
+from blackbox.services.hub.pair.paired_hub import PairedHub
+from blackbox.services.hub.protocol import ENCODER, FOUND, Ended, FindSites, FoundSites, Site
+from blackbox.services.hub.sites.discovery import Join
+from blackbox.services.hub.sites.site_files import SiteFiles
 from blackbox.testing import wait_until
-from blackbox.transport.curve import ClientKeys, load_pair, load_public, use_keys
+from blackbox.transport.security.curve import ClientKeys, load_pair, load_public, use_keys
 from tests.cli.commands import write_feed
 from tests.hub.hubs import hub_feed
 from tests.hub.pairs import pair_feed

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from blackbox import ConfigError, Feed, Hub, HubClient
-from blackbox.hub import kept_messages
+from blackbox.services.hub.client import kept_messages
 from blackbox.testing import wait_until
 from tests.examples import first_of
 from tests.hub.hubs import hub_feed

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from blackbox import Feed, Gap, Hub, HubClient, Subscriber
 from blackbox.block.position import NOWHERE, Place
 from blackbox.errors import ConflictError
-from blackbox.hub.numbers import Numbers
-from blackbox.hub.protocol import PLACE
-from blackbox.hub.topics import Topics
+from blackbox.services.hub.protocol import PLACE
+from blackbox.services.hub.server.numbers import Numbers
+from blackbox.services.hub.server.topics import Topics
 from blackbox.testing import wait_until
 from tests.hub.hubs import HUB, hub_feed, published
 from tests.hub.test_sites import WAIT_S, here, passes_on

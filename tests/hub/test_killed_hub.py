@@ -16,15 +16,15 @@ import pytest
 import zmq
 
 from blackbox import Feed, Hub, HubClient, Publisher
-from blackbox.archive import outbox as outbox_module
-from blackbox.archive.crash_recovery import file_head
-from blackbox.archive.format import FILE_HEAD_BYTES, SEGMENT_MAGIC
+from blackbox.archive.files.format import FILE_HEAD_BYTES, SEGMENT_MAGIC
+from blackbox.archive.record import outbox as outbox_module
+from blackbox.archive.record.crash_recovery import file_head
 from blackbox.errors import HubError
-from blackbox.hub import judge as judge_module
-from blackbox.hub import table as table_module
-from blackbox.hub.judge import Answer
-from blackbox.hub.protocol import ENCODER, Put, Stored, unpack_places
-from blackbox.hub.table import Table
+from blackbox.services.hub.protocol import ENCODER, Put, Stored, unpack_places
+from blackbox.services.hub.server import client_table as table_module
+from blackbox.services.hub.server import judge as judge_module
+from blackbox.services.hub.server.client_table import Table
+from blackbox.services.hub.server.judge import Answer
 from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
 from tests.examples import first_of

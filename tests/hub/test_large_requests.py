@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from blackbox import Feed, Hub, HubClient
 from blackbox.errors import ConfigError
-from blackbox.hub.protocol import MOST_PUTS, PLACE, Places, pack_places, unpack_places
+from blackbox.services.hub.protocol import MOST_PUTS, PLACE, Places, pack_places, unpack_places
 from tests.hub.hubs import hub_feed, leave, published
 
 ROWS = 500

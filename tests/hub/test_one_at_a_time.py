@@ -15,7 +15,7 @@ import pytest
 
 from blackbox import Feed, Hub, HubClient
 from blackbox.errors import HubError, NotStoredError
-from blackbox.hub.sender import Sender
+from blackbox.services.hub.client.put_sender import Sender
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed, published
 

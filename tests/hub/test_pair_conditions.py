@@ -12,8 +12,8 @@ from blackbox import HubClient
 from blackbox.block.position import NOWHERE, Place
 from blackbox.errors import ConflictError, RefusedError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.hub import hub as hub_module
-from blackbox.hub.revisions import Revision, newest_places
+from blackbox.services.hub.server import hub as hub_module
+from blackbox.services.hub.server.revisions import Revision, newest_places
 from blackbox.testing import wait_until
 from tests.hub import test_pair_rules
 from tests.hub.hubs import damage_days, put_for_damage

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from blackbox import HubClient
-from blackbox.archive.format import FILE_HEAD_BYTES
+from blackbox.archive.files.format import FILE_HEAD_BYTES
 from blackbox.testing import wait_until
 from tests.examples import first_of
 from tests.hub.pairs import PATIENCE_S, ROLES, Hubs, pair_feed, places_once

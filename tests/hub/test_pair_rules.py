@@ -11,21 +11,21 @@ import pytest
 import zmq
 
 from blackbox import ConfigError, Feed, Hub, HubClient
-from blackbox.archive.retention import EVERYTHING, Retention
-from blackbox.block.layout import VERSION
+from blackbox.archive.maintain.retention import EVERYTHING, Retention
+from blackbox.block.form.layout import VERSION
 from blackbox.errors import BlockError, HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.hub import judge as judge_module
-from blackbox.hub import table as table_module
-from blackbox.hub.entries import checked, part_of
-from blackbox.hub.history import History
-from blackbox.hub.load import load_hub
-from blackbox.hub.pair import LEADS, Follow, Lead, Pair, Standing
-from blackbox.hub.paired_hub import PairedHub
-from blackbox.hub.protocol import ENCODER
-from blackbox.publish.ring import MAX_NOTE_BYTES
+from blackbox.publish.send.ring import MAX_NOTE_BYTES
+from blackbox.services.hub.load import load_hub
+from blackbox.services.hub.pair.entries import checked, part_of
+from blackbox.services.hub.pair.messages import LEADS, Follow, Lead, Pair, Standing
+from blackbox.services.hub.pair.paired_hub import PairedHub
+from blackbox.services.hub.protocol import ENCODER
+from blackbox.services.hub.server import client_table as table_module
+from blackbox.services.hub.server import judge as judge_module
+from blackbox.services.hub.server.history import History
 from blackbox.testing import wait_until
-from blackbox.transport.curve import keys_of_line, use_keys
+from blackbox.transport.security.curve import keys_of_line, use_keys
 from tests.archive.test_retention import days_of, move_today
 from tests.hub.hubs import published
 from tests.hub.pairs import pair_feed

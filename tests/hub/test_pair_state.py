@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from blackbox.block.layout import VERSION
+from blackbox.block.form.layout import VERSION
 from blackbox.errors import HubError
-from blackbox.hub.pair import Entry, Follow, Kept, Lead
-from blackbox.hub.pair_state import OutdatedError, PairLife, PairState
+from blackbox.services.hub.pair.messages import Entry, Follow, Kept, Lead
+from blackbox.services.hub.pair.state import OutdatedError, PairLife, PairState
 
 
 def state(role: str = "primary", newest: int = 0, **kept: object) -> PairState:

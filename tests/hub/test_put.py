@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import AsyncHubClient, ConfigError, Feed, Hub, HubClient, Recording
-from blackbox.block.layout import VERSION
+from blackbox.block.form.layout import VERSION
 from blackbox.errors import HubError, JournalError, NotStoredError, RefusedError
-from blackbox.feed.schema import load_schema
-from blackbox.hub import hub as hub_module
-from blackbox.hub.protocol import (
+from blackbox.feed.schema.schema import load_schema
+from blackbox.services.hub.protocol import (
     ENCODER,
     MOST_BYTES,
     Ended,
@@ -34,6 +33,7 @@ from blackbox.hub.protocol import (
     decode_answer,
     unpack_places,
 )
+from blackbox.services.hub.server import hub as hub_module
 from blackbox.testing import wait_until
 from tests.examples import examples
 from tests.hub.hubs import hub_feed, published

@@ -17,8 +17,8 @@ from blackbox import Feed, Hub, HubClient
 from blackbox.block.position import NOWHERE, Place
 from blackbox.errors import ConflictError, RefusedError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.feed.schema import load_schema
-from blackbox.hub.protocol import ANYWHERE, CONDITION, REFUSED, Passive, Put, Stored, unpack_places
+from blackbox.feed.schema.schema import load_schema
+from blackbox.services.hub.protocol import ANYWHERE, CONDITION, REFUSED, Passive, Put, Stored, unpack_places
 from blackbox.testing import wait_until
 from tests.examples import examples
 from tests.hub.hubs import hub_feed, published

@@ -10,18 +10,18 @@ import msgspec
 import pytest
 
 from blackbox import ConfigError, Feed, Hub, HubClient
-from blackbox.archive import retention as retention_module
 from blackbox.archive.consumer_positions import owned_consumers
 from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
-from blackbox.archive.retention import Deleter, Retention
-from blackbox.archive.segments import Segments
+from blackbox.archive.maintain import retention as retention_module
+from blackbox.archive.maintain.retention import Deleter, Retention
+from blackbox.archive.read.segments import Segments
 from blackbox.block.position import Position
-from blackbox.hub.deadlines import Deadlines
-from blackbox.hub.history import History
-from blackbox.hub.revisions import newest_places
-from blackbox.hub.settings import HubSettings
-from blackbox.hub.table import Table
-from blackbox.hub.topics import Topics
+from blackbox.services.hub.server.client_table import Table
+from blackbox.services.hub.server.deadlines import Deadlines
+from blackbox.services.hub.server.history import History
+from blackbox.services.hub.server.revisions import newest_places
+from blackbox.services.hub.server.topics import Topics
+from blackbox.services.hub.settings import HubSettings
 from blackbox.testing import wait_until
 from tests.archive.test_retention import aged, days_of, move_today
 from tests.hub.hubs import hub_feed, leave

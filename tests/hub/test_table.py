@@ -6,10 +6,10 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox.hub import table as table_module
-from blackbox.hub.notes import Client, Judged, Renewed
-from blackbox.hub.protocol import PLACE, Places, pack_places
-from blackbox.hub.table import Table
+from blackbox.services.hub.protocol import PLACE, Places, pack_places
+from blackbox.services.hub.server import client_table as table_module
+from blackbox.services.hub.server.client_table import Table
+from blackbox.services.hub.server.notes import Client, Judged, Renewed
 
 
 def judged(name: str, session: int, count: int) -> tuple[Judged, Places]:

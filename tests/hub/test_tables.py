@@ -14,12 +14,12 @@ import numpy
 import pytest
 
 from blackbox import ConfigError, Feed, Hub, HubClient, Subscriber
-from blackbox.archive import outbox as outbox_module
+from blackbox.archive.record import outbox as outbox_module
 from blackbox.block.position import NOWHERE, Place
 from blackbox.errors import ConflictError
-from blackbox.hub.deadlines import Deadlines
-from blackbox.hub.protocol import CONDITION
-from blackbox.image.table import Table
+from blackbox.services.hub.protocol import CONDITION
+from blackbox.services.hub.server.deadlines import Deadlines
+from blackbox.subscriber.table import Table
 from blackbox.testing import wait_until
 from tests.hub.hubs import HUB, hub_feed, leave, published, sizes
 from tests.torture.nursery import Nursery

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import pytest
 
 from blackbox import Feed
-from blackbox.block.block import Block
-from blackbox.block.format import HEARTBEAT_KEY, MAX_BODY_BYTES
+from blackbox.block.form.block import Block
+from blackbox.block.form.format import HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Slice
-from blackbox.monitor.heartbeats import Heartbeats, LineHealth, LineState
+from blackbox.services.monitor.heartbeats import Heartbeats, LineHealth, LineState
 from blackbox.testing import RawPublisher, wait_until
 
 

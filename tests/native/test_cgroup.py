@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.native.cgroup import usable_cpus, usable_memory
+from blackbox.native.system.cgroup import usable_cpus, usable_memory
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 CPUS = len(os.sched_getaffinity(0))

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.native.file_lock import FileLock, OwnedError
+from blackbox.native.system.file_lock import FileLock, OwnedError
 from tests.support import Script
 
 OWN = """
 import os, sys, time
 from pathlib import Path
-from blackbox.native.file_lock import FileLock
+from blackbox.native.system.file_lock import FileLock
 lock = FileLock(Path({path!r}))
 child = os.fork()
 if child == 0:
@@ -50,7 +50,7 @@ def test_one_process_owns_the_file_once_and_another_attempt_does_not_release_it(
     for _ in range(2):
         with pytest.raises(OwnedError, match=f"^process {os.getpid()}$"):
             FileLock(path)
-    code = f"from pathlib import Path; from blackbox.native.file_lock import FileLock; FileLock(Path({str(path)!r}))"
+    code = f"from blackbox.native.system.file_lock import FileLock, Path; FileLock(Path({str(path)!r}))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert f"OwnedError: process {os.getpid()}" in other.stderr
     lock.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.native.interrupts import interrupts_held, raise_behind_imports
+from blackbox.native.system.interrupts import interrupts_held, raise_behind_imports
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ SCRIPT = """
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from numba.core import event
-from blackbox.native.jit import njit, warm_up
+from blackbox.native.compile.jit import njit, warm_up
 
 class CtrlC(event.Listener):
     def on_start(self, event):
@@ -39,7 +39,7 @@ except KeyboardInterrupt:
 """
 SLOW = """
 from numba.core import event
-from blackbox.native import jit
+from blackbox.native.compile import jit
 
 class Slow(event.Listener):
     def on_start(self, event):

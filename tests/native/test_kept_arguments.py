@@ -12,10 +12,10 @@ from numba import njit, typeof
 from numpy.typing import NDArray
 
 from blackbox import Feed
-from blackbox.native.kept_arguments import Kept, _kind_of, kept_at
-from blackbox.publish.demand import Demand
-from blackbox.publish.send_loop import StandIn
-from blackbox.publish.slice_sender import SliceSender
+from blackbox.native.compile.kept_arguments import Kept, _kind_of, kept_at
+from blackbox.publish.listeners.demand import Demand
+from blackbox.publish.send.send_loop import StandIn
+from blackbox.publish.send.slice_sender import SliceSender
 
 
 class Inner(NamedTuple):

@@ -17,8 +17,8 @@ import pytest
 
 from blackbox import Feed, Message, Publisher, Recorder, Recording, Subscriber
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.native import kernel_cache
-from blackbox.native.kernel_cache import digest_of
+from blackbox.native.compile import kernel_cache
+from blackbox.native.compile.kernel_cache import digest_of
 from blackbox.user_cache import user_cache
 from tests.examples import first_of
 from tests.support import Script
@@ -32,19 +32,19 @@ from blackbox_feeds.made import ask
 print(ask(), sum(ask.stats.cache_hits.values()), ask._cache.cache_path, "numba.np.linalg" in sys.modules)
 """
 INLINE = """
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 @njit
 def twice():
     return 2 * ask()
 print(twice())
 """
 AGAIN = """
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 import blackbox_feeds.made as made
 print(njit(cache=True)(made.ask.py_func)())
 """
 MADE = """
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 from blackbox_feeds.between import ANSWER
 
 @njit(cache=True)
@@ -259,7 +259,7 @@ def test_a_stopped_compiling_process_does_not_block_others_for_ever(
 
 
 def test_a_digest_covers_the_sources_of_imports_and_kernels_use_our_njit() -> None:
-    assert digest_of("blackbox.block.encode") != digest_of("blackbox.block.format")
-    assert re.fullmatch("[0-9a-f]{16}", digest_of("blackbox.block.encode"))
+    assert digest_of("blackbox.block.form.encode") != digest_of("blackbox.block.form.format")
+    assert re.fullmatch("[0-9a-f]{16}", digest_of("blackbox.block.form.encode"))
     numbas = re.compile(r"^from numba import .*\bnjit\b", re.MULTILINE)
     assert [path for path in SOURCES if path.name != "jit.py" and numbas.search(path.read_text())] == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blackbox.native import lost_pages
+from blackbox.native.memory import lost_pages
 
 
 def test_a_region_forgotten_while_the_table_grows_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.native.name_table import FULL, HINT_WORDS, NO_HINT, Numbering, number_by_hint, number_of
+from blackbox.native.tables.name_table import FULL, HINT_WORDS, NO_HINT, Numbering, number_by_hint, number_of
 
 
 def number(numbering: Numbering, name: bytes) -> int:

@@ -7,8 +7,8 @@ import platform
 
 import pytest
 
-from blackbox.native.jit import njit
-from blackbox.native.posix import allow_barriers, barrier_of_all_threads
+from blackbox.native.compile.jit import njit
+from blackbox.native.system.posix import allow_barriers, barrier_of_all_threads
 
 SYSTEM_CALL = {"x86_64": 324, "aarch64": 283}
 PRIVATE_EXPEDITED = 1 << 3

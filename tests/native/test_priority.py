@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.native.priority import give_way, giving_way, let_others_go_first
+from blackbox.native.system.priority import give_way, giving_way, let_others_go_first
 from tests.examples import first_of
 from tests.support import Script
 
@@ -66,7 +66,7 @@ def test_other_threads_go_before_a_nice_thread() -> None:
 def test_a_nice_process_has_threads_that_are_nicer(niceness: int) -> None:
     code = """
 import os, threading
-from blackbox.native.priority import let_others_go_first
+from blackbox.native.system.priority import let_others_go_first
 def run():
     let_others_go_first()
     print(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numba import njit
 from numba.core.errors import TypingError
 
-from blackbox.native.records import Field, Fields, SharedRecord, load_shared, record_at, store_shared
+from blackbox.native.memory.records import Field, Fields, SharedRecord, load_shared, record_at, store_shared
 
 
 class Told(SharedRecord):

@@ -9,10 +9,10 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from blackbox.native import waits
-from blackbox.native.waits import acquire, as_done, is_done_in, join, result_of, step_of, take
+from blackbox.native.system import waits
+from blackbox.native.system.waits import acquire, as_done, is_done_in, join, result_of, step_of, take
+from blackbox.receive.stream import Stream
 from blackbox.replay.clock import Clock, ManualClock
-from blackbox.subscribe.stream import Stream
 from tests.interrupts import is_interrupted
 
 

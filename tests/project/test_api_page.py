@@ -15,9 +15,9 @@ import pytest
 
 import blackbox
 from blackbox import Hub, HubClient, Replay
-from blackbox.hub.client import HubClientSettings
-from blackbox.hub.hub import HubKeywords
 from blackbox.replay.replay import ReplaySettings
+from blackbox.services.hub.client.client import HubClientSettings
+from blackbox.services.hub.server.hub import HubKeywords
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text()

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox.block import format as layout
-from blackbox.block.acknowledgement import Acknowledgement
-from blackbox.block.layout import ACKNOWLEDGEMENT
+from blackbox.block.form import format as layout
+from blackbox.block.form.ack_format import Acknowledgement
+from blackbox.block.form.layout import ACKNOWLEDGEMENT
 from blackbox.cli.ui.status import STATUS_HELP, Status
-from blackbox.feed.schema import QuoteFields, TradeFields, load_schema
+from blackbox.feed.schema.schema import QuoteFields, TradeFields, load_schema
 from blackbox.replay.control_socket import ControlSocket
 from blackbox.replay.controls import Controls
 from blackbox.replay.status import ReplayStatus

@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from blackbox.archive.format import OFFSET_CHECKED
-from blackbox.block import layout
-from blackbox.block.layout import ENTRY, FILE_HEAD, HEADER, MARK, RECORD, Structure
+from blackbox.archive.files.format import OFFSET_CHECKED
+from blackbox.block.form import layout
+from blackbox.block.form.layout import ENTRY, FILE_HEAD, HEADER, MARK, RECORD, Structure
 from tests import golden, wire
 from tests.write_layout import COMMAND, ROOT, content, written
 

@@ -26,8 +26,8 @@ from blackbox.cli.program import app
 from blackbox.errors import NotStoredError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.rights import RIGHTS_FILE, load_rights
-from blackbox.hub.settings import HubSettings
-from blackbox.relay.plain import PlainRelay
+from blackbox.services.hub.settings import HubSettings
+from blackbox.services.relay.plain_clients import PlainRelay
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import publish_numbered, wait_recorded

@@ -9,7 +9,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from blackbox import Feed
-from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY
+from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY
 from tests import wire
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)

@@ -8,9 +8,9 @@ import numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.block.acknowledgement import MOST_BYTES, NEVER_SYNCED, NOTHING_MISSING, Acknowledgement
-from blackbox.block.format import RECORDED_KEY
-from blackbox.publish.acknowledgements import Acknowledgements, What
+from blackbox.block.form.ack_format import MOST_BYTES, NEVER_SYNCED, NOTHING_MISSING, Acknowledgement
+from blackbox.block.form.format import RECORDED_KEY
+from blackbox.publish.listeners.ack_tracker import Acknowledgements, What
 
 EPOCH = 7
 END = 30

@@ -13,10 +13,10 @@ import pytest
 from numba import njit
 
 from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
-from blackbox.feed.schema import RAW
-from blackbox.publish.demand import Demand
-from blackbox.publish.ring import PAD, SURE, TAIL, Packers, Ring, RingAt, answer, ask
-from blackbox.publish.slice_sender import RING_BYTES, SliceSender
+from blackbox.feed.schema.schema import RAW
+from blackbox.publish.listeners.demand import Demand
+from blackbox.publish.send.ring import PAD, SURE, TAIL, Packers, Ring, RingAt, answer, ask
+from blackbox.publish.send.slice_sender import RING_BYTES, SliceSender
 
 
 def received(feed: Feed, batches: list[Batch]) -> Subscriber:

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import Feed, Publisher, Recorder, Subscriber
-from blackbox.block.format import MOST_WANT_BYTES, WANT_KEY
-from blackbox.publish.demand import Demand
-from blackbox.relay import below
-from blackbox.subscribe import slice_plan
+from blackbox.block.form.format import MOST_WANT_BYTES, WANT_KEY
+from blackbox.publish.listeners.demand import Demand
+from blackbox.receive.supervise import slice_plan
+from blackbox.services.relay import requests_below as below
 from blackbox.testing import Collector, wait_until
 from tests.gate import Gate
+from tests.receive.subscribers import PATIENT
 from tests.relay.relays import PATIENCE_S, chain, relayed
-from tests.subscribe.subscribers import PATIENT
 from tests.support import Script
 
 PREFIXES = st.text("AB", max_size=3).map(str.encode)

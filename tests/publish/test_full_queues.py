@@ -14,9 +14,9 @@ import pytest
 import zmq
 
 from blackbox import Feed, Publisher
-from blackbox.block.format import CONFIRM_KEY
+from blackbox.block.form.format import CONFIRM_KEY
 from blackbox.errors import NotConfirmedError, PublisherError
-from blackbox.publish import answers
+from blackbox.publish.send import answers
 from blackbox.testing import wait_until
 from tests.publish.subscribers import collected
 

@@ -17,9 +17,9 @@ import pytest
 import zmq
 
 from blackbox import Feed, Publisher
-from blackbox.block.format import CONFIRM_KEY, HEARTBEAT_KEY
+from blackbox.block.form.format import CONFIRM_KEY, HEARTBEAT_KEY
 from blackbox.errors import NoSubscriberError
-from blackbox.publish import peer_guard
+from blackbox.publish.listeners import peer_guard
 from blackbox.testing import wait_until
 from blackbox.transport.socket_cookie import COOKIE_SCRATCH_WORDS, socket_cookie
 from tests.examples import first_of

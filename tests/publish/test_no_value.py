@@ -9,9 +9,9 @@ import pytest
 
 from blackbox import Batch, Message, Publisher, Recorder, Recording, SlowPolicy, Subscriber
 from blackbox.cli.ui.messages import describe
-from blackbox.feed.schema import RAW
+from blackbox.feed.schema.schema import RAW
 from tests.publish.subscribers import one_slice
-from tests.subscribe.subscribers import PATIENT
+from tests.receive.subscribers import PATIENT
 
 
 @pytest.mark.parametrize("conflated", [False, True])

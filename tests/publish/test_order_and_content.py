@@ -13,10 +13,10 @@ import numpy
 import pytest
 
 from blackbox import Batch, Feed, Publisher
-from blackbox.publish.ring import MAX_PAYLOAD_BYTES
-from blackbox.publish.slice_sender import RING_BYTES
+from blackbox.publish.send.ring import MAX_PAYLOAD_BYTES
+from blackbox.publish.send.slice_sender import RING_BYTES
 from tests.publish.subscribers import collected, delivered, one_slice
-from tests.subscribe.shared import sender_of
+from tests.receive.shared import sender_of
 from tests.support import in_child
 
 

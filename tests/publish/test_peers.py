@@ -11,12 +11,12 @@ import pytest
 import zmq
 
 from blackbox import Feed, Publisher, Subscriber
-from blackbox.block.format import CONFIRM_KEY, FLAG_REFUSED
+from blackbox.block.form.format import CONFIRM_KEY, FLAG_REFUSED
 from blackbox.errors import RightsError
-from blackbox.publish.line_socket import open_xpub
-from blackbox.publish.peers import PeerStatistics, most_of
-from blackbox.publish.subscription_reader import SubscriptionReader
-from blackbox.publish.subscriptions import Subscriptions
+from blackbox.publish.listeners.peers import PeerStatistics, most_of
+from blackbox.publish.listeners.subscription_reader import SubscriptionReader
+from blackbox.publish.listeners.subscriptions import Subscriptions
+from blackbox.publish.send.xpub import open_xpub
 from blackbox.testing import wait_until
 from tests.publish.hostile import MORE, Peer, confirmation, frame, subscription, unsubscription, withdrawal
 from tests.publish.subscribers import collected, one_slice
@@ -49,7 +49,7 @@ def test_statistics_list_the_subscriptions_of_each_connection(monkeypatch: pytes
         assert of(publisher, first).key == ""
         assert 0 < of(publisher, first).since_ns <= of(publisher, second).since_ns
         with monkeypatch.context() as patch:
-            patch.setattr("blackbox.publish.peers.MOST_SHOWN_PEERS", 1)
+            patch.setattr("blackbox.publish.listeners.peers.MOST_SHOWN_PEERS", 1)
             statistics = publisher.statistics()
             assert [each.address for each in statistics.peers] == [first.address]
             assert (statistics.other_peers, statistics.subscriptions) == (1, 50)
@@ -80,7 +80,7 @@ def test_a_peer_that_takes_nothing_is_behind_and_the_others_are_not() -> None:
 def test_endless_subscriptions_stop_at_the_limit_and_others_go_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("blackbox.publish.subscriptions._MOST_REFUSED", 20_000)
+    monkeypatch.setattr("blackbox.publish.listeners.subscriptions._MOST_REFUSED", 20_000)
     feed = one_slice(key_bytes=8, max_subscriptions=1_000)
     with Publisher(feed) as publisher, Peer(feed) as greedy:
         for start in range(0, 200_000, 10_000):

@@ -12,7 +12,7 @@ import pytest
 from blackbox import ConfigError, Feed, Publisher
 from blackbox.errors import EndpointError, PublisherError
 from blackbox.publish.publisher import PublisherLife
-from blackbox.publish.slice_sender import SenderLife
+from blackbox.publish.send.slice_sender import SenderLife
 from tests.publish.subscribers import delivered, one_slice
 
 

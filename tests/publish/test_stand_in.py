@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from blackbox import Feed, Message, Publisher, Subscriber
-from blackbox.publish.ring import ASLEEP
+from blackbox.publish.send.ring import ASLEEP
 from blackbox.testing import Collector, wait_until
 from tests.publish.subscribers import delivered
-from tests.subscribe.shared import sender_of
-from tests.subscribe.subscribers import _PATIENT_NS, PATIENT, numbers_of
+from tests.receive.shared import sender_of
+from tests.receive.subscribers import _PATIENT_NS, PATIENT, numbers_of
 
 Transport = Literal["tcp", "ipc", "shm"]
 _NO_BEAT_NS = 60_000_000_000

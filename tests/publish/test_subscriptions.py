@@ -9,11 +9,11 @@ from random import Random
 import numpy
 import pytest
 
-from blackbox.block.encode import TopicTable
-from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY
-from blackbox.feed.key_rule import MAX_KEY_BYTES
-from blackbox.publish.demand import Demand
-from blackbox.publish.wanted import WantedKeys
+from blackbox.block.form.encode import TopicTable
+from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY
+from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
+from blackbox.publish.listeners.demand import Demand
+from blackbox.publish.listeners.wanted import WantedKeys
 from tests.publish.subscribers import one_slice
 
 EPOCH = 7
@@ -96,8 +96,8 @@ def test_a_key_is_wanted_while_a_filter_of_any_connection_of_any_line_matches_it
 
 
 def test_unlimited_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.publish.subscriptions._MOST_ASKED", 512)
-    monkeypatch.setattr("blackbox.publish.subscriptions._MOST_ANSWERED", 512)
+    monkeypatch.setattr("blackbox.publish.listeners.subscriptions._MOST_ASKED", 512)
+    monkeypatch.setattr("blackbox.publish.listeners.subscriptions._MOST_ANSWERED", 512)
     subscriptions = made(2)
     for number in range(1_600):
         nonce = number.to_bytes(8, "little")
@@ -176,7 +176,7 @@ def acceptance(nonce: bytes, line: int) -> bytes:
 
 
 def test_acceptances_of_the_other_line_do_not_count_as_useless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.publish.subscriptions.MOST_USELESS", 4_096)
+    monkeypatch.setattr("blackbox.publish.listeners.subscriptions.MOST_USELESS", 4_096)
     subscriptions = made(2, lines=2)
     for number in range(1_000):
         nonce = number.to_bytes(8, "little")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import blackbox.publish.publisher
 from blackbox import ConfigError, Feed, Publisher, Schema
-from blackbox.feed.schema import price, utc_time
+from blackbox.feed.schema.schema import price, utc_time
 from tests.examples import examples
 from tests.publish.subscribers import delivered, one_slice
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from blackbox import Feed, Publisher, Relay, SlowPolicy, Subscriber
-from blackbox.block.format import ACCEPT_KEY
-from blackbox.publish.subscriptions import SUBSCRIBE
-from blackbox.relay.relay import RelayLine
+from blackbox.block.form.format import ACCEPT_KEY
+from blackbox.publish.listeners.subscriptions import SUBSCRIBE
+from blackbox.services.relay.relay import RelayLine
 from blackbox.testing import Collector
 
 BEAT_NS = 100_000_000

@@ -11,8 +11,8 @@ import pytest
 from blackbox import Publisher
 from blackbox.block.position import End
 from blackbox.errors import NotConfirmedError
-from blackbox.relay import upstream
-from blackbox.relay.upstream import Upstream
+from blackbox.services.relay import requests_up as upstream
+from blackbox.services.relay.requests_up import Upstream
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.examples import examples
 from tests.late_answers import late_answers

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox.publish.peers import Why
-from blackbox.relay.cover import Changes, Interest, SmallestCover, together
+from blackbox.publish.listeners.peers import Why
+from blackbox.services.relay.cover import Changes, Interest, SmallestCover, together
 from tests.examples import examples
 
 prefixes = st.lists(st.sampled_from(b"A\xff\0"), max_size=3).map(bytes)

@@ -16,7 +16,7 @@ from blackbox import ConfigError, Feed, Publisher, Recorder, Relay, Subscriber
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.errors import ArchiveError, NotConfirmedError
 from blackbox.feed.feed import Slice
-from blackbox.monitor.heartbeats import Heartbeats
+from blackbox.services.monitor.heartbeats import Heartbeats
 from blackbox.testing import Collector, wait_until
 from tests.archive.archives import all_numbers, free_endpoint
 from tests.archive.recorders import publish_numbered, wait_recorded
@@ -142,7 +142,7 @@ def two_lines(ring: Keyring) -> Iterator[tuple[Publisher, Feed, Relay]]:
 def test_a_line_with_another_key_that_rejected_a_running_subscriber_is_retried(
     ring: Keyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.subscribe.subscription._UNHEARD_NS", 500_000_000)
+    monkeypatch.setattr("blackbox.receive.slices.subscription._UNHEARD_NS", 500_000_000)
     with two_lines(ring) as (publisher, feed, relay):
         subscriber, _ = collected(feed)
         subscriber.start(2 * WAIT_S)  # with line A only

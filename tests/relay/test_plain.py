@@ -12,14 +12,14 @@ import pytest
 import zmq
 
 from blackbox import ConfigError, Feed, Publisher
-from blackbox.block.block import Block
+from blackbox.block.form.block import Block
 from blackbox.errors import EndpointError, NotConfirmedError, RelayError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.relay import plain
-from blackbox.relay.plain import PlainRelay
-from blackbox.relay.plain_send import SCRATCH_WORDS, PlainAt, PlainState, send_plain
+from blackbox.services.relay import plain_clients as plain
+from blackbox.services.relay.plain_clients import PlainRelay
+from blackbox.services.relay.plain_send import SCRATCH_WORDS, PlainAt, PlainState, send_plain
 from blackbox.testing import RawPublisher, wait_until
-from blackbox.transport.curve import load_pair
+from blackbox.transport.security.curve import load_pair
 from tests.keyring import Keyring
 from tests.relay.relays import PATIENCE_S, chain
 

@@ -9,10 +9,10 @@ import pytest
 import zmq
 
 from blackbox import ConfigError, Feed, Publisher, Relay
-from blackbox.block.format import HEARTBEAT_KEY
+from blackbox.block.form.format import HEARTBEAT_KEY
 from blackbox.errors import EndpointError, RelayError
-from blackbox.relay.relay import RelayLife
-from blackbox.relay.slice_relay import SliceRelayLife
+from blackbox.services.relay.relay import RelayLife
+from blackbox.services.relay.slice_relay import SliceRelayLife
 from blackbox.testing import RawPublisher, wait_until
 from tests import wire
 from tests.relay.relays import PATIENCE_S, PLAIN_BEAT_NS, asked_of, chain, changes_of, collected, line_of, relayed
@@ -194,7 +194,7 @@ def test_a_loop_is_rejected_and_its_relays_are_named() -> None:
 
 
 def test_too_many_hops_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.relay.path.MOST_HOPS", 2)
+    monkeypatch.setattr("blackbox.services.relay.hops.MOST_HOPS", 2)
     feeds = chain(3)
     text = "hop-3.* is hop 3, expected at most 2: hop-1 -> hop-2 -> h"
     with relayed(feeds[:3]), pytest.raises(RelayError, match=text):

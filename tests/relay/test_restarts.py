@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from blackbox import Feed, Publisher, Relay
-from blackbox.block.format import HEARTBEAT_KEY
+from blackbox.block.form.format import HEARTBEAT_KEY
 from blackbox.testing import RawPublisher, wait_until
 from blackbox.transport.context import MAX_SUBSCRIPTIONS
 from tests.relay.relays import PATIENCE_S, chain, collected, line_of, relayed

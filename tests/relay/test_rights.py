@@ -14,12 +14,12 @@ import zmq
 from blackbox import ConfigError, Feed, Publisher, Recorder, Relay
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
-from blackbox.block.block import Block
-from blackbox.block.format import CONFIRM_KEY, FLAG_REFUSED, HEARTBEAT_KEY, SHARED_KEY, WANT_KEY
+from blackbox.block.form.block import Block
+from blackbox.block.form.format import CONFIRM_KEY, FLAG_REFUSED, HEARTBEAT_KEY, SHARED_KEY, WANT_KEY
 from blackbox.errors import ArchiveError, RightsError
-from blackbox.publish.subscriptions import UNSUBSCRIBE
+from blackbox.publish.listeners.subscriptions import UNSUBSCRIBE
 from blackbox.testing import wait_until
-from blackbox.transport.curve import keys_of_line, use_keys
+from blackbox.transport.security.curve import keys_of_line, use_keys
 from tests.archive.archives import free_endpoint
 from tests.keyring import Keyring
 from tests.process_state import linux_only

@@ -16,9 +16,9 @@ from blackbox.errors import EndpointError
 from blackbox.testing import wait_until
 from tests.examples import first_of
 from tests.process_state import linux_only
+from tests.receive.shared import by_sockets, came_by, mapped, numbers_in, publish_numbers, shared_state
+from tests.receive.subscribers import PATIENT
 from tests.relay.relays import BEAT_NS, PATIENCE_S
-from tests.subscribe.shared import by_sockets, came_by, mapped, numbers_in, publish_numbers, shared_state
-from tests.subscribe.subscribers import PATIENT
 from tests.support import Script
 
 pytestmark = linux_only

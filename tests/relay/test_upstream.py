@@ -7,11 +7,19 @@ from collections import deque
 from random import Random
 from typing import Any, NamedTuple
 
-from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, PATH_KEY, RECORDED_KEY, SHARED_KEY, WANT_KEY
-from blackbox.publish.peers import Why
-from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
-from blackbox.relay.cover import SmallestCover
-from blackbox.relay.upstream import Upstream
+from blackbox.block.form.format import (
+    ACCEPT_KEY,
+    CONFIRM_KEY,
+    HEARTBEAT_KEY,
+    PATH_KEY,
+    RECORDED_KEY,
+    SHARED_KEY,
+    WANT_KEY,
+)
+from blackbox.publish.listeners.peers import Why
+from blackbox.publish.listeners.subscriptions import SUBSCRIBE, UNSUBSCRIBE
+from blackbox.services.relay.cover import SmallestCover
+from blackbox.services.relay.requests_up import Upstream
 from tests.examples import examples
 
 SCHEDULES = examples(2_400)

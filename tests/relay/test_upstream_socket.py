@@ -10,10 +10,10 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
-from blackbox.relay.cover import SmallestCover
-from blackbox.relay.line_state import LineState
-from blackbox.relay.upstream_socket import Source, UpstreamSocket, in_the_end
+from blackbox.publish.listeners.subscriptions import SUBSCRIBE, UNSUBSCRIBE
+from blackbox.services.relay.cover import SmallestCover
+from blackbox.services.relay.line_state import LineState
+from blackbox.services.relay.upstream_socket import Source, UpstreamSocket, in_the_end
 from blackbox.testing import wait_until
 from blackbox.transport.wakeup import Pipe
 from tests.relay.relays import PATIENCE_S, chain

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import Publisher
-from blackbox.block.format import CONFIRM_KEY, HEARTBEAT_KEY
-from blackbox.native.jit import njit
-from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
-from blackbox.relay.cover import SmallestCover
-from blackbox.relay.key_ranges import covers, ranges_of
-from blackbox.relay.upstream import Upstream
+from blackbox.block.form.format import CONFIRM_KEY, HEARTBEAT_KEY
+from blackbox.native.compile.jit import njit
+from blackbox.publish.listeners.subscriptions import SUBSCRIBE, UNSUBSCRIBE
+from blackbox.services.relay.cover import SmallestCover
+from blackbox.services.relay.key_ranges import covers, ranges_of
+from blackbox.services.relay.requests_up import Upstream
 from blackbox.testing import RawPublisher, wait_until
 from tests.examples import examples
 from tests.relay.relays import PATIENCE_S, chain, line_of, relayed
@@ -112,7 +112,7 @@ def test_a_source_that_ignores_withdrawals_is_reconnected(caplog: pytest.LogCapt
 
 
 def test_many_withdrawn_filters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.relay.upstream._MOST_WITHDRAWN", 3)
+    monkeypatch.setattr("blackbox.services.relay.requests_up._MOST_WITHDRAWN", 3)
     line, prefixes = Line(ignores=range(4)), [b"AA", b"AB", b"B", b"BA"]
     line.want(*prefixes)
     line.go_on()

@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from blackbox import Batch, Feed, Message, Subscriber
+from blackbox.receive.callbacks.compiled_callback import CompiledBatch, payload, sequence_of
 from blackbox.replay.controls import Action, Controls, Grant
 from blackbox.replay.schedule import NO_LIMIT
-from blackbox.subscribe.compiled_callback import CompiledBatch, payload, sequence_of
 from tests.examples import examples
 from tests.journals import Day, Put, Row, Told, feed_of
-from tests.subscribe.subscribers import PATIENT
+from tests.receive.subscribers import PATIENT
 
 few = settings(max_examples=examples(60))
 PREFIXES = st.sampled_from([b"", b"A", b"AX", b"AXYZ.", b"AY.trade.of", b"B", b"BXYZ", b"CY", b"Z"])

@@ -15,7 +15,7 @@ from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import ConfigError, Feed, Publisher, Recording, Replay, Source, Subscriber
-from blackbox.archive.import_days import import_days
+from blackbox.archive.importing.import_days import import_days
 from blackbox.book.book import Level
 from blackbox.book.books import Books
 from blackbox.book.orders import BUY, SELL

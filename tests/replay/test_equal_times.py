@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Feed, Recording, Subscriber
-from blackbox.archive.import_days import import_days
+from blackbox.archive.importing.import_days import import_days
 from tests.archive.imports import DAY, NOON, Made
 from tests.examples import examples
 from tests.journals import feed_of

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from blackbox import Recording
-from blackbox.archive.reader import RUN_RECORDS
+from blackbox.archive.read.reader import RUN_RECORDS
 from blackbox.archive.recordings import runs_of
 from blackbox.feed.symbol_choice import ALL_TOPICS
-from blackbox.replay.block_table import Selection, block_tables
-from blackbox.replay.feeds import ReplayedFeeds
+from blackbox.replay.slice_numbering import ReplayedFeeds
+from blackbox.replay.tables.block_table import Selection, block_tables
 from tests.replay.audience import simple_day
 
 SHORT, LONG = 300_000, 1_500_000
@@ -21,7 +21,7 @@ SPARE_KB = 8 << 10
 AHEAD_KB = 24 << 10
 
 IMPORT = """
-from blackbox.archive.import_days import import_days
+from blackbox.archive.importing.import_days import import_days
 from blackbox_feeds.synthetic import Synthetic
 (day,) = import_days(Feed.local("session", 2, schema="itch50"), sys.argv[1], [Synthetic(int(sys.argv[2]), symbols=50)])
 seen = day.messages

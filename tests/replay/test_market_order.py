@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from blackbox import Batch, Message, Recording, Recordings, Schema, Subscriber
 from blackbox.errors import SubscriberError
-from blackbox.replay import market_order
+from blackbox.receive.callbacks.compiled_callback import little_endian, payload
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from blackbox.replay.replay import Replay
-from blackbox.subscribe.compiled_callback import little_endian, payload
+from blackbox.replay.tables import market_order
 from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 

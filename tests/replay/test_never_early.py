@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Feed, Message, Recording, Replay, Source, Subscriber
-from blackbox.archive.import_days import import_days
+from blackbox.archive.importing.import_days import import_days
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from tests.examples import examples

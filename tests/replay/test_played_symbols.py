@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed, Gap, Recording, Replay, Subscriber
 from blackbox.archive.export.source_file import export
-from blackbox.archive.import_days import import_days
-from blackbox.feed.symbol import RULES, SymbolRule
+from blackbox.archive.importing.import_days import import_days
+from blackbox.feed.routing.symbol import RULES, SymbolRule
 from blackbox.testing import Collector
 from tests.callbacks import count_rows
 from tests.journals import Day, Put, Row, feed_of

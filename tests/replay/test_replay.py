@@ -16,11 +16,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from blackbox import Batch, CallbackError, ConfigError, Feed, Publisher, Recorder, Recording, Replay, Subscriber
+from blackbox.receive.callbacks.compiled_callback import payload
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
-from blackbox.replay.measure_blocks import measure
-from blackbox.replay.worker_loop import play
-from blackbox.subscribe.compiled_callback import payload
+from blackbox.replay.play.player_loop import play
+from blackbox.replay.tables.measure_blocks import measure
 from tests.archive.written_days import days, made
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, feed_of

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from blackbox import Batch, ConfigError, Feed, Publisher, Recorder, Recording, Replay, SlowPolicy, Subscriber
-from blackbox.archive.marks import MarkKind, marks_of
+from blackbox.archive.files.marks import MarkKind, marks_of
 from blackbox.errors import PublisherError
 from blackbox.feed.feed import Slice
 from blackbox.feed.source import open_source
-from blackbox.replay.to_wire import LEAST_STORED_BYTES
-from blackbox.subscribe.statistics import Statistics
+from blackbox.receive.statistics import Statistics
+from blackbox.replay.play.to_wire import LEAST_STORED_BYTES
 from blackbox.testing import wait_until
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, Told

@@ -8,7 +8,7 @@ import random
 
 import msgspec
 
-from blackbox.report.day_report import Bar, DayReport, Instrument, Lag, Missing, Mix, SpreadPoint
+from blackbox.analysis.report.day_report import Bar, DayReport, Instrument, Lag, Missing, Mix, SpreadPoint
 
 SECOND = 10**9
 OPEN = int(datetime.datetime(2026, 11, 20, 14, 30, tzinfo=datetime.UTC).timestamp()) * SECOND

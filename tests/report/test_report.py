@@ -15,10 +15,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from blackbox.report.axis import lag_ticks, rate_ticks, span_ticks, time_ticks
-from blackbox.report.cards import interval
-from blackbox.report.day_report import DayReport, Lag
-from blackbox.report.page import page
+from blackbox.analysis.report.axis import lag_ticks, rate_ticks, span_ticks, time_ticks
+from blackbox.analysis.report.cards import interval
+from blackbox.analysis.report.day_report import DayReport, Lag
+from blackbox.analysis.report.page import page
 from tests.report.reports import OPEN, SECOND, empty_report, full_report, raw_report
 from tests.support import ROOT
 

@@ -6,7 +6,7 @@ from random import Random
 from typing import Protocol
 
 from blackbox.block.position import End, Position
-from blackbox.subscribe.order_state import Answers
+from blackbox.receive.order.state import Answers
 from tests.simulation.network import Confirm, Heartbeat, Loop, Pipe, Source
 from tests.simulation.simulated_slice import SentBlock as Block
 from tests.simulation.simulated_slice import SimulatedSlice

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from blackbox.block.position import Position
-from blackbox.subscribe.order_state import LIVE
+from blackbox.receive.order.state import LIVE
 
 if TYPE_CHECKING:
     from tests.simulation.network import Sent

@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from blackbox.block.position import End
-from blackbox.relay.cover import Changes, Interest, SmallestCover
+from blackbox.services.relay.cover import Changes, Interest, SmallestCover
 from tests.simulation.simulated_slice import SentBlock as Block
 
 KEYS = [b"A", b"B", b"C", b"AB", b"D"]

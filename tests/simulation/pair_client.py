@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from blackbox.block.layout import VERSION
-from blackbox.hub.judge import Answer, Request
-from blackbox.hub.protocol import (
+from blackbox.block.form.layout import VERSION
+from blackbox.services.hub.protocol import (
     ANYWHERE,
     CONDITION,
     Ended,
@@ -24,7 +23,8 @@ from blackbox.hub.protocol import (
     Welcome,
     unpack_places,
 )
-from blackbox.hub.revisions import Revision
+from blackbox.services.hub.server.judge import Answer, Request
+from blackbox.services.hub.server.revisions import Revision
 
 if TYPE_CHECKING:
     from tests.simulation.pair_model import Known

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from blackbox.archive.format import FILE_HEAD_BYTES
+from blackbox.archive.files.format import FILE_HEAD_BYTES
 from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed
-from blackbox.hub.entries import TooFarBehindError, part_of
-from blackbox.hub.history import Copy, History, Part, _End, _Place
-from blackbox.hub.notes import HEAD, JUDGED, Notes, head_of
-from blackbox.hub.pair import Entry, Kept
-from blackbox.hub.revisions import Revision
+from blackbox.services.hub.pair.entries import TooFarBehindError, part_of
+from blackbox.services.hub.pair.messages import Entry, Kept
+from blackbox.services.hub.server.history import Copy, History, Part, _End, _Place
+from blackbox.services.hub.server.notes import HEAD, JUDGED, Notes, head_of
+from blackbox.services.hub.server.revisions import Revision
 
 _MOST_ENTRIES = 3
 """Most entries sent to a peer at once."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blackbox.hub.judge import Answer, Judge, Request, Turn
-from blackbox.hub.pair import Entry, Follow, Kept, Lead, Part
-from blackbox.hub.pair_machine import PairMachine
-from blackbox.hub.protocol import Ended, FindSites, FoundSites
+from blackbox.services.hub.pair.machine import PairMachine
+from blackbox.services.hub.pair.messages import Entry, Follow, Kept, Lead, Part
+from blackbox.services.hub.protocol import Ended, FindSites, FoundSites
+from blackbox.services.hub.server.judge import Answer, Judge, Request, Turn
 from tests.simulation.pair_disk import Disk, SimBlock, SimEntries, SimHistory, check_epoch, entry_of
 
 if TYPE_CHECKING:

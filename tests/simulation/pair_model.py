@@ -7,14 +7,14 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from blackbox.hub.notes import JUDGED
-from blackbox.hub.protocol import ANYWHERE, CONFLICT, PlaceRow, unpack_places
-from blackbox.hub.revisions import NO_VALUE, Revision
+from blackbox.services.hub.protocol import ANYWHERE, CONFLICT, PlaceRow, unpack_places
+from blackbox.services.hub.server.notes import JUDGED
+from blackbox.services.hub.server.revisions import NO_VALUE, Revision
 from tests.simulation.model import ModelError
 from tests.simulation.pair_disk import Disk, SimBlock, SimHistory
 
 if TYPE_CHECKING:
-    from blackbox.hub.pair import Kept
+    from blackbox.services.hub.pair.messages import Kept
     from tests.simulation.pair_client import Row, Sent, SimClient
 
 _Place = tuple[int, int, int]

@@ -10,9 +10,10 @@ from unittest.mock import patch
 
 from blackbox import Feed
 from blackbox.errors import BlackBoxError
-from blackbox.hub import judge, notes, table
-from blackbox.hub.pair import Follow, Lead, Pair
-from blackbox.hub.pair_state import PairLife
+from blackbox.services.hub.pair.messages import Follow, Lead, Pair
+from blackbox.services.hub.pair.state import PairLife
+from blackbox.services.hub.server import client_table as table
+from blackbox.services.hub.server import judge, notes
 from tests.simulation.model import ModelError
 from tests.simulation.network import Loop
 from tests.simulation.pair_client import SimClient

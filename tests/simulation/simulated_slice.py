@@ -8,15 +8,19 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy
 
-from blackbox.block.format import HEADER, MAX_SEQUENCE, read_header
+from blackbox.block.form.format import HEADER, MAX_SEQUENCE, read_header
 from blackbox.block.position import End, Position
-from blackbox.native.jit import njit
-from blackbox.native.kept_arguments import Kept, kept_at
-from blackbox.native.prefix_trie import Trie, build_trie
-from blackbox.subscribe import order, order_epochs, order_held, order_losses, order_repair
-from blackbox.subscribe.epochs import DOUBTED, NEW, STALE, epoch_before, epoch_state_at, judge_epoch
-from blackbox.subscribe.order_state import LIVE, NONE, UNKNOWN, Answers, Order, OrderAt, is_unsettled, order_state_at
-from blackbox.subscribe.state import SliceCounters, slice_counters_at
+from blackbox.native.compile.jit import njit
+from blackbox.native.compile.kept_arguments import Kept, kept_at
+from blackbox.native.tables.prefix_trie import Trie, build_trie
+from blackbox.receive.order import epoch_changes as order_epochs
+from blackbox.receive.order import held as order_held
+from blackbox.receive.order import losses as order_losses
+from blackbox.receive.order import order
+from blackbox.receive.order import repair as order_repair
+from blackbox.receive.order.epochs import DOUBTED, NEW, STALE, epoch_before, epoch_state_at, judge_epoch
+from blackbox.receive.order.state import LIVE, NONE, UNKNOWN, Answers, Order, OrderAt, is_unsettled, order_state_at
+from blackbox.receive.state import SliceCounters, slice_counters_at
 
 _WAKE: Final = os.open(os.devnull, os.O_WRONLY)
 _MESSAGE_BYTES: Final = 100

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox.block.position import End
-from blackbox.subscribe.order import PLAUSIBLE_JUMP
+from blackbox.receive.order.order import PLAUSIBLE_JUMP
 from tests.examples import examples
 from tests.simulation.simulated_slice import LINE_DEAD_NS, LINE_WAIT_NS, SentBlock, SimulatedSlice
 

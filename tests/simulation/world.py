@@ -6,7 +6,7 @@ from functools import partial
 from random import Random
 
 from blackbox.block.position import Position
-from blackbox.subscribe.order_state import LIVE, Answers
+from blackbox.receive.order.state import LIVE, Answers
 from tests.simulation.archive import Archive, Cursor, ns
 from tests.simulation.model import ModelError, Report, Want, check, is_settled
 from tests.simulation.network import FAR, KEYS, Confirm, Heartbeat, Loop, Pipe, Publisher, Relay

@@ -14,8 +14,8 @@ from typing import Final
 
 import pyspark
 
+from blackbox.analysis.spark.java import find_java
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.spark.java import find_java
 from blackbox.testing import wait_until
 from tests.support import ROOT
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 
-import blackbox.spark
+import blackbox.analysis.spark
 from blackbox.analysis import time_bars
 
-spark = blackbox.spark.session(name="bars on a cluster")
+spark = blackbox.analysis.spark.session(name="bars on a cluster")
 reader = spark.read.format("blackbox").option("partitionBytes", "256k")  # more tasks than one worker takes at a time
 trades = reader.option("messageType", "T").load(sys.argv[1])
 bars = time_bars(trades, "1s", size="size")

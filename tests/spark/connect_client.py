@@ -8,15 +8,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import blackbox.spark
+import blackbox.analysis.spark
 from blackbox import ConfigError
 from blackbox.cli.ui.drawing import draw
 
 master, day, page = sys.argv[1:]
 warnings.simplefilter("error")
-spark = blackbox.spark.session(master, conf={"spark.ui.enabled": False})  # same value as on the server
+spark = blackbox.analysis.spark.session(master, conf={"spark.ui.enabled": False})  # same value as on the server
 try:
-    blackbox.spark.session(master, conf={"spark.executor.memory": "1g"})
+    blackbox.analysis.spark.session(master, conf={"spark.executor.memory": "1g"})
     refused = ""
 except ConfigError as error:
     refused = str(error)

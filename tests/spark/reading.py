@@ -15,8 +15,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from blackbox.spark.metrics import read_metrics
-from blackbox.spark.python_engine import DefaultSource
+from blackbox.analysis.spark.metrics import read_metrics
+from blackbox.analysis.spark.python_engine import DefaultSource
 from tests.journals import Day, Put, Row, Told, feed_of
 
 if TYPE_CHECKING:

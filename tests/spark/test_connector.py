@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blackbox import ConfigError
-from blackbox.spark.jar import connector_jar
+from blackbox.analysis.spark.jar import connector_jar
 
 
 def test_concurrent_builds_leave_one_complete_jar_and_no_draft(tmp_path: Path) -> None:

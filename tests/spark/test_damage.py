@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from blackbox.block.layout import RECORD
+from blackbox.block.form.layout import RECORD
 from tests import damage, journals, wire
 from tests.journals import Day, Told, feed_of
 from tests.spark.made_days import BEGIN, make_day, puts_of

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blackbox import Feed, Recording
-from blackbox.spark.metrics import read_metrics
-from blackbox.spark.session import PUSHDOWN
+from blackbox.analysis.spark.metrics import read_metrics
+from blackbox.analysis.spark.session import PUSHDOWN
 from tests.journals import Day, Told, key_bit
 from tests.spark.made_days import BEGIN, SECOND, make_day
 from tests.spark.reading import FAILURES, Counted, load, spread, told_by

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blackbox import ConfigError
-from blackbox.spark.java import find_java, shim
+from blackbox.analysis.spark.java import find_java, shim
 
 
 def java_that_says(home: Path, told: str, status: int = 0) -> Path:

@@ -58,9 +58,9 @@ def test_machine_without_java_gets_one_from_pypi(day: Path, tmp_path: Path) -> N
         (tools / tool).symlink_to(place)
     script = """
 import shutil, sys
-import blackbox.spark
+import blackbox.analysis.spark
 assert shutil.which("java") is None
-spark = blackbox.spark.session("local[1]", conf={"spark.ui.enabled": False})
+spark = blackbox.analysis.spark.session("local[1]", conf={"spark.ui.enabled": False})
 """
     said = run(script, day, PATH=str(tools), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert said == "read 10 145 21 true java"
@@ -72,7 +72,7 @@ spark = blackbox.spark.session("local[1]", conf={"spark.ui.enabled": False})
 def test_session_created_by_the_user_finds_the_source(day: Path) -> None:
     script = """
 import os, sys
-from blackbox.spark.java import find_java
+from blackbox.analysis.spark.java import find_java
 from pyspark.sql import SparkSession
 os.environ["JAVA_HOME"] = str(find_java())
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", False).getOrCreate()

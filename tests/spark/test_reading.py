@@ -31,12 +31,12 @@ from pyspark.sql.datasource import (
 )
 
 from blackbox import ConfigError
+from blackbox.analysis.spark import options
+from blackbox.analysis.spark.columns import table_schema
+from blackbox.analysis.spark.metrics import read_metrics
+from blackbox.analysis.spark.python_engine import OF_ONE_SCAN, DefaultSource, Reader
 from blackbox.errors import JournalError
-from blackbox.feed.symbol import RULES
-from blackbox.spark import options
-from blackbox.spark.columns import table_schema
-from blackbox.spark.metrics import read_metrics
-from blackbox.spark.python_engine import OF_ONE_SCAN, DefaultSource, Reader
+from blackbox.feed.routing.symbol import RULES
 from tests.archive.written_days import days, made
 from tests.examples import examples
 from tests.journals import Day, Put, Row, Told, feed_of

@@ -14,10 +14,10 @@ import pytest
 from blackbox_feeds.itch50 import Itch50
 
 from blackbox import Feed, Publisher, Recorder, Recording
-from blackbox.block.arrow import record_column
+from blackbox.block.columns.arrow import record_column
 from blackbox.errors import ConfigError
-from blackbox.feed.prices import FORMS
-from blackbox.feed.schema import Schema, price, utc_time
+from blackbox.feed.schema.prices import FORMS
+from blackbox.feed.schema.schema import Schema, price, utc_time
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import AS_SENT
 from tests.spark.reading import Counted, by_python, load, refused, sorted_rows

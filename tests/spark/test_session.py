@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import blackbox.spark
-from blackbox.spark.jar import connector_jar, install
-from blackbox.spark.session import PUSHDOWN
+import blackbox.analysis.spark
+from blackbox.analysis.spark.jar import connector_jar, install
+from blackbox.analysis.spark.session import PUSHDOWN
 from tests.journals import Day, Put, Row, feed_of
 from tests.spark.reading import load
 
@@ -53,7 +53,7 @@ def test_existing_session_is_kept_and_its_pushdown_switched_on(spark: SparkSessi
     spark.conf.set(PUSHDOWN, "false")
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
-        again = blackbox.spark.session("local[7]", conf={"spark.sql.ansi.enabled": False})
+        again = blackbox.analysis.spark.session("local[7]", conf={"spark.sql.ansi.enabled": False})
         assert again.sparkContext is spark.sparkContext
         assert again.conf.get(PUSHDOWN) == "true"
         assert again.conf.get("spark.sql.ansi.enabled") == "false"
@@ -69,7 +69,7 @@ def test_session_without_the_connector_logs_the_reason_once(
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.warns(RuntimeWarning) as told:
-        assert blackbox.spark.session().sparkContext is spark.sparkContext
+        assert blackbox.analysis.spark.session().sparkContext is spark.sparkContext
     (warning,) = told
     assert str(warning.message).startswith(
         "the slower Python engine reads recordings: the connector for Spark could not be made in "
@@ -80,4 +80,4 @@ def test_session_without_the_connector_logs_the_reason_once(
 def test_missing_pyspark_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(ImportError, match=r"this needs pyspark: pip install 'blackbox-md\[spark\]'"):
-        blackbox.spark.session()
+        blackbox.analysis.spark.session()

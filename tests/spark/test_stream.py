@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from blackbox import ConfigError
+from blackbox.analysis.spark.python_engine import DefaultSource
+from blackbox.analysis.spark.stream import StreamReader
 from blackbox.errors import JournalError
-from blackbox.spark.python_engine import DefaultSource
-from blackbox.spark.stream import StreamReader
 from blackbox.testing import wait_until
 from tests.examples import first_of
 from tests.journals import Day, Put, Row, Segment, feed_of

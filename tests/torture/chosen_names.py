@@ -7,7 +7,7 @@ from random import Random
 
 import numpy
 
-from blackbox.native.name_table import Numbering, number_of
+from blackbox.native.tables.name_table import Numbering, number_of
 from tests.native.test_name_table import chosen_names, longest_run
 from tests.torture.outcome import Outcome
 

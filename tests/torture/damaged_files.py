@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from blackbox import Recording
-from blackbox.archive.closed import note_closed
-from blackbox.archive.manifest_repair import repair
-from blackbox.archive.marks import Totals
+from blackbox.archive.files.closed import note_closed
+from blackbox.archive.files.marks import Totals
+from blackbox.archive.maintain.manifest_repair import repair
 from blackbox.errors import JournalError
 from tests.journals import Day, Put, Row, feed_of
 from tests.torture.outcome import Outcome

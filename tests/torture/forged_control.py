@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from blackbox import Feed, SlowPolicy, Subscriber
-from blackbox.block.block import Block
-from blackbox.block.format import FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY
+from blackbox.block.form.block import Block
+from blackbox.block.form.format import FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY
 from blackbox.block.position import End
 from blackbox.testing import Collector, RawPublisher
 from tests.torture.outcome import Outcome

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from blackbox import Feed, Publisher, SlowPolicy, Subscriber
-from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY
-from blackbox.publish import peer_guard
+from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY
+from blackbox.publish.listeners import peer_guard
 from blackbox.testing import Collector
 from tests.process_state import resident_bytes
 from tests.publish.hostile import MORE, Peer, acceptance, confirmation, frame, subscription, unsubscription

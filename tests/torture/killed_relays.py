@@ -25,7 +25,7 @@ logging.getLogger("blackbox").addHandler(logging.NullHandler())  # lost connecti
 def prepare():
     global above
     above = msgspec.json.decode(sys.argv[3], type=Feed)
-    import blackbox.relay.relay
+    import blackbox.services.relay.relay
 def work():
     with Relay(above, feed) as relay:
         notes[0] = 1

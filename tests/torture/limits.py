@@ -8,7 +8,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from blackbox import Feed, Publisher
-from blackbox.archive.recorder import Recorder
+from blackbox.archive.record.recorder import Recorder
 from blackbox.testing import wait_until
 from tests.torture.nursery import Nursery
 from tests.torture.outcome import Outcome

@@ -17,7 +17,7 @@ from typing import Final
 from blackbox import Feed, Subscriber
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, NotConfirmedError
-from blackbox.image.table import Table
+from blackbox.subscriber.table import Table
 from blackbox.testing import wait_until
 from tests.hub.hubs import HUB, hub_feed, published
 from tests.torture.nursery import Nursery

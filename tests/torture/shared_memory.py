@@ -13,10 +13,10 @@ from random import Random
 import msgspec
 
 from blackbox import Feed, Publisher, SlowPolicy, Subscriber
-from blackbox.native.memory import foreign_array
+from blackbox.native.memory.arrays import foreign_array
 from blackbox.testing import wait_until
-from blackbox.transport.shared_memory import Slot
-from blackbox.transport.shared_memory_writer import SharedWriter
+from blackbox.transport.shared_memory.layout import Slot
+from blackbox.transport.shared_memory.writer import SharedWriter
 from tests.torture.killed_publishers import attack_over
 from tests.torture.numbered import Numbers, publish_numbered
 from tests.torture.nursery import Nursery

@@ -13,7 +13,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 
 from blackbox import Feed, Publisher
-from blackbox.bridge.websocket import WebSocketBridge
+from blackbox.services.bridge.websocket.clients import WebSocketBridge
 from tests.keyring import Keyring
 from tests.torture.outcome import Outcome
 

@@ -13,9 +13,9 @@ from blackbox.archive.serve.client import ArchiveClient
 from blackbox.errors import EndpointError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import as_recorded
-from blackbox.relay.plain import PlainRelay
+from blackbox.services.relay.plain_clients import PlainRelay
 from blackbox.testing import wait_until
-from tests.subscribe.subscribers import subscribed
+from tests.receive.subscribers import subscribed
 
 PATIENCE_S = 60.0
 

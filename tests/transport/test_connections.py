@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from blackbox.testing import wait_until
-from blackbox.transport.connections import Connection, Connections
+from blackbox.transport.tcp_info import Connection, Connections
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counters are Linux's")
 

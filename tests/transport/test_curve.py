@@ -12,10 +12,10 @@ import pytest
 import zmq
 
 from blackbox import ConfigError, Feed
-from blackbox.transport import curve, gate
-from blackbox.transport.connections import Failure
-from blackbox.transport.curve import ClientKeys, keys_of_line, load_pair, load_public, refusal_of
-from blackbox.transport.gate import AllowedKeys, Gate, open_gate
+from blackbox.transport.security import curve, gate
+from blackbox.transport.security.curve import ClientKeys, keys_of_line, load_pair, load_public, refusal_of
+from blackbox.transport.security.gate import AllowedKeys, Gate, open_gate
+from blackbox.transport.tcp_info import Failure
 from tests.keyring import Keyring
 
 FEED = Feed.local("quotes", slices=1)

@@ -9,14 +9,14 @@ import textwrap
 import numpy
 import pytest
 
-from blackbox.block.acknowledgement import MOST_BYTES
-from blackbox.block.encode import TopicTable
-from blackbox.publish.demand import Demand
-from blackbox.publish.peer_guard import Guard, _Record
-from blackbox.publish.sender_state import SenderState
-from blackbox.publish.wanted import WantedKeys
+from blackbox.block.form.ack_format import MOST_BYTES
+from blackbox.block.form.encode import TopicTable
+from blackbox.publish.listeners.demand import Demand
+from blackbox.publish.listeners.peer_guard import Guard, _Record
+from blackbox.publish.listeners.wanted import WantedKeys
+from blackbox.publish.send.sender_state import SenderState
 from blackbox.testing import RawPublisher, wait_until
-from blackbox.transport.connections import Connection
+from blackbox.transport.tcp_info import Connection
 from tests.publish.subscribers import one_slice
 from tests.support import Script
 

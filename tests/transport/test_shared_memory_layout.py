@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from blackbox.block.layout import VERSION
-from blackbox.native.records import SharedRecord
-from blackbox.transport import shared_memory
+from blackbox.block.form.layout import VERSION
+from blackbox.native.memory.records import SharedRecord
+from blackbox.transport.shared_memory import layout as shared_memory
 
 OFFSETS = {
     "Head": {"magic": 0, "page_bytes": 8, "small_bytes": 16, "tail": 64, "waiting": 128, "place_positions": 192},

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from blackbox.archive.export.table import TEXT, Part, Pick, Picks, parts_of, texts
-from blackbox.block.arrow import PRICE_DIGITS, float_column, price_column, record_column
-from blackbox.block.batch import Batch
+from blackbox.block.batch.batch import Batch
+from blackbox.block.columns.arrow import PRICE_DIGITS, float_column, price_column, record_column
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
-from blackbox.feed.prices import Prices, check_prices
-from blackbox.feed.schema import ABSENT, DECIMALS
+from blackbox.feed.schema.prices import Prices, check_prices
+from blackbox.feed.schema.schema import ABSENT, DECIMALS
 from blackbox.timestamps import zone_of
 
 if TYPE_CHECKING:

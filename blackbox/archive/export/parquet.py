@@ -21,15 +21,15 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow.parquet import ParquetWriter
 
-from blackbox.archive.day import as_journal_error, make_directory, sync_directory
 from blackbox.archive.export.table import PART_ROWS, TEXT, Part, Pick, parts_of, texts
-from blackbox.block.arrow import PRICE_DIGITS, float_column, micros_column, price_column, record_column
-from blackbox.block.batch import Batch
+from blackbox.archive.files.day import as_journal_error, make_directory, sync_directory
+from blackbox.block.batch.batch import Batch
+from blackbox.block.columns.arrow import PRICE_DIGITS, float_column, micros_column, price_column, record_column
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
-from blackbox.feed.prices import Prices, check_prices
-from blackbox.feed.schema import DECIMALS, Schema
-from blackbox.native.waits import result_of
+from blackbox.feed.schema.prices import Prices, check_prices
+from blackbox.feed.schema.schema import DECIMALS, Schema
+from blackbox.native.system.waits import result_of
 
 Order = Literal["capture", "topic"]
 """Order of messages in a file: as captured, or by topic within each million messages."""

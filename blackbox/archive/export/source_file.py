@@ -18,12 +18,12 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.day import as_journal_error
 from blackbox.archive.export.time_order import Messages, Order, in_order_of_time
-from blackbox.archive.filter import Time
+from blackbox.archive.files.day import as_journal_error
+from blackbox.archive.read.filter import Time
 from blackbox.archive.recording import Recording
 from blackbox.errors import ConfigError, JournalError
-from blackbox.feed.schema import load_registered
+from blackbox.feed.schema.schema import load_registered
 
 EXPORTER_GROUP: Final = "blackbox.exporters"
 """The entry-point group of exporters, which are registered by the names of their schemas."""

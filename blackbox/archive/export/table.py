@@ -10,8 +10,8 @@ import numpy
 import pyarrow
 from numpy.typing import NDArray
 
-from blackbox.block.batch import Batch
-from blackbox.feed.schema import Schema
+from blackbox.block.batch.batch import Batch
+from blackbox.feed.schema.schema import Schema
 
 PART_ROWS: Final = 1 << 20
 PART_BYTES: Final = 64 << 20

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from blackbox.archive.export.members import Members, columns_of, integer, number, reader_of, text
 from blackbox.archive.export.table import Chosen, Pick, Picks
-from blackbox.block.batch import Batch
-from blackbox.feed.schema import ABSENT, BreakFields, QuoteFields, Schema, TradeFields
-from blackbox.feed.symbol import BEFORE_FIRST, WHOLE, SymbolRule
+from blackbox.block.batch.batch import Batch
+from blackbox.feed.routing.symbol import BEFORE_FIRST, WHOLE, SymbolRule
+from blackbox.feed.schema.schema import ABSENT, BreakFields, QuoteFields, Schema, TradeFields
 
 if TYPE_CHECKING:
     from blackbox.archive.data_frames import Frames
-    from blackbox.archive.filter import Selection
+    from blackbox.archive.read.filter import Selection
 
 _SPREAD: Final = numpy.uint64(0x9E3779B97F4A7C15)
 _SIDES: Final = ("bid", "ask")

@@ -14,15 +14,15 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.filter import Filter, RowFilter
-from blackbox.archive.reader import RecordRun, blocks_of, read_runs
-from blackbox.block.format import FLAG_FIXED, layout_of, read_header
-from blackbox.native.intrinsics import copy_bytes, int32s_at, int64s_at, unsigned
-from blackbox.native.jit import njit
+from blackbox.archive.read.filter import Filter, RowFilter
+from blackbox.archive.read.reader import RecordRun, blocks_of, read_runs
+from blackbox.block.form.format import FLAG_FIXED, layout_of, read_header
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import copy_bytes, int32s_at, int64s_at, unsigned
 
 if TYPE_CHECKING:
+    from blackbox.archive.files.segment import Segment, SegmentFile
     from blackbox.archive.recording import Recording
-    from blackbox.archive.segment import Segment, SegmentFile
 
 _PART_ROWS: Final = 131_072
 """Maximum number of messages in a part."""

@@ -38,16 +38,16 @@ from blackbox.archive.serve.protocol import (
     Snapshot,
     TellConsumer,
 )
-from blackbox.block.block import Block
+from blackbox.block.form.block import Block
 from blackbox.block.position import End, Position
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.feed.key_rule import rule_text
-from blackbox.feed.prefixes import Prefixes, common_prefix, covering
-from blackbox.native.awake_clock import awake_s, spread
-from blackbox.subscribe.catching_up import Gone as GoneTo
-from blackbox.subscribe.catching_up import Passed, Told, Wanted
-from blackbox.transport.curve import keys_of_archive
+from blackbox.feed.routing.key_rule import rule_text
+from blackbox.feed.routing.prefixes import Prefixes, common_prefix, covering
+from blackbox.native.system.awake_clock import awake_s, spread
+from blackbox.receive.slices.catching_up import Gone as GoneTo
+from blackbox.receive.slices.catching_up import Passed, Told, Wanted
+from blackbox.transport.security.curve import keys_of_archive
 
 log = logging.getLogger("blackbox")
 _AnswerT = TypeVar("_AnswerT")

@@ -21,15 +21,15 @@ from blackbox.archive.serve.protocol import (
     Request,
     check_version,
 )
-from blackbox.block.block import Block
+from blackbox.block.form.block import Block
 from blackbox.documents import DecodeError
 from blackbox.errors import ArchiveError, BlockError, EndpointError
-from blackbox.native.awake_clock import awake_s
-from blackbox.native.limits import Needs
-from blackbox.transport.connections import Connections, Failure
+from blackbox.native.system.awake_clock import awake_s
+from blackbox.native.system.limits import Needs
 from blackbox.transport.context import allow_ipv6, new_context
-from blackbox.transport.curve import ClientKeys, refusal_of, use_keys
 from blackbox.transport.keep_alive import keep_alive
+from blackbox.transport.security.curve import ClientKeys, refusal_of, use_keys
+from blackbox.transport.tcp_info import Connections, Failure
 
 _LOOK_S: Final = 0.05
 """Interval between calls of `is_over`."""

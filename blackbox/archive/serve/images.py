@@ -11,21 +11,21 @@ from typing import Final, NamedTuple
 
 import numpy
 
-from blackbox.archive.filter import Filter
-from blackbox.archive.format import FILE_HEAD_BYTES
-from blackbox.archive.newest import Newest
-from blackbox.archive.newest_books import NewestBooks
-from blackbox.archive.reader import Span, read_spans
+from blackbox.archive.files.format import FILE_HEAD_BYTES
+from blackbox.archive.files.segment import Damage, Segment
+from blackbox.archive.read.filter import Filter
+from blackbox.archive.read.reader import Span, read_spans
 from blackbox.archive.recording import Recording
-from blackbox.archive.segment import Damage, Segment
+from blackbox.archive.serve.newest import Newest
+from blackbox.archive.serve.newest_books import NewestBooks
 from blackbox.archive.serve.piece_reading import PIECE_BLOCKS, PIECE_BYTES
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError, segments_of
 from blackbox.archive.serve.protocol import AskImage, Image, Snapshot
 from blackbox.archive.serve.run_marks import Place
-from blackbox.block.block import Block
+from blackbox.block.form.block import Block
 from blackbox.errors import ArchiveError, ConfigError
 from blackbox.feed.rights import Prefixes
-from blackbox.feed.symbol import SymbolRule
+from blackbox.feed.routing.symbol import SymbolRule
 
 MOST_IMAGE_BYTES: Final = 256 << 20
 """Maximum size of an image, and of all kept images but the newest, without the blocks made from them."""

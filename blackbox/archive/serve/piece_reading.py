@@ -10,18 +10,18 @@ from typing import Any, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.dropped import DroppedMessages
-from blackbox.archive.filter import Filter
-from blackbox.archive.format import OFFSET_BLOCK_HEADER, record_bytes
-from blackbox.archive.reader import Recorded, Span, blocks_of, read_spans
-from blackbox.archive.segment import NO_GOOD_RECORD, Damage, Segment
+from blackbox.archive.files.dropped import DroppedMessages
+from blackbox.archive.files.format import OFFSET_BLOCK_HEADER, record_bytes
+from blackbox.archive.files.segment import NO_GOOD_RECORD, Damage, Segment
+from blackbox.archive.read.filter import Filter
+from blackbox.archive.read.reader import Recorded, Span, blocks_of, read_spans
 from blackbox.archive.serve.protocol import AskBlocks, Cursor, EndOfEpoch, Gone, Piece, PieceState
 from blackbox.archive.serve.run_marks import RunEnd
-from blackbox.block.block import Block
-from blackbox.block.format import FLAG_SEQUENCES
+from blackbox.block.form.block import Block
+from blackbox.block.form.format import FLAG_SEQUENCES
 from blackbox.block.position import Position
-from blackbox.feed.key_rule import start_of_keys
 from blackbox.feed.rights import Prefixes
+from blackbox.feed.routing.key_rule import start_of_keys
 
 PIECE_BYTES: Final = 4 << 20
 """A piece is full once its blocks have this many bytes."""

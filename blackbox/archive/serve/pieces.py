@@ -12,22 +12,22 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy
 
-from blackbox.archive.day import MANIFEST, recorded_days, segment_path
-from blackbox.archive.dropped import DroppedMessages
-from blackbox.archive.format import FILE_HEAD_BYTES
-from blackbox.archive.marks import SegmentEnd, Totals, end_of
-from blackbox.archive.reader import Span, blocks_of, read_spans
+from blackbox.archive.files.day import MANIFEST, recorded_days, segment_path
+from blackbox.archive.files.dropped import DroppedMessages
+from blackbox.archive.files.format import FILE_HEAD_BYTES
+from blackbox.archive.files.marks import SegmentEnd, Totals, end_of
+from blackbox.archive.files.segment import Damage, Segment
+from blackbox.archive.maintain.retention import Deleted
+from blackbox.archive.read.reader import Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
-from blackbox.archive.retention import Deleted
-from blackbox.archive.segment import Damage, Segment
 from blackbox.archive.serve.piece_reading import EVERYTHING, PieceReading, Read
 from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, FoundPosition, Piece, PieceState, SliceAbout
 from blackbox.archive.serve.run_marks import RunEnd, RunMarks
-from blackbox.block.layout import VERSION
+from blackbox.block.form.layout import VERSION
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, PositionError
 from blackbox.feed.rights import Prefixes
-from blackbox.feed.schema_document import SchemaDocument
+from blackbox.feed.schema.document import SchemaDocument
 
 _PASSED_SEGMENTS: Final = 64
 """Most segments without a wanted block that one answer skips, so that other clients are served in between."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from blackbox.archive.consumer_positions import SECRET_BYTES
-from blackbox.block.layout import VERSION
+from blackbox.block.form.layout import VERSION
 from blackbox.block.position import Number, Position
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ArchiveError

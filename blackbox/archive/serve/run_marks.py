@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.format import FILE_HEAD_BYTES, MARK, MARK_HEAD_BYTES
-from blackbox.archive.marks import NAMES_LEFT_OUT, Mark, MarkKind, places_of_marks, read_mark
-from blackbox.archive.segment import Segment
+from blackbox.archive.files.format import FILE_HEAD_BYTES, MARK, MARK_HEAD_BYTES
+from blackbox.archive.files.marks import NAMES_LEFT_OUT, Mark, MarkKind, places_of_marks, read_mark
+from blackbox.archive.files.segment import Segment
 from blackbox.archive.serve.protocol import Outage, RunAbout
 from blackbox.block.position import End
 

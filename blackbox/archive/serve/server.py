@@ -16,8 +16,8 @@ import zmq
 
 from blackbox.archive.consumer_positions import SECRET_BYTES
 from blackbox.archive.consumer_store import ConsumerStore, Owner
-from blackbox.archive.newest import warm_up_images
 from blackbox.archive.serve.images import Images
+from blackbox.archive.serve.newest import warm_up_images
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
 from blackbox.archive.serve.protocol import (
     ENCODER,
@@ -32,18 +32,18 @@ from blackbox.archive.serve.protocol import (
     TellConsumer,
 )
 from blackbox.archive.serve.turns import Turns
-from blackbox.block.layout import VERSION
+from blackbox.block.form.layout import VERSION
 from blackbox.documents import DecodeError
 from blackbox.errors import BlackBoxError, ConfigError, PositionError, RightsError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import Prefixes
-from blackbox.native.limits import Needs
-from blackbox.native.priority import give_way, let_others_go_first
+from blackbox.native.system.limits import Needs
+from blackbox.native.system.priority import give_way, let_others_go_first
 from blackbox.transport.context import allow_ipv6, new_context
-from blackbox.transport.curve import key_of
-from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.keep_alive import keep_alive
+from blackbox.transport.security.curve import key_of
+from blackbox.transport.security.gate import Gate, open_gate
 from blackbox.transport.server_thread import ServerThread, bind, receive
 
 log = logging.getLogger("blackbox")

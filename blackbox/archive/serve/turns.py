@@ -16,7 +16,7 @@ from typing import Final
 import zmq
 
 from blackbox.archive.serve.piece_reading import PIECE_BYTES
-from blackbox.transport.connections import Connection, connection_on
+from blackbox.transport.tcp_info import Connection, connection_on
 
 log = logging.getLogger("blackbox")
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.batch import Batch, Message
+from blackbox.block.batch.batch import Batch, Message
 from blackbox.cli.demo.results import Results, SymbolResult
 from blackbox.cli.demo.trades import (
     MAX_TOPICS,
@@ -22,10 +22,10 @@ from blackbox.cli.demo.trades import (
     trades_by_topic,
 )
 from blackbox.errors import ConfigError
-from blackbox.native.jit import njit
-from blackbox.native.posix import now_ns
-from blackbox.subscribe.compiled_callback import CompiledBatch
-from blackbox.subscriber import Subscriber
+from blackbox.native.compile.jit import njit
+from blackbox.native.system.posix import now_ns
+from blackbox.receive.callbacks.compiled_callback import CompiledBatch
+from blackbox.subscriber.subscriber import Subscriber
 
 
 class Trading(NamedTuple):

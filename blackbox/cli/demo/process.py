@@ -21,8 +21,8 @@ from blackbox.cli.demo.publisher import (
 )
 from blackbox.cli.demo.session import SessionSummary
 from blackbox.errors import PublisherError
-from blackbox.native.interrupts import interrupts_held
-from blackbox.native.waits import STEP_S
+from blackbox.native.system.interrupts import interrupts_held
+from blackbox.native.system.waits import STEP_S
 
 _GOODBYE_S: Final = 10.0
 

@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 import msgspec
 from rich.status import Status as Spinner
 
-from blackbox.archive.recorder import Recorder
+from blackbox.analysis.report.numbers import count
+from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.recording import Recording
 from blackbox.cli.demo.callbacks import DemoCallbacks, trading_of
 from blackbox.cli.demo.process import PublishingProcess
@@ -22,11 +23,10 @@ from blackbox.cli.ui.live import follow
 from blackbox.cli.ui.progress import ticking
 from blackbox.cli.ui.terminal import stderr
 from blackbox.feed.feed import Feed
+from blackbox.receive.slow_subscriber import SlowPolicy
+from blackbox.receive.statistics import Statistics
 from blackbox.replay.replay import Replay
-from blackbox.report.numbers import count
-from blackbox.subscribe.slow_subscriber import SlowPolicy
-from blackbox.subscribe.statistics import Statistics
-from blackbox.subscriber import Subscriber
+from blackbox.subscriber.subscriber import Subscriber
 
 PACE: Final = 10.0
 """Speed of the paced replay, as a multiple of the market's pace."""

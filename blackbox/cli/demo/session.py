@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
 from blackbox.feed.feed import Feed
+from blackbox.feed.routing.symbol import MARKET_SYMBOL, SymbolRule
 from blackbox.feed.source import Chunk, Source
-from blackbox.feed.symbol import MARKET_SYMBOL, SymbolRule
 from blackbox.publish.publisher import Publisher
 
 WATCHED: Final = 3

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from blackbox.archive.day import session_date
+from blackbox.archive.files.day import session_date
 from blackbox.archive.recording import Recording
 from blackbox.cli.demo.session import SessionSummary
 from blackbox.errors import JournalError

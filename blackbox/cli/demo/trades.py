@@ -18,10 +18,10 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.book.orders import BUY, UNKNOWN_PRICE, new_orders, remove, rest, take
-from blackbox.feed.schema import load_schema
-from blackbox.native.jit import njit
-from blackbox.native.records import Field, Fields, SharedRecord, record_at
-from blackbox.subscribe.compiled_callback import CompiledBatch, big_endian, little_endian, topic_number
+from blackbox.feed.schema.schema import load_schema
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.records import Field, Fields, SharedRecord, record_at
+from blackbox.receive.callbacks.compiled_callback import CompiledBatch, big_endian, little_endian, topic_number
 
 PRICE_SCALE: Final = 10_000
 """A price divided by this is in dollars, for ITCH and IEX."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from blackbox.archive.recording import Recording
-from blackbox.replay.block_table import BEGINNING, BlockTable
 from blackbox.replay.replay import Replay
+from blackbox.replay.tables.block_table import BEGINNING, BlockTable
 
 _SPEED = 1e6
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from blackbox.analysis.report.numbers import NOTHING, counted
 from blackbox.cli.ui.status import lose
-from blackbox.report.numbers import NOTHING, counted
 from blackbox.timestamps import clock_text, date_of
 
 if TYPE_CHECKING:
+    from blackbox.archive.files.segment import Damage
     from blackbox.archive.recording import Recording
-    from blackbox.archive.segment import Damage
     from blackbox.block.gap import Gap
 
 RecordingArgument = Annotated[

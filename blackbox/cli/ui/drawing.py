@@ -19,7 +19,7 @@ from blackbox.cli.ui.terminal import stderr
 from blackbox.errors import BlackBoxError, ConfigError
 
 if TYPE_CHECKING:
-    from blackbox.report.day_report import DayReport
+    from blackbox.analysis.report.day_report import DayReport
 
 _SETTINGS: Final = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False, "spark.log.level": "ERROR"}
 """Settings of a Spark started here; a server has its own."""
@@ -47,7 +47,7 @@ def draw(
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from blackbox.spark.session import remote_of, session
+        from blackbox.analysis.spark.session import remote_of, session
     except ImportError as error:
         raise ConfigError(f"this needs pyspark: pip install 'blackbox-md[spark]' ({error})") from error
     with tempfile.TemporaryFile() as said:
@@ -61,7 +61,7 @@ def draw(
             for warning in warned:
                 warn(str(warning.message))
             from blackbox.analysis.measure_day import measure_day
-            from blackbox.report.page import page as page_of
+            from blackbox.analysis.report.page import page as page_of
 
             with stderr.status("reading") as shown:
                 report = measure_day(spark, recording, symbols, top, shown.update, broken)
@@ -100,6 +100,6 @@ def _write(path: Path, text: str) -> None:
         finally:
             fresh.unlink(missing_ok=True)
     except OSError as error:
-        from blackbox.archive.day import as_journal_error
+        from blackbox.archive.files.day import as_journal_error
 
         raise as_journal_error(error, f"{path} cannot be written") from error

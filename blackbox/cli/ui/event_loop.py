@@ -7,7 +7,7 @@ import signal
 from collections.abc import Coroutine
 from contextlib import suppress
 
-from blackbox.subscribe.stop_signals import stop_signals
+from blackbox.receive.supervise.stop_signals import stop_signals
 
 
 def run_in_loop(work: Coroutine[None, None, None]) -> None:

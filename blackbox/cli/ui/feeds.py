@@ -9,14 +9,14 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
+from blackbox.analysis.report.numbers import counted
 from blackbox.documents import Decoder
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.environment import override
 from blackbox.feed.feed import Feed, Slice
-from blackbox.feed.schema import RAW
+from blackbox.feed.schema.schema import RAW
 from blackbox.feed.source import Source, open_source, options_of, source_kind
 from blackbox.feed.toml import from_document
-from blackbox.report.numbers import counted
 
 LOCAL = Feed(
     name="local",

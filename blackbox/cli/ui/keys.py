@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from blackbox.native.limits import start_thread
+from blackbox.native.system.limits import start_thread
 from blackbox.transport.wakeup import Pipe
 
 if TYPE_CHECKING:

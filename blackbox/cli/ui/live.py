@@ -16,7 +16,7 @@ from blackbox.cli.ui.terminal import say, stderr, stdout
 from blackbox.errors import SilentPublisherError
 
 if TYPE_CHECKING:
-    from blackbox.subscribe.supervisor import SubscriberLife
+    from blackbox.receive.supervise.supervisor import SubscriberLife
 
 _LOOK_EVERY_S: Final = 0.1
 _TABLES_EVERY_S: Final = 0.25
@@ -99,7 +99,7 @@ def follow(
     publisher has closed. KeyboardInterrupt, and SilentPublisherError after `silence_timeout`, are raised once
     everything received has been delivered.
     """
-    from blackbox.subscribe.supervisor import SubscriberLife
+    from blackbox.receive.supervise.supervisor import SubscriberLife
 
     pause = threading.Event()
     try:

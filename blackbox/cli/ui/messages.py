@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blackbox.block.plain_message import fields_of
-from blackbox.report.numbers import NOTHING
+from blackbox.analysis.report.numbers import NOTHING
+from blackbox.block.batch.plain_message import fields_of
 from blackbox.timestamps import time_text
 
 if TYPE_CHECKING:
-    from blackbox.block.batch import Message
-    from blackbox.feed.schema import Schema
+    from blackbox.block.batch.batch import Message
+    from blackbox.feed.schema.schema import Schema
 
 _RAW_BYTES = 48
 

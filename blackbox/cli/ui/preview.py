@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy
 
 from blackbox.cli.ui.messages import describe
-from blackbox.feed.schema import schema_of
-from blackbox.native.limits import open_pipe, start_thread
-from blackbox.native.memory import shared_array
-from blackbox.native.waits import join
+from blackbox.feed.schema.schema import schema_of
+from blackbox.native.memory.arrays import shared_array
+from blackbox.native.system.limits import open_pipe, start_thread
+from blackbox.native.system.waits import join
 
 if TYPE_CHECKING:
-    from blackbox.block.batch import Batch
+    from blackbox.block.batch.batch import Batch
 
 _LINE_BYTES = 2_000
 

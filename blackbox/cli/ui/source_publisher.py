@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from blackbox.analysis.report.numbers import counted
 from blackbox.arguments import all_as_bytes
 from blackbox.cli.ui.feeds import feed_text
 from blackbox.errors import NoSubscriberError
 from blackbox.publish.publisher import Publisher
-from blackbox.report.numbers import counted
 
 _TICK_S: Final = 0.25
 

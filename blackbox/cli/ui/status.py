@@ -18,8 +18,8 @@ from blackbox.cli.interrupts import TEXT, raised
 from blackbox.cli.ui.log import Level, is_shown
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import BlackBoxError, LimitError, SlowSubscriberError
-from blackbox.native.limits import LOAD_NEEDS, MEMORY, check_limits
-from blackbox.subscribe.stop_signals import stop_signals
+from blackbox.native.system.limits import LOAD_NEEDS, MEMORY, check_limits
+from blackbox.receive.supervise.stop_signals import stop_signals
 
 
 class Status(IntEnum):

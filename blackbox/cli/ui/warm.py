@@ -14,23 +14,23 @@ import numpy
 from numba.core.dispatcher import Dispatcher
 from numba.core.event import Event, Listener
 
-from blackbox.archive.compact import compact
 from blackbox.archive.export.source_file import export
-from blackbox.archive.import_days import import_days
-from blackbox.archive.recorder import Recorder
+from blackbox.archive.importing.import_days import import_days
+from blackbox.archive.maintain.compact import compact
+from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.recording import Recording
 from blackbox.book.book import warm_up_book
 from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
 from blackbox.feed.source import open_source
-from blackbox.hub.client import HubClient
-from blackbox.hub.hub import Hub
 from blackbox.publish.publisher import Publisher
-from blackbox.relay.plain import PlainRelay
-from blackbox.relay.relay import Relay
 from blackbox.replay.replay import Replay
-from blackbox.subscriber import Subscriber
+from blackbox.services.hub.client.client import HubClient
+from blackbox.services.hub.server.hub import Hub
+from blackbox.services.relay.plain_clients import PlainRelay
+from blackbox.services.relay.relay import Relay
+from blackbox.subscriber.subscriber import Subscriber
 
 _PATIENCE_S: Final = 600.0
 """Allows for compilation in another thread on a busy machine."""

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import SourceError
+from blackbox.feed.routing.symbol import MARKET_SYMBOL
 from blackbox.feed.source import Chunk
-from blackbox.feed.symbol import MARKET_SYMBOL
-from blackbox.native.jit import njit
-from blackbox.native.name_table import FULL, NumberingAt, number_of
+from blackbox.native.compile.jit import njit
+from blackbox.native.tables.name_table import FULL, NumberingAt, number_of
 from blackbox_feeds.io.columns import Columns, put_row
 from blackbox_feeds.io.lines import BAD, EMPTY, IS_SKIPPING, LINES, OWN, is_cut_filler, skip_filler, skip_line
 from blackbox_feeds.io.losses import NAMED, Losses

@@ -17,7 +17,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.errors import ConfigError, SourceError
-from blackbox.feed.schema import QuoteFields, Schema, TradeFields
+from blackbox.feed.schema.schema import QuoteFields, Schema, TradeFields
 from blackbox.feed.source import Chunk, Source
 from blackbox_feeds.io.losses import Losses
 from blackbox_feeds.io.open_window import open_window

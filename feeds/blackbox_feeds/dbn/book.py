@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from blackbox.book.book import add, clear, enter_snapshot, note_lack, put, refuse, remove, rests, take
 from blackbox.book.feed import COMPLETE, IGNORED, WITHIN, BookFeed, Resting
 from blackbox.book.orders import BUY, SELL
-from blackbox.native.intrinsics import bytes_at
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import bytes_at
 from blackbox_feeds.dbn.records import F_MAYBE_BAD_BOOK, F_SNAPSHOT, RTYPE_AT, SCHEMA, SCHEMA_TS_OUT, TYPED
 from blackbox_feeds.io.integers import little_32, little_64
 

@@ -19,11 +19,11 @@ from typing import Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.native.intrinsics import int32s_at, int64s_at
-from blackbox.native.jit import njit
-from blackbox.native.memory import fresh_array
-from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
-from blackbox.native.records import Field, SharedRecord, record_at
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.arrays import fresh_array
+from blackbox.native.memory.intrinsics import int32s_at, int64s_at
+from blackbox.native.memory.records import Field, SharedRecord, record_at
+from blackbox.native.tables.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox_feeds.dbn.records import SCHEMA
 from blackbox_feeds.io.integers import little_64
 from blackbox_feeds.io.topics import MAX_TOPICS

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy
 
-from blackbox.feed.schema import QuoteFields, Schema, TradeFields, optional, price, utc_time
+from blackbox.feed.schema.schema import QuoteFields, Schema, TradeFields, optional, price, utc_time
 
 PRICE_SCALE: Final = 1_000_000_000
 """A price field divided by this is in the currency's unit."""

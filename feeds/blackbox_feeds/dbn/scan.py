@@ -29,9 +29,9 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
+from blackbox.feed.routing.symbol import MARKET_SYMBOL
 from blackbox.feed.source import Chunk
-from blackbox.feed.symbol import MARKET_SYMBOL
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 from blackbox_feeds.dbn.mapped_names import UNNAMED, MappedAt, MappedNames, has_mappings, mapped_name, note_mapping
 from blackbox_feeds.dbn.metadata import DbnMetadata, databento_dbn, two_symbols
 from blackbox_feeds.dbn.records import (

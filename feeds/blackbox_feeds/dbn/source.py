@@ -18,7 +18,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
-from blackbox.feed.schema import Schema
+from blackbox.feed.schema.schema import Schema
 from blackbox.feed.source import Chunk, Source
 from blackbox_feeds.dbn.records import METADATA, PRICE_SCALE, SCHEMA, SCHEMA_TS_OUT
 from blackbox_feeds.io.open_window import open_window

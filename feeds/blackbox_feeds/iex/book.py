@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from blackbox.book.book import refuse, set_level
 from blackbox.book.feed import COMPLETE, IGNORED, WITHIN, BookFeed, Resting
 from blackbox.book.orders import BUY, SELL
-from blackbox.native.intrinsics import bytes_at
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import bytes_at
 from blackbox_feeds.iex.messages import DEEP10
 from blackbox_feeds.io.integers import little_32, little_64
 

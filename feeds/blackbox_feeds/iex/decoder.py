@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.feed.schema import Schema
+from blackbox.feed.schema.schema import Schema
 from blackbox.feed.source import Chunk
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 from blackbox_feeds.iex.messages import PROTOCOLS, SYSTEM_TYPES
 from blackbox_feeds.io.columns import Columns, put_row
 from blackbox_feeds.io.integers import little_16, little_32, little_64

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from blackbox.feed.schema import BreakFields, QuoteFields, Schema, TradeFields, price, utc_time
+from blackbox.feed.schema.schema import BreakFields, QuoteFields, Schema, TradeFields, price, utc_time
 
 PRICE_SCALE = 10_000
 """A price field divided by this is in dollars."""

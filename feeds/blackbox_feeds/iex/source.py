@@ -16,7 +16,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
-from blackbox.feed.schema import Schema
+from blackbox.feed.schema.schema import Schema
 from blackbox.feed.source import Chunk, Source
 from blackbox_feeds.iex.messages import DEEP10, PRICE_SCALE, PROTOCOLS, TOPS16
 from blackbox_feeds.io.open_window import open_window

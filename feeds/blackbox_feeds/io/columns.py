@@ -8,7 +8,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.feed.source import Chunk
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 
 CHUNK_MESSAGES = 131_072
 """Most messages of a chunk."""

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 from blackbox_feeds.io.integers import big_16, little_16
 
 if TYPE_CHECKING:

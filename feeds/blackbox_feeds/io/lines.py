@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 from blackbox_feeds.io.losses import Losses
 
 LINES, EMPTY, BAD, IS_SKIPPING, OWN = range(5)

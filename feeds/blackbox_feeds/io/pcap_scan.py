@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 from blackbox_feeds.io.integers import big_16, big_32, little_16, little_32
 from blackbox_feeds.io.statistics import (
     CUT,

@@ -16,9 +16,9 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.native.intrinsics import int64s_at
-from blackbox.native.jit import njit
-from blackbox.native.records import Field, Fields, SharedRecord, record_at
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import int64s_at
+from blackbox.native.memory.records import Field, Fields, SharedRecord, record_at
 from blackbox_feeds.io.statistics import DUPLICATES, EARLIER, GAPS, LATE, MISSING, RESETS, SESSIONS, TOO_LATE
 
 RANGES: Final = 1024

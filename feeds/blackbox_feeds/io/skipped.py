@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 from blackbox_feeds.io.statistics import FIRST_NO_SYMBOL, NO_SYMBOL, UNKNOWN, UNKNOWN_TYPES
 
 

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple, Self
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.feed.symbol import MARKET_SYMBOL
-from blackbox.native.intrinsics import int64s_at
-from blackbox.native.jit import njit
-from blackbox.native.name_table import NumberingAt, number_of
+from blackbox.feed.routing.symbol import MARKET_SYMBOL
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import int64s_at
+from blackbox.native.tables.name_table import NumberingAt, number_of
 from blackbox_feeds.io.template import TopicForm
 
 SYSTEM_SYMBOL: Final = 1

@@ -14,9 +14,9 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
-from blackbox.native.intrinsics import int64s_at
-from blackbox.native.jit import njit
-from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import int64s_at
+from blackbox.native.tables.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topic_text import SYSTEM_SYMBOL, CompiledForm, write_topics
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from blackbox.book.book import add, refuse, remove, replace, take
 from blackbox.book.feed import COMPLETE, IGNORED, BookFeed, Resting
 from blackbox.book.orders import BUY, SELL
-from blackbox.native.intrinsics import bytes_at
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import bytes_at
 from blackbox_feeds.io.integers import big_32, big_64
 from blackbox_feeds.itch50.messages import SCHEMA
 

@@ -20,8 +20,8 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.feed.source import Chunk
-from blackbox.native.intrinsics import prefetch
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import prefetch
 from blackbox_feeds.io.columns import Columns, put_row
 from blackbox_feeds.io.integers import big_16, big_64, little_64
 from blackbox_feeds.io.skipped import count_no_symbol, count_unknown

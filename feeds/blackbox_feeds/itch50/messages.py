@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.feed.schema import SINCE_MIDNIGHT, BreakFields, OrderFields, Schema, TradeFields, price
+from blackbox.feed.schema.schema import SINCE_MIDNIGHT, BreakFields, OrderFields, Schema, TradeFields, price
 from blackbox_feeds.io.dates import NEW_YORK
 
 PRICE_SCALE = 10_000

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 from blackbox_feeds.io.integers import big_16, big_64
 from blackbox_feeds.io.length_prefixed import skip_messages
 from blackbox_feeds.io.pcap import Datagrams

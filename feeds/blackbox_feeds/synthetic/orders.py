@@ -16,9 +16,9 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.book.orders import BUY, ORDER_BYTES, SELL, Order, order_at
-from blackbox.native.intrinsics import copy_bytes, inner
-from blackbox.native.jit import njit
-from blackbox.native.records import Field, SharedRecord, record_at
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import copy_bytes, inner
+from blackbox.native.memory.records import Field, SharedRecord, record_at
 from blackbox_feeds.synthetic.random import below
 
 POOL = 64

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 from blackbox_feeds.synthetic.random import below, draw, fraction
 
 SESSION_SECONDS = 23_400

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 
 _GAMMA = numpy.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = numpy.uint64(0xBF58476D1CE4E5B9)

@@ -11,7 +11,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.book.orders import BUY, SELL
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 from blackbox_feeds.io.integers import put_big_16, put_big_32, put_big_64, put_little_64
 from blackbox_feeds.synthetic.orders import (
     POOL,

@@ -17,8 +17,8 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
-from blackbox.native.jit import njit
-from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
+from blackbox.native.compile.jit import njit
+from blackbox.native.tables.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox_feeds.io.integers import little_32, little_64
 from blackbox_feeds.tape.records import CR_LF, LF, NO_LINE_END, SCHEMA, TEXT, TYPES, layout
 

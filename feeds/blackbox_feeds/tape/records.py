@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy
 
-from blackbox.feed.schema import QuoteFields, Schema, TradeFields, price
+from blackbox.feed.schema.schema import QuoteFields, Schema, TradeFields, price
 
 PRICE_SCALE: Final = 10_000
 """A price field divided by this is in dollars."""

@@ -12,7 +12,7 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.native.jit import njit
+from blackbox.native.compile.jit import njit
 from blackbox_feeds.io.dates import LocalDay, local_day
 from blackbox_feeds.io.integers import put_little_32, put_little_64
 from blackbox_feeds.io.lines import BAD, EMPTY, IS_SKIPPING, LINES, OWN, is_cut_filler, losses, skip_filler, skip_line

@@ -12,7 +12,7 @@ import amqp
 import pytest
 
 from bench.rivals.servers import Missing
-from blackbox.bridge.amqp import Address, hang_up
+from blackbox.services.bridge.amqp.connection import Address, hang_up
 from tests.bridge.amqp.rabbitmq import RabbitMq
 
 _ANSWER_S: Final = 60.0

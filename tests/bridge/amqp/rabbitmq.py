@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from bench.rivals.servers import Missing, free_port
-from blackbox.bridge.amqp import Address, hang_up
-from blackbox.bridge.carrier import Away
 from blackbox.errors import BridgeError
+from blackbox.services.bridge.amqp.connection import Address, hang_up
+from blackbox.services.bridge.carrier import Away
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 _START_S: Final = 90.0

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from blackbox import CallbackError, ConfigError, Feed, Publisher, Recorder
-from blackbox.bridge.amqp import content_of, headers_of
-from blackbox.bridge.amqp_exchange import AmqpExchange
 from blackbox.errors import BridgeError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.services.bridge.amqp.connection import content_of, headers_of
+from blackbox.services.bridge.amqp.exchange import AmqpExchange
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import wait_recorded
 from tests.bridge.amqp.rabbitmq import RabbitMq

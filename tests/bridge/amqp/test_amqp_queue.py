@@ -11,12 +11,12 @@ import pytest
 
 from bench.rivals.servers import Missing
 from blackbox import ConfigError, Feed
-from blackbox.bridge.amqp import Address, hang_up, message_of, routing_key
-from blackbox.bridge.amqp_exchange import AmqpExchange
-from blackbox.bridge.amqp_queue import AmqpQueue, amqp_inlet
-from blackbox.bridge.amqp_source import AmqpSource
 from blackbox.errors import BridgeError
-from blackbox.hub.hub import Hub
+from blackbox.services.bridge.amqp.connection import Address, hang_up, message_of, routing_key
+from blackbox.services.bridge.amqp.exchange import AmqpExchange
+from blackbox.services.bridge.amqp.queue import AmqpQueue, amqp_inlet
+from blackbox.services.bridge.amqp.source import AmqpSource
+from blackbox.services.hub.server.hub import Hub
 from blackbox.testing import RawPublisher, wait_until
 from tests.bridge.amqp.rabbitmq import RabbitMq
 from tests.hub.hubs import hub_feed, published

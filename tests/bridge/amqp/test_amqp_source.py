@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from blackbox import Feed, Publisher, Subscriber
-from blackbox.bridge.amqp import Address, binding_key, hang_up, message_of, routing_key
-from blackbox.bridge.amqp_exchange import AmqpExchange
-from blackbox.bridge.amqp_source import AmqpSource
 from blackbox.errors import BridgeError, NotConfirmedError, RightsError
+from blackbox.services.bridge.amqp.connection import Address, binding_key, hang_up, message_of, routing_key
+from blackbox.services.bridge.amqp.exchange import AmqpExchange
+from blackbox.services.bridge.amqp.source import AmqpSource
 from blackbox.testing import Collector, wait_until
 from tests.bridge.amqp.rabbitmq import RabbitMq
 from tests.bridge.amqp.test_amqp_exchange import queue_of, take

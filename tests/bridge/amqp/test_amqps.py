@@ -8,12 +8,12 @@ import amqp
 import pytest
 
 from blackbox import ConfigError
-from blackbox.bridge.amqp import Address
-from blackbox.bridge.amqp_exchange import AmqpExchange
-from blackbox.bridge.amqp_queue import AmqpQueue
-from blackbox.bridge.amqp_source import AmqpSource
 from blackbox.errors import BridgeError
-from blackbox.hub.hub import Hub
+from blackbox.services.bridge.amqp.connection import Address
+from blackbox.services.bridge.amqp.exchange import AmqpExchange
+from blackbox.services.bridge.amqp.queue import AmqpQueue
+from blackbox.services.bridge.amqp.source import AmqpSource
+from blackbox.services.hub.server.hub import Hub
 from blackbox.testing import wait_until
 from tests.bridge.amqp.rabbitmq import RabbitMq
 from tests.bridge.amqp.test_amqp_queue import fill

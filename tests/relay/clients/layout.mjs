@@ -1,4 +1,4 @@
-// Places and constants of blocks. Written by `make layout` from blackbox/block/layout.py.
+// Places and constants of blocks. Written by `make layout` from blackbox/block/form/layout.py.
 
 export const VERSION = 3
 export const MAGIC_BLOCK = 1481589314

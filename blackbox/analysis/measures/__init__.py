@@ -1,0 +1,1 @@
+"""Analyses as functions of data frames."""

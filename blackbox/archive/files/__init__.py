@@ -1,0 +1,1 @@
+"""Files of a recorded day: journals, indexes, marks, manifests."""

@@ -1,0 +1,1 @@
+"""Write days from sources, without sockets."""

@@ -1,0 +1,1 @@
+"""Check, compact, repair and delete recorded days."""

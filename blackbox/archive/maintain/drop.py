@@ -1,0 +1,217 @@
+"""Drop messages from recorded days that are over: a day is written once more, without them.
+
+In: the days of a feed, and bounds for each topic. Out: a fresh directory for each day that loses messages, with the
+same marks, segments and sequences, and a list of the missing messages.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.files.codec import Compression
+from blackbox.archive.files.day import Manifest, make_directory, sync_directory
+from blackbox.archive.files.dropped import Sequences
+from blackbox.archive.files.format import OFFSET_BLOCK_HEADER
+from blackbox.archive.files.segment import Segment
+from blackbox.archive.maintain.slice_writer import SliceWriter, copied_marks
+from blackbox.archive.read.filter import Filter
+from blackbox.archive.read.reader import Recorded, blocks_of, read_runs
+from blackbox.archive.recording import Recording
+from blackbox.block.form.block import Block
+from blackbox.block.form.format import FLAG_LINE_B
+from blackbox.block.position import Position
+from blackbox.errors import JournalError
+
+log = logging.getLogger("blackbox")
+
+_Ends = dict[tuple[int, bytes], tuple[Position, bytes, int]]
+"""By segment and key: position and topic of the last message, and how many of the topic come before it in the day."""
+
+
+class Dropper:
+    """Drops messages from days, the newest day first."""
+
+    def __init__(self, per_topic: int | None, wanted: tuple[bytes, ...]) -> None:
+        """`per_topic`: number of messages to keep of each topic; None: all. `wanted`: prefixes of the topics to keep.
+
+        The last message of each segment and key stays in any case, so that all readers know where it ended.
+        """
+        self._per_topic, self._wanted = per_topic, wanted
+        self._newer: dict[int, Counter[bytes]] = {}
+        """By slice, the messages of each topic in newer days."""
+
+    def count(self, day: Path) -> None:
+        """Take in a day from which nothing is dropped. Raises JournalError when it cannot be read."""
+        if self._per_topic is None:
+            return
+        recording = Recording.open(day)
+        for slice_id, _ in recording._segments_of():
+            self._newer.setdefault(slice_id, Counter()).update(_count(recording, slice_id)[0])
+
+    def rewrite(
+        self, day: Path, fresh: Path, compression: Compression
+    ) -> dict[int, tuple[list[Sequences], dict[bytes, Position]]]:
+        """Write a day without what is dropped from it to a fresh directory; return what is missing in it, by slice.
+
+        These are the sequences that the day had, and the last dropped message of each topic. Returns nothing, and
+        writes nothing, if it loses nothing. Raises JournalError, OSError.
+        """
+        recording = Recording.open(day)
+        ends, drop = dict[int, _Ends](), dict[int, dict[bytes, int]]()
+        before, after = dict[int, Counter[bytes]](), dict[int, Counter[bytes]]()
+        for slice_id, _ in recording._segments_of():
+            before[slice_id], ends[slice_id] = _count(recording, slice_id)
+            newer = self._newer.setdefault(slice_id, Counter())
+            drop[slice_id] = {topic: self._excess(topic, count, newer) for topic, count in before[slice_id].items()}
+            newer.update(before[slice_id])
+            after[slice_id] = before[slice_id] - Counter(drop[slice_id])
+            kept = (topic for _, topic, number in ends[slice_id].values() if number < drop[slice_id][topic])
+            after[slice_id].update(kept)
+        if recording.damage:
+            log.warning("no message is dropped from %s, which is damaged: %s", day, recording.damage[0])
+            return {}
+        if before == after:
+            return {}
+        manifest, found = Manifest.read(day), dict[int, tuple[list[Sequences], dict[bytes, Position]]]()
+        make_directory(fresh.parent)
+        fresh.mkdir()
+        for slice_id, _ in recording._segments_of():
+            writer = SliceWriter(fresh, slice_id, recording.feed.key_rule, compression, manifest.created_ns)
+            try:
+                found[slice_id] = _Copying(writer, drop[slice_id], ends[slice_id]).copy(recording, slice_id)
+            finally:
+                writer.close()
+        manifest.write(fresh)
+        again = Recording.open(fresh)
+        written = {slice_id: _count(again, slice_id)[0] for slice_id, _ in again._segments_of()}
+        if written != after or again.damage:
+            raise JournalError(f"what was written of {day} was not what is kept of it; it was removed")
+        sync_directory(fresh)
+        sync_directory(fresh.parent)
+        return found
+
+    def _excess(self, topic: bytes, count: int, newer: Counter[bytes]) -> int:
+        """Return how many messages of a topic a day loses, of those that it has."""
+        if not topic.startswith(self._wanted):
+            return count
+        return 0 if self._per_topic is None else max(0, count - max(0, self._per_topic - newer[topic]))
+
+
+class _Copying:
+    """Copies a slice of a day without the first messages of some topics."""
+
+    def __init__(self, writer: SliceWriter, drop: dict[bytes, int], ends: _Ends) -> None:
+        """`drop`: how many messages of each topic are still to be dropped."""
+        self._writer, self._drop = writer, drop
+        self._stays = {position for position, _, _ in ends.values()}
+        self._had: list[Sequences] = []
+        self._last: dict[bytes, Position] = {}
+
+    def copy(self, recording: Recording, slice_id: int) -> tuple[list[Sequences], dict[bytes, Position]]:
+        """Copy segment by segment; return the sequences that it had, and the last dropped message of each topic."""
+        for segment in _segments(recording, slice_id):
+            marks = copied_marks(segment)
+            mark = next(marks, None)
+            for recorded in _blocks(recording, segment):
+                while mark is not None and mark.offset < recorded.header - OFFSET_BLOCK_HEADER - segment.address:
+                    self._writer.copy_mark(segment, mark)
+                    mark = next(marks, None)
+                self._copy(recorded)
+            while mark is not None:
+                self._writer.copy_mark(segment, mark)
+                mark = next(marks, None)
+            self._writer.next_segment()
+        return self._had, self._last
+
+    def _copy(self, recorded: Recorded) -> None:
+        block, first = recorded.block, recorded.first_row
+        epoch, begin, stop = block.epoch, block.number_of(first), block.number_of(-1) + 1
+        if self._had and self._had[-1][0] == epoch and self._had[-1][2] == begin:
+            begin = self._had.pop()[1]
+        self._had.append((epoch, begin, stop))
+        topics = block.topics
+        quota = numpy.array([self._drop[topic] for topic in topics], numpy.int64)
+        index = block.topic_index[first:]
+        for place in numpy.flatnonzero(quota).tolist():
+            self._drop[topics[place]] -= min(int(quota[place]), int(numpy.count_nonzero(index == place)))
+        is_dropped = _ranks(index) < quota[index]
+        is_dropped[-1] &= Position(epoch, stop - 1) not in self._stays
+        if not is_dropped.any():
+            self._writer.put([recorded])
+            return
+        rows = numpy.flatnonzero(is_dropped) + first
+        last = numpy.full(len(topics), -1, numpy.int64)
+        last[block.topic_index[rows]] = rows
+        for place in numpy.flatnonzero(last >= 0).tolist():
+            self._last[topics[place]] = Position(epoch, block.number_of(int(last[place])))
+        edges = numpy.flatnonzero(numpy.diff(is_dropped, prepend=True, append=True)).reshape(-1, 2) + first
+        for begin, stop in edges.tolist():
+            self._writer.put([Recorded(_part(block, begin, stop), recorded.ts_recv, 0, 0, 0)])
+
+
+def _ranks(index: NDArray[numpy.int32]) -> NDArray[numpy.int64]:
+    """Return of each row how many earlier rows have the same index."""
+    order = numpy.argsort(index, kind="stable")
+    begins = numpy.flatnonzero(numpy.diff(index[order], prepend=-1))
+    ranks = numpy.empty(len(index), numpy.int64)
+    ranks[order] = numpy.arange(len(index)) - numpy.repeat(begins, numpy.diff(begins, append=len(index)))
+    return ranks
+
+
+def _part(block: Block, begin: int, stop: int) -> Block:
+    """Return some rows of a block that follow each other as a block."""
+    used, index = numpy.unique(block.topic_index[begin:stop], return_inverse=True)
+    topics = block.topics
+    offsets = block.payload_offsets[begin : stop + 1].astype(numpy.int64)
+    sequence = block.number_of(begin)
+    return Block.encode(
+        [topics[place] for place in used.tolist()],
+        index,
+        block.payloads[offsets[0] : offsets[-1]],
+        ts_event=block.ts_event[begin:stop],
+        offsets=offsets - offsets[0],
+        valid=None if block.validity is None else block.valid[begin:stop],
+        sequences=block.sequences[begin:stop] if block.has_sequences else None,
+        key=block.key,
+        key_rule=block.key_rule,
+        slice_id=block.slice_id,
+        schema_id=block.schema_id,
+        epoch=block.epoch,
+        sequence=sequence,
+        previous=sequence if begin else block.previous,
+        key_sequence=block.key_sequence + begin,
+        ts_out=block.ts_out,
+        ts_in=block.ts_in,
+        flags=block.flags & FLAG_LINE_B,
+    )
+
+
+def _count(recording: Recording, slice_id: int) -> tuple[Counter[bytes], _Ends]:
+    """Return the messages of each topic in a slice, and the last ones of its segments and keys."""
+    counts, ends = Counter[bytes](), _Ends()
+    for segment in _segments(recording, slice_id):
+        for recorded in _blocks(recording, segment):
+            block, topics = recorded.block, recorded.block.topics
+            index = block.topic_index[recorded.first_row :]
+            for place, count in enumerate(numpy.bincount(index, minlength=len(topics)).tolist()):
+                counts[topics[place]] += count
+            topic = topics[int(index[-1])]
+            position = Position(block.epoch, block.number_of(-1))
+            ends[segment.number, block.key] = position, topic, counts[topic] - 1
+    return counts, ends
+
+
+def _segments(recording: Recording, slice_id: int) -> list[Segment]:
+    return [each for _, segments in recording._segments_of([slice_id]) for each in segments if len(each.entries)]
+
+
+def _blocks(recording: Recording, segment: Segment) -> Iterator[Recorded]:
+    key_rule = recording.feed.key_rule
+    for run in read_runs([[segment]], Filter(key_rule), recording._note):
+        yield from blocks_of(run, key_rule)

@@ -1,0 +1,1 @@
+"""Read recorded days: in order, filtered and checked."""

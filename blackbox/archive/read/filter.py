@@ -1,0 +1,171 @@
+"""Select recorded messages: by index entry, by record head, and by row of a block."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypedDict
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.files.index_entry import bit_of
+from blackbox.archive.read.rows import select_rows
+from blackbox.archive.read.symbol_rows import SymbolRows
+from blackbox.arguments import did_you_mean
+from blackbox.block.form.block import Block
+from blackbox.block.form.format import FLAG_SEQUENCES
+from blackbox.errors import ConfigError
+from blackbox.feed.routing.key_rule import key_size, start_of_keys
+from blackbox.feed.symbol_choice import SymbolChoice
+from blackbox.timestamps import is_time_of_day
+
+Clock = Literal["ts_event", "ts_out", "ts_recv"]
+"""The time by which messages are selected."""
+
+Time = int | datetime.datetime | str
+"""A time: ns since 1970, an aware datetime, or a text, see `Recording.time`."""
+
+
+class Selection(TypedDict, total=False):
+    """Keywords that select messages, the same wherever a recording is read. By default all are selected."""
+
+    start: Time | None
+    """The first time."""
+    stop: Time | None
+    """The end of the times, exclusive."""
+    by: Clock
+    """The time that `start` and `stop` apply to: `ts_event`, the default, is each message's; `ts_out` and `ts_recv` are
+    its block's."""
+    slices: Iterable[int] | None
+    """The slices to read."""
+    epoch: int | None
+    """The publisher's epoch."""
+    first_sequence: int | None
+    """The first sequence number."""
+    symbols: Sequence[str | bytes] | None
+    """Only messages with exactly one of these symbols, which the feed's `symbol` and `separator` define."""
+
+
+def check_options(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for an unknown keyword, such as a misspelt one, instead of ignoring it."""
+    known = sorted(known)
+    for name in given:
+        if name not in known:
+            raise TypeError(f"option was {name!r}, expected one of: {', '.join(known)}{did_you_mean(name, known)}")
+
+
+def check_range(start: Time | None, stop: Time | None, start_ns: int, stop_ns: int) -> None:
+    """Raise ConfigError if a time range ends before it begins, instead of selecting nothing.
+
+    Ranges with a time of day may be empty on some days.
+    """
+    if start_ns > stop_ns and is_time_of_day(start) == is_time_of_day(stop):
+        raise ConfigError(f"start was {start!r}, which is after stop={stop!r}")
+
+
+CLOCKS: Final = ("ts_event", "ts_out", "ts_recv")
+_EARLIEST: Final = -(1 << 63)
+_LATEST: Final = (1 << 63) - 1
+
+
+class Filter(NamedTuple):
+    """Conditions on messages. None: no condition."""
+
+    key_rule: int
+    """The feed's key rule."""
+    prefix: bytes = b""
+    """Prefix of their topics."""
+    of_keys: bool = False
+    """True if the keys of their topics begin with `prefix`."""
+    start: int | None = None
+    """The first time, ns since 1970."""
+    stop: int | None = None
+    """The end of the times, exclusive, ns since 1970."""
+    by: Clock = "ts_event"
+    """The time that `start` and `stop` apply to."""
+    epoch: int | None = None
+    """The publisher's epoch."""
+    first_sequence: int | None = None
+    """The first sequence number."""
+    symbols: SymbolChoice | None = None
+    """Their symbols, with the same `prefix` as this filter."""
+
+    def entries(self, entries: NDArray[Any]) -> NDArray[numpy.bool_]:
+        """Return bool[n]: index entries that may cover such messages."""
+        may = numpy.ones(len(entries), bool)
+        if self.start is not None:
+            may &= entries[f"max_{self.by}"] >= self.start
+        if self.stop is not None:
+            may &= entries[f"min_{self.by}"] < self.stop
+        if self.epoch is not None:
+            may &= entries["epoch"] == self.epoch
+        if self.first_sequence is not None:
+            may &= entries["max_sequence"] >= self.first_sequence
+        if (bit := self._bit()) is not None:
+            may &= entries["keys"] & bit != 0
+        return may
+
+    def records(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
+        """Return bool[n]: records that may hold such messages, according to their heads."""
+        may = numpy.ones(len(heads), bool)
+        if self.by != "ts_event":
+            if self.start is not None:
+                may &= heads[self.by] >= self.start
+            if self.stop is not None:
+                may &= heads[self.by] < self.stop
+        if self.epoch is not None:
+            may &= heads["epoch"] == self.epoch
+        if self.first_sequence is not None:
+            may &= (heads["sequence"] + heads["count"] > self.first_sequence) | (heads["flags"] & FLAG_SEQUENCES != 0)
+        return may
+
+    def _bit(self) -> numpy.uint64 | None:
+        key = self.prefix if self.of_keys else start_of_keys(self.key_rule, self.prefix)
+        if len(key) < key_size(self.key_rule):
+            return None
+        text = numpy.frombuffer(key or b"\0", numpy.uint8)
+        return numpy.uint64(bit_of(text.ctypes.data, len(key)))
+
+
+class RowFilter:
+    """Selects rows of checked blocks."""
+
+    def __init__(self, wanted: Filter) -> None:
+        self._prefix = numpy.frombuffer(wanted.prefix or b"\0", numpy.uint8)
+        self._prefix_bytes = len(wanted.prefix)
+        self._first_sequence = wanted.first_sequence
+        by_row = wanted.by == "ts_event"
+        self._first_time = wanted.start if by_row and wanted.start is not None else _EARLIEST
+        self._last_time = wanted.stop - 1 if by_row and wanted.stop is not None else _LATEST
+        self._takes_all = not wanted.prefix and (self._first_time, self._last_time) == (_EARLIEST, _LATEST)
+        self._scratch = numpy.empty(1_024, numpy.int32)
+        self._symbols = None if wanted.symbols is None else SymbolRows(wanted.symbols)
+
+    def rows(self, block: Block, first_row: int, header: int, body: int) -> NDArray[numpy.int32] | None:
+        """Return int32[m], the selected rows from `first_row` on; None for all rows of the block.
+
+        `header` and `body` are the block's addresses.
+        """
+        rows = self._rows(block, first_row, header, body)
+        return rows if self._symbols is None else self._symbols.of(rows, block, header, body)
+
+    def _rows(self, block: Block, first_row: int, header: int, body: int) -> NDArray[numpy.int32] | None:
+        count = block.count
+        if self._first_sequence is not None:
+            first_row = max(first_row, int(numpy.searchsorted(block.sequences, self._first_sequence)))
+        if self._takes_all:
+            return numpy.arange(first_row, count, dtype=numpy.int32) if first_row else None
+        if len(self._scratch) < count:
+            self._scratch = numpy.empty(count, numpy.int32)
+        many = select_rows(
+            header,
+            body,
+            first_row,
+            self._prefix.ctypes.data,
+            self._prefix_bytes,
+            self._first_time,
+            self._last_time,
+            self._scratch.ctypes.data,
+        )
+        return None if many == count else self._scratch[:many].copy()

@@ -1,0 +1,1 @@
+"""Append blocks to journals, and recover after a kill."""

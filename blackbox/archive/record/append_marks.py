@@ -1,0 +1,232 @@
+"""Append marks to a segment, in compiled code. `blackbox.archive.files.marks` reads them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy
+
+from blackbox.archive.files.format import (
+    ENTRY_BYTES,
+    FILE_HEAD_BYTES,
+    MARK_HEAD_BYTES,
+    NOTE,
+    RECORD_ALIGNMENT,
+    mark_bytes,
+)
+from blackbox.archive.files.index_entry import add_mark_to_entry
+from blackbox.archive.files.journal_record import chain_after
+from blackbox.archive.files.marks import (
+    AFTER_KILL,
+    EPOCH_BEGIN,
+    HEARD,
+    NAMES_LEFT_OUT,
+    RECORDER_BEGIN,
+    RECORDER_END,
+    SEGMENT_BEGIN,
+    SEGMENT_END,
+    Totals,
+    write_mark,
+)
+from blackbox.archive.record.journal_state import (
+    AT_ENDED,
+    AT_LINK,
+    AT_RECORDS,
+    BUFFER_BYTES,
+    COUNTER_BYTES,
+    SEALED_MAX,
+    UNHEARD,
+    end_of_segment,
+    flush,
+    flush_entries,
+    journal_at,
+    seal,
+)
+from blackbox.block.form.format import END_BYTES, FLAG_FIXED, body_layout, layout_of, read_header
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int32s_at
+
+_MOST_NAMES: Final = 8_192
+"""Maximum number of keys in one mark. Earlier marks name the other keys."""
+_MARK_BODY_BYTES: Final = BUFFER_BYTES // 2
+"""Maximum size of a mark's body. A mark that would be larger names no keys."""
+
+
+@inner
+def _write_names(at: int, first: int, count: int, target: int) -> int:
+    """Copy the ends of some keys of the current control block to `target`, which must be zero-filled.
+
+    Returns their size in bytes. With `target` 0, only computes the size.
+    """
+    state = journal_at(at)
+    layout = layout_of(read_header(state.head))
+    offsets = int32s_at(state.body + layout.topic_offsets + 4 * first, count + 1)
+    start = numpy.int64(offsets[0])
+    topic_bytes = numpy.int64(offsets[count]) - start
+    made = body_layout(count, count, topic_bytes, END_BYTES * count, numpy.int64(FLAG_FIXED))
+    if target != 0:
+        to_index = int32s_at(target + made.topic_index, count)
+        to_offsets = int32s_at(target + made.topic_offsets, count + 1)
+        for key in range(count):
+            to_index[key] = key
+            to_offsets[key + 1] = offsets[key + 1] - offsets[0]
+        copy_bytes(target + made.topics, state.body + layout.topics + start, topic_bytes)
+        copy_bytes(target + made.payloads, state.body + layout.payloads + END_BYTES * first, END_BYTES * count)
+    return int(made.end)
+
+
+@njit(nogil=True, cache=True)
+def _put(at: int, kind: int, flags: int, ts: int, ts_out: int, is_heard: bool, first: int, names: int) -> None:
+    """Append a mark. With `is_heard` it describes the current control block and its keys `[first, first + names)`."""
+    state = journal_at(at)
+    ts_event = sequence = body_bytes = numpy.int64(0)
+    if is_heard:
+        header = read_header(state.head)
+        ts_event, sequence = header.ts_in, header.sequence
+    named = numpy.int64(names)
+    if names > 0:
+        body_bytes = _write_names(at, first, names, numpy.int64(0))
+        if body_bytes > _MARK_BODY_BYTES:
+            named = body_bytes = numpy.int64(0)
+            flags |= NAMES_LEFT_OUT
+    size = mark_bytes(body_bytes)
+    if state.buffered + size > BUFFER_BYTES and not flush(at):
+        return
+    start = end_of_segment(at)
+    place = state.buffer + state.buffered
+    bytes_at(place, size)[:] = 0
+    if named > 0:
+        _write_names(at, first, names, place + MARK_HEAD_BYTES)
+    _finish(at, start, kind, flags, ts, named, ts_out, ts_event, sequence, body_bytes)
+
+
+@inner
+def _finish(
+    at: int,
+    start: int,
+    kind: int,
+    flags: int,
+    ts: int,
+    named: int,
+    ts_out: int,
+    ts_event: int,
+    sequence: int,
+    body_bytes: int,
+) -> None:
+    """Write the head of the mark at the end of the buffer. `start` is its offset in the segment."""
+    state = journal_at(at)
+    place, size = state.buffer + state.buffered, mark_bytes(body_bytes)
+    totals = Totals(state.day_records, state.day_messages, state.day_marks, state.chain)
+    write_mark(place, kind, flags, ts, state.epoch, named, ts_out, ts_event, sequence, totals, body_bytes)
+    state.day_marks += 1
+    state.chain = chain_after(state.chain, place, at + AT_LINK)
+    state.buffered += size
+    grown = state.entries + ENTRY_BYTES * SEALED_MAX
+    if not add_mark_to_entry(grown, start, size, state.epoch, kind):
+        seal(at)
+        if state.error == 0:
+            add_mark_to_entry(grown, start, size, state.epoch, kind)
+
+
+@njit(nogil=True, cache=True)
+def put_note(at: int) -> None:
+    """Append the current note."""
+    state = journal_at(at)
+    size = mark_bytes(state.body_bytes)
+    if state.buffered + size > BUFFER_BYTES and not flush(at):
+        return
+    start = end_of_segment(at)
+    place = state.buffer + state.buffered
+    bytes_at(place, MARK_HEAD_BYTES)[:] = 0
+    bytes_at(place + size - RECORD_ALIGNMENT, RECORD_ALIGNMENT)[:] = 0
+    copy_bytes(place + MARK_HEAD_BYTES, state.body, state.body_bytes)
+    none = numpy.int64(0)
+    _finish(at, start, numpy.int64(NOTE), none, state.ts_recv, none, none, none, state.first_row, state.body_bytes)
+
+
+@inner
+def put_mark(at: int, kind: int, ts: int, ts_out: int) -> None:
+    """Append a mark without a control block."""
+    flags = AFTER_KILL if kind == RECORDER_BEGIN and journal_at(at).after_kill != 0 else 0
+    _put(at, numpy.int64(kind), numpy.int64(flags), ts, ts_out, False, numpy.int64(0), numpy.int64(0))
+
+
+@inner
+def mark_control(at: int, kind: int, with_names: bool) -> None:
+    """Mark the current control block: its next sequence and, with `with_names`, the end of each key."""
+    state = journal_at(at)
+    header = read_header(state.head)
+    first, left = numpy.int64(0), header.topics if with_names else numpy.int64(0)
+    while left > _MOST_NAMES:
+        _put(
+            at,
+            numpy.int64(HEARD),
+            numpy.int64(NAMES_LEFT_OUT),
+            state.ts_recv,
+            header.ts_out,
+            True,
+            first,
+            numpy.int64(_MOST_NAMES),
+        )
+        first += _MOST_NAMES
+        left -= _MOST_NAMES
+    _put(at, numpy.int64(kind), numpy.int64(0), state.ts_recv, header.ts_out, True, first, left)
+
+
+@inner
+def begin_segment(at: int, ts: int) -> None:
+    """Mark the beginning of an empty segment and, if needed, of the recorder."""
+    state = journal_at(at)
+    if end_of_segment(at) == FILE_HEAD_BYTES:
+        put_mark(at, SEGMENT_BEGIN, ts, numpy.int64(0))
+        if state.started != 0:
+            put_mark(at, RECORDER_BEGIN, state.started, numpy.int64(0))
+            state.started = 0
+
+
+@njit(nogil=True, cache=True)
+def finish(at: int, is_last: bool, ts: int) -> bool:
+    """Mark the end of a segment that is not empty, and write the buffer and the index entries.
+
+    `is_last`: the recorder stops.
+    """
+    state = journal_at(at)
+    is_ended = state.error == 0 and end_of_segment(at) > FILE_HEAD_BYTES
+    if is_ended:
+        if is_last:
+            put_mark(at, RECORDER_END, ts, numpy.int64(0))
+        put_mark(at, SEGMENT_END, ts, numpy.int64(0))
+    done = flush(at)
+    if is_ended and state.error == 0:  # a failed write has removed the mark
+        copy_bytes(at + AT_ENDED, at + AT_RECORDS, COUNTER_BYTES)
+    seal(at)
+    flush_entries(at)
+    return bool(done)
+
+
+@inner
+def begin_epoch(at: int, epoch: int, ts_recv: int, ts_out: int) -> None:
+    """Mark a new epoch. It is below the last one if the publisher's clock was set back."""
+    state = journal_at(at)
+    if epoch != state.epoch:
+        state.epoch = epoch
+        state.names_due = state.is_outbox
+        put_mark(at, EPOCH_BEGIN, ts_recv, ts_out)
+    if epoch != state.recorded_epoch:  # equal after a change of the day
+        state.recorded_epoch = epoch
+        state.begin = UNHEARD
+        state.recorded = state.following = 0
+
+
+@inner
+def note_sequences(at: int, first: int, stop: int) -> None:
+    """Note that messages `[first, stop)` are recorded. An empty range only reports the next sequence."""
+    state = journal_at(at)
+    if state.begin == UNHEARD:
+        state.begin = state.recorded = first
+        state.unheard += first
+    if first > state.following:
+        state.names_due = 1
+    if first <= state.recorded:
+        state.recorded = max(state.recorded, stop)
+    state.following = max(state.following, stop)

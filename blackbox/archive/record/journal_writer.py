@@ -1,0 +1,357 @@
+"""One slice's journal while it is written: create, sync and close its segments."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from ctypes import CFUNCTYPE, c_int64, c_void_p, cast, string_at
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy
+
+from blackbox.archive.files.closed import note_closed, note_segments
+from blackbox.archive.files.codec import CODECS, compress
+from blackbox.archive.files.day import (
+    Manifest,
+    index_path,
+    make_directory,
+    segment_numbers,
+    segment_path,
+    slice_directory,
+    sync_directory,
+)
+from blackbox.archive.files.format import ENTRY_BYTES, FILE_HEAD_BYTES, INDEX_MAGIC, SEGMENT_MAGIC
+from blackbox.archive.files.marks import Totals, chain_start, end_of
+from blackbox.archive.files.segment import Segment
+from blackbox.archive.record.append import compile_append
+from blackbox.archive.record.append_marks import finish
+from blackbox.archive.record.crash_recovery import file_head, remove_empty
+from blackbox.archive.record.journal_state import BUFFER_BYTES, COUNTERS, SEALED_MAX, JournalState, lose_segment
+from blackbox.block.batch.block_handler import IDLE, BlockHandlerAt
+from blackbox.errors import JournalError
+from blackbox.native.memory.writeback import begin_writing
+from blackbox.native.system.limits import Needs
+from blackbox.transport.wakeup import Pipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("blackbox")
+
+_NOTHING_FD: Final = -1
+_SYNC_AHEAD_BYTES: Final = 4 << 20
+
+
+class SegmentFiles:
+    """The open files of a segment."""
+
+    def __init__(self, day: Path, slice_id: int, number: int) -> None:
+        """Create a segment and its index. Raises OSError, leaving neither."""
+        self.day, self.number, self.path = day, number, segment_path(day, slice_id, number)
+        self.fd = self.index_fd = _NOTHING_FD
+        created_ns = self.created_ns = time.time_ns()
+        made: list[Path] = []
+        try:
+            # The segment first, so that a recorder killed in between leaves no index without one.
+            for name, magic, how in (("fd", SEGMENT_MAGIC, os.O_EXCL), ("index_fd", INDEX_MAGIC, os.O_TRUNC)):
+                path = self.path if name == "fd" else index_path(self.path)
+                setattr(self, name, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o644))
+                made.append(path)
+                head = file_head(magic, slice_id, number, created_ns)
+                if os.write(getattr(self, name), head) != len(head):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fdatasync(self.fd)  # a segment with a name has its head, even after a power loss
+            sync_directory(self.path.parent)
+        except BaseException as error:
+            self.close()
+            for path in made:
+                path.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:
+                raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
+            raise
+
+    def sync(self) -> None:
+        """Sync the segment. Raises OSError naming it."""
+        try:
+            os.fdatasync(self.fd)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
+
+    @property
+    def is_there(self) -> bool:
+        """True if the segment still has its name. A file without a name is lost when it is closed."""
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self.fd))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close both files. An empty segment is removed."""
+        if self.fd != _NOTHING_FD and self.is_there:
+            with suppress(OSError):  # it keeps its reserved space
+                os.ftruncate(self.fd, os.fstat(self.fd).st_size)
+            with suppress(OSError):  # the next recorder removes the empty segment
+                remove_empty(self.path)
+        for name in ("fd", "index_fd"):
+            if getattr(self, name) != _NOTHING_FD:
+                os.close(getattr(self, name))
+                setattr(self, name, _NOTHING_FD)
+
+
+class JournalPosition(NamedTuple):
+    """Recorded range of a slice; fields as in `Acknowledgement`."""
+
+    epoch: int
+    begin: int
+    recorded: int
+    missing: int
+
+
+WRITER_NEEDS = Needs(descriptors=6)
+"""Maximum number of open segments and indexes of a journal: current, prepared, and not yet closed."""
+
+
+class JournalWriter:
+    """The journal of one slice. Its compiled half runs in the slice thread, this half in the maintenance thread.
+
+    The day must have been recovered before. Attributes: `state`, shared with the slice thread.
+    """
+
+    def __init__(
+        self,
+        slice_id: int,
+        key_rule: int,
+        segment_bytes: int,
+        sync_each: bool,
+        compression: str,
+        pipe: Pipe,
+        day_of: Callable[[int], tuple[Path, int]],
+        *,
+        is_outbox: bool = False,
+        note_synced: Callable[[int, int, int], None] | None = None,
+    ) -> None:
+        """`day_of(now_ns)` returns the directory and the end of the day at a time.
+
+        `note_synced` is called after a sync with the slice, the segment's creation time, and its synced bytes.
+        """
+        self.slice_id = slice_id
+        self.state = state = JournalState()
+        self._key_rule, self._day_of, self._pipe = key_rule, day_of, pipe
+        self._buffer = numpy.zeros(BUFFER_BYTES, numpy.uint8)
+        self._entries = numpy.zeros((SEALED_MAX + 1) * ENTRY_BYTES, numpy.uint8)
+        self._is_open = True
+        state.buffer = self._buffer.ctypes.data
+        state.entries = self._entries.ctypes.data
+        state.key_rule = key_rule
+        state.segment_bytes = segment_bytes
+        state.sync_each = sync_each
+        state.is_outbox = is_outbox
+        state.maintenance_fd = pipe.writer
+        self._entry = compile_append()
+        self._packer = self._make_packer(compression)
+        self._note_synced = note_synced
+        self._switches = 0
+        self._lock = threading.Lock()
+        """Held by the thread that creates, syncs or closes files."""
+        self._sync_error: OSError | None = None
+        self._noted: SegmentFiles | None = None
+        self._synced_writes = 0
+        """Value of `writes` when the last sync of the current segment began; -1: it was not synced yet."""
+        self._sync_begun = 0
+        """Bytes of the current segment that `begin_sync` has started to write."""
+        self._before: list[tuple[SegmentFiles, Totals]] = []
+        self._next: SegmentFiles | None = None
+        finish(state.address, False, 0)  # does nothing yet, but compiles it
+        self._files = self._open_first(time.time_ns())
+
+    @property
+    def at(self) -> BlockHandlerAt:
+        """The handler that the slice thread calls."""
+        return BlockHandlerAt(int(self._entry.address), self.state.address)
+
+    def position(self) -> JournalPosition:
+        """Return the range that is written to the file. Its epoch is 0 until a position is known."""
+        state = self.state
+        while True:
+            version = state.position_version
+            read = JournalPosition(state.position_epoch, state.position_begin, state.position, state.position_missing)
+            if version % 2 == 0 and version == state.position_version:
+                return read
+
+    @property
+    def is_recording(self) -> bool:
+        """True if the slice thread is appending."""
+        return self._is_open and self.state.kind != IDLE
+
+    @property
+    def error(self) -> str:
+        """The error of a failed write, with the file's name; otherwise empty."""
+        number = self.state.error
+        return f"{self._files.path}: {os.strerror(number)}" if number else ""
+
+    @property
+    def path(self) -> Path:
+        """The current segment."""
+        return self._files.path
+
+    @property
+    def day(self) -> Path:
+        """The oldest day with an open segment."""
+        return next((files.day for files, _ in self._before), self._files.day)
+
+    def refuse(self) -> None:
+        """Stop recording. Messages received later are counted as lost."""
+        if not self.state.error:
+            self.state.error = errno.ECANCELED
+
+    def tend(self) -> None:
+        """Create the next segment if it is requested. Raises OSError or JournalError."""
+        with self._lock:
+            self._notice_switch()
+            if self.state.wanted and self._next is None:
+                # In the day of the last block. The next block shows if another day has begun.
+                self._next = self._open_next(self.state.ts_recv)
+                self.state.next_ready = 1
+
+    def sync(self, *, what_is_written: bool) -> None:
+        """Sync and close full segments; with `what_is_written` also sync the current one.
+
+        Also stores the number of segments in `closed.json`. Any thread may call this. Raises OSError. After a failed
+        sync it always raises, because the system drops unwritten pages and the next sync would succeed.
+        """
+        with self._lock:
+            self._notice_switch()
+            if self._sync_error is None:
+                try:
+                    self._sync(what_is_written)
+                except OSError as error:
+                    self._sync_error = error
+            if self._sync_error is not None:
+                raise self._sync_error
+
+    def _sync(self, what_is_written: bool) -> None:
+        while self._before:
+            before, totals = self._before[0]
+            before.sync()
+            before.close()
+            note_closed(before.day, self.slice_id, totals, before.number + 1)
+            del self._before[0]
+        if self._noted is not self._files and self.state.safe > FILE_HEAD_BYTES:
+            with suppress(OSError):  # retried; file errors are reported elsewhere
+                note_segments(self._files.day, self.slice_id, self._files.number + 1)
+                self._noted = self._files
+        writes, size, switches = self.state.writes, self.state.safe, self.state.switches
+        if what_is_written and writes != self._synced_writes:
+            self._files.sync()
+            self._synced_writes = writes
+            if self._note_synced is not None and switches == self._switches:  # else `size` is of another segment
+                self._note_synced(self.slice_id, self._files.created_ns, size)
+
+    def begin_sync(self) -> None:
+        """Start writing cached pages to the disk, so that the next sync takes less time."""
+        with self._lock:
+            self._notice_switch()
+        size = self.state.safe
+        if size - self._sync_begun >= _SYNC_AHEAD_BYTES:
+            begin_writing(self._files.fd, self._sync_begun, size - self._sync_begun)
+            self._sync_begun = size
+
+    @property
+    def is_there(self) -> bool:
+        """True if the current segment still has its name."""
+        return self._files.is_there
+
+    def close(self) -> None:
+        """Write the buffer, sync and close. Requires that the slice thread and the maintenance thread have ended.
+
+        Data in a segment that was removed is lost. Raises OSError if the data is not durable.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._notice_switch()
+        self.state.ended[:] = numpy.zeros(COUNTERS, numpy.int64).data
+        finish(self.state.address, True, time.time_ns())
+        if not self.is_there:
+            lose_segment(self.state.address)
+        try:
+            self.sync(what_is_written=True)
+            if self.is_there and self._ended().marks:
+                note_closed(self._files.day, self.slice_id, self._ended(), self._files.number + 1)
+        finally:
+            for files in (*(files for files, _ in self._before), self._files, self._next):
+                if files is not None:
+                    files.close()
+
+    def _ended(self) -> Totals:
+        """The totals after the last SEGMENT_END mark."""
+        return Totals(*self.state.ended[COUNTERS - len(Totals._fields) :])
+
+    def _notice_switch(self) -> None:
+        if self._next is not None and self.state.switches != self._switches:
+            self._switches = self.state.switches
+            self._before.append((self._files, self._ended()))
+            self._files, self._next = self._next, None
+            self._sync_begun = 0
+            self._synced_writes = -1  # the counted writes may be in this segment, which is not synced
+
+    def _open_first(self, now_ns: int) -> SegmentFiles:
+        """Open the first segment of this recorder, after those that the day already has."""
+        day, day_end_ns = self._day_of(now_ns)
+        state = self.state
+        totals = Totals(chain=chain_start(Manifest.read(day).created_ns, self.slice_id))
+        numbers = segment_numbers(slice_directory(day, self.slice_id))
+        if numbers:
+            state.after_kill = 1
+            try:
+                path = segment_path(day, self.slice_id, numbers[-1])
+                end = end_of(Segment(path, self.slice_id, numbers[-1], self._key_rule), totals)
+                totals, state.after_kill = end.totals, not end.is_closed
+            except JournalError as error:
+                log.warning("%s", error)  # readers report the same, and `verify` that the totals do not continue
+        state.started = now_ns
+        state.day_records, state.day_messages, state.day_marks, state.chain = totals
+        files = self._make(day)
+        state.fd, state.index_fd, state.offset, state.day_end = files.fd, files.index_fd, FILE_HEAD_BYTES, day_end_ns
+        state.safe = FILE_HEAD_BYTES
+        for counters in (state.begun, state.written):
+            counters[-len(totals) :] = numpy.array(totals, numpy.int64).data
+        return files
+
+    def _open_next(self, now_ns: int) -> SegmentFiles:
+        day, day_end_ns = self._day_of(now_ns)
+        files, state = self._make(day), self.state
+        state.next_fd, state.next_index_fd, state.next_day_end = files.fd, files.index_fd, day_end_ns
+        state.next_is_new_day = day != self._files.day
+        if state.next_is_new_day:
+            state.next_chain = chain_start(Manifest.read(day).created_ns, self.slice_id)
+        return files
+
+    def _make(self, day: Path) -> SegmentFiles:
+        directory = slice_directory(day, self.slice_id)
+        make_directory(directory)
+        return SegmentFiles(day, self.slice_id, max(segment_numbers(directory), default=-1) + 1)
+
+    def _make_packer(self, compression: str) -> Any:
+        """Return the C function that compresses the current body. It takes the GIL once per block."""
+        if compression == "none":
+            return None
+        compress(compression, b"")  # raises now if the library is missing
+        state = self.state
+
+        def pack(_address: int) -> None:
+            packed: Any = compress(compression, string_at(state.body, state.body_bytes))
+            if len(packed) < state.body_bytes:
+                self._packed = packed  # kept alive until the next one
+                state.packed = cast(packed, c_void_p).value or 0
+                state.packed_bytes = len(packed)
+
+        packer = CFUNCTYPE(None, c_int64)(pack)
+        state.codec = CODECS[compression]
+        state.pack = cast(packer, c_void_p).value or 0
+        return packer

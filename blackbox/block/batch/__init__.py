@@ -1,0 +1,1 @@
+"""A received block for callbacks: batches, messages, their rows."""

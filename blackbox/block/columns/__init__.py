@@ -1,0 +1,1 @@
+"""Columns outside blocks: numpy, Arrow, pandas, polars."""

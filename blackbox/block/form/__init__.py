@@ -1,0 +1,1 @@
+"""The bytes of a block: layout, encoding, validation."""

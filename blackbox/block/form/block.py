@@ -1,0 +1,495 @@
+"""A block: messages of one key in columns, as numpy views of the bytes on the wire."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.form import layout
+from blackbox.block.form.encode import (
+    NO_VALUE,
+    Distinct,
+    Origin,
+    Rows,
+    TopicTable,
+    copy_extents,
+    finish_header,
+    longest_extent,
+    number_header,
+    plan_block,
+    plan_bytes,
+    plan_ends,
+    write_body,
+    write_ends,
+    write_template,
+)
+from blackbox.block.form.format import (
+    FLAG_CONTROL,
+    FLAG_END,
+    FLAG_FIXED,
+    FLAG_LINE_B,
+    FLAG_NULLS,
+    FLAG_SEQUENCES,
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    OFFSET_VERSION,
+    BodyLayout,
+    body_layout,
+)
+from blackbox.block.form.validate import FAULT_TEXT, RULE_OF_HEADER, Fault, check_block, version_text
+from blackbox.block.position import End
+from blackbox.errors import BlockError
+from blackbox.feed.routing.key_rule import key_of
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_HEADER = struct.Struct(
+    layout.HEADER.format_of(
+        *("key_rule", "flags", "schema", "slice", "count", "epoch", "sequence", "previous", "key_sequence"),
+        *("ts_out", "ts_in", "topics", "topic_bytes", "stride"),
+    )
+)
+_layout_of = lru_cache(maxsize=256)(body_layout)
+"""Cached layouts: many small blocks have the same, and a lookup takes a tenth of the time."""
+
+
+def topic_table(topics: Sequence[bytes]) -> TopicTable:
+    """Return the topics laid out for compiled code."""
+    sizes = numpy.fromiter(map(len, topics), numpy.int32, len(topics))
+    offsets = numpy.zeros(len(topics), numpy.int64)
+    numpy.cumsum(sizes[:-1], out=offsets[1:])
+    text = numpy.frombuffer(bytearray(b"".join(topics) or b"\0"), numpy.uint8)  # writable: one compiled version
+    return TopicTable(text, offsets, sizes)
+
+
+def distinct_scratch(topics: int) -> Distinct:
+    """Return scratch for `plan_block` over at most `topics` topic ids."""
+    return Distinct(numpy.zeros(topics, numpy.int64), numpy.zeros(topics + 1, numpy.int32), numpy.zeros(1, numpy.int64))
+
+
+def as_integers(column: Any, dtype: type[numpy.integer[Any]], name: str) -> NDArray[Any]:
+    """Return a column as `dtype`. Raises ValueError for items that are not integers, or out of range."""
+    given = numpy.asarray(column)
+    if given.size == 0:
+        return numpy.empty(given.shape, dtype)
+    if given.dtype.kind not in "iu":
+        raise ValueError(f"{name} held {given.dtype}, expected integers of {numpy.dtype(dtype)}")
+    limits = numpy.iinfo(dtype)
+    if not numpy.can_cast(given.dtype, dtype) and (given.min() < limits.min or given.max() > limits.max):
+        raise ValueError(f"{name} ran from {given.min()} to {given.max()}, expected {numpy.dtype(dtype)}")
+    return numpy.ascontiguousarray(given, dtype)
+
+
+def as_topic_index(column: Any, topics: Sequence[str | bytes]) -> NDArray[numpy.int32]:
+    """Return indices into `topics` as int32[n]. Raises ValueError for another shape, or an index out of range."""
+    index = as_integers(column, numpy.int32, "topic_index")
+    if index.ndim != 1:
+        raise ValueError(f"topic_index had shape {index.shape}, expected (n,)")
+    if index.size and (index.min() < 0 or index.max() >= len(topics)):
+        raise ValueError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
+    return index
+
+
+def _as_column(column: Any, dtype: type[numpy.integer[Any]], name: str, count: int) -> NDArray[Any]:
+    found = as_integers(column, dtype, name)
+    if found.shape != (count,):
+        raise ValueError(f"{name} had shape {found.shape}, expected ({count},), as topic_index")
+    return found
+
+
+def as_rows(
+    payloads: Any,
+    ts_event: Any,
+    offsets: Any,
+    lengths: Any,
+    count: int,
+    name: str = "payloads",
+    *,
+    valid: Any = None,
+    sequences: Any = None,
+    borrowed: bool = False,
+) -> tuple[Rows, tuple[Any, ...]]:
+    """Return checked columns for compiled code, and the objects to keep alive while they are used.
+
+    Payloads are a 2-D array (n, size) of bytes; or one buffer with `offsets` (n + 1); or one buffer with `offsets` (n
+    starts) and `lengths` (n). Messages where `valid` (bool, n) is False have no value. `sequences` (n) are needed if
+    messages are not consecutive. `borrowed`: no thread changes the columns while they are used.
+
+    Raises ValueError naming the column that does not fit.
+    """
+    stamps = numbers = numpy.empty(0, numpy.int64)
+    if ts_event is not None:
+        stamps = _as_column(ts_event, numpy.int64, "ts_event", count)
+    if sequences is not None:
+        numbers = _as_column(sequences, numpy.int64, "sequences", count)
+    starts, sizes, stride = numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int32), 0
+    if offsets is None:
+        data = numpy.ascontiguousarray(payloads)
+        if data.ndim != 2 or data.dtype.itemsize != 1 or data.shape[0] != count:
+            raise ValueError(
+                f"{name} without offsets had shape {data.shape} of {data.dtype}, expected ({count}, size) of bytes"
+            )
+        stride = data.shape[1]
+        _check_size(stride)
+    else:
+        data = payloads if isinstance(payloads, numpy.ndarray) else numpy.frombuffer(payloads, numpy.uint8)
+        data = numpy.ascontiguousarray(data).reshape(-1)
+        places = as_integers(offsets, numpy.int64, "offsets")
+        expected = count + 1 if lengths is None else count
+        if places.shape != (expected,):
+            raise ValueError(f"offsets had shape {places.shape}, expected ({expected},)")
+        if borrowed and lengths is not None and valid is None:
+            starts, sizes = places, _as_column(lengths, numpy.int32, "lengths", count)
+            longest = longest_extent(starts.ctypes.data, sizes.ctypes.data, count, data.nbytes)
+        else:
+            if lengths is None:
+                places = numpy.array(places)
+                extent = numpy.diff(places)
+            else:
+                extent = _as_column(lengths, numpy.int64, "lengths", count)
+            # Copies: other threads may change the caller's arrays after the check.
+            starts, sizes = numpy.empty(count, numpy.int64), numpy.empty(count, numpy.int32)
+            longest = copy_extents(
+                places.ctypes.data, extent.ctypes.data, count, data.nbytes, starts.ctypes.data, sizes.ctypes.data
+            )
+        if longest < 0:
+            raise ValueError(f"offsets reached outside the {data.nbytes} bytes of {name}, or ran backwards")
+        _check_size(longest)
+    spaced = offsets is not None
+    if valid is not None:
+        present = numpy.asarray(valid)
+        if present.shape != (count,) or present.dtype != numpy.bool_:
+            raise ValueError(f"valid had shape {present.shape} of {present.dtype}, expected ({count},) of bool")
+        if not spaced:
+            starts, spaced = numpy.arange(count, dtype=numpy.int64) * stride, True
+            sizes = numpy.full(count, stride, numpy.int32)
+        sizes[~present] = NO_VALUE
+    rows = Rows(
+        stamps.ctypes.data if ts_event is not None else 0,
+        data.ctypes.data,
+        starts.ctypes.data if spaced else 0,
+        sizes.ctypes.data if spaced else 0,
+        stride,
+        numbers.ctypes.data if sequences is not None else 0,
+    )
+    return rows, (data, stamps, starts, sizes, numbers)
+
+
+def _check_size(payload_bytes: int) -> None:
+    if payload_bytes > MAX_BODY_BYTES // 2:
+        raise ValueError(f"a payload had {payload_bytes} bytes, expected at most {MAX_BODY_BYTES // 2}")
+
+
+class Block:
+    """Columns of one block, as zero-copy views of its body.
+
+    Attributes: `key` and `header`, bytes; `key_rule`, the low byte of its feed's; `flags`, `schema_id`, `slice_id`;
+    `epoch`, the start of its publisher; `ts_out`, its send time, and `ts_in`, when its oldest message was published
+    (all ns since 1970); `sequence` of its first message; `count` messages; `topic_count` distinct topics; `stride`
+    bytes of each payload, 0 if they differ; `body` uint8 array. Made by `encode` or `decode`, never changed.
+    """
+
+    __slots__ = (
+        "_layout",
+        "_topic_bytes",
+        "body",
+        "count",
+        "epoch",
+        "flags",
+        "header",
+        "key",
+        "key_rule",
+        "key_sequence",
+        "previous",
+        "schema_id",
+        "sequence",
+        "slice_id",
+        "stride",
+        "topic_count",
+        "ts_in",
+        "ts_out",
+    )
+
+    def __init__(self, key: bytes, header: bytes, body: NDArray[numpy.uint8]) -> None:
+        """Wrap frames that `check_block` has accepted; for others use `decode`."""
+        self.key, self.header, self.body = key, header, body
+        (
+            self.key_rule,
+            self.flags,
+            self.schema_id,
+            self.slice_id,
+            self.count,
+            self.epoch,
+            self.sequence,
+            self.previous,
+            self.key_sequence,
+            self.ts_out,
+            self.ts_in,
+            self.topic_count,
+            self._topic_bytes,
+            self.stride,
+        ) = _HEADER.unpack(header)
+        self._layout: BodyLayout | None = None
+
+    @classmethod
+    def decode(cls, key: bytes, header: bytes, body: Any) -> Block:
+        """Check three frames and wrap them; an 8-byte aligned body is shared, not copied.
+
+        Raises BlockError naming the fault.
+        """
+        memory = numpy.frombuffer(body, numpy.uint8) if len(body) else numpy.empty(0, numpy.uint8)
+        if memory.ctypes.data % 8:
+            memory = memory.copy()
+        head = numpy.frombuffer(bytes(header).ljust(HEADER_BYTES, b"\0") + bytes(key), numpy.uint8).copy()
+        place = head.ctypes.data
+        behind = place + head.nbytes - len(key)
+        fault = check_block(place, len(header), memory.ctypes.data, memory.nbytes, behind, len(key), RULE_OF_HEADER)
+        if fault != Fault.NONE:
+            what = FAULT_TEXT[Fault(fault)]
+            if fault == Fault.VERSION:
+                what = version_text(header[OFFSET_VERSION])
+            raise BlockError(f"{what} (key {key!r}, header {len(header)} bytes, body {memory.nbytes} bytes)")
+        return cls(bytes(key), bytes(header), memory)
+
+    @classmethod
+    def encode(
+        cls,
+        topics: Sequence[bytes],
+        topic_index: Any,
+        payloads: Any,
+        *,
+        ts_event: Any = None,
+        offsets: Any = None,
+        lengths: Any = None,
+        valid: Any = None,
+        sequences: Any = None,
+        key: bytes = b"",
+        key_rule: int | None = None,
+        slice_id: int = 0,
+        schema_id: int = 0,
+        epoch: int = 1,
+        sequence: int = 0,
+        previous: int | None = None,
+        key_sequence: int | None = None,
+        ts_out: int = 0,
+        ts_in: int = 0,
+        flags: int = 0,
+        checksum: bool = True,
+    ) -> Block:
+        """Encode columns (see `Publisher.publish_many`) as one block. Only topics that occur are written.
+
+        `sequences`: int64[n], ascending, for messages that are not consecutive from `sequence` on. `key_rule`: the rule
+        of the feed, see `blackbox.feed.routing.key_rule`; None: the length of `key`. `previous` and `key_sequence`
+        default to `sequence`, as if all messages had one key.
+
+        Raises BlockError if there are no messages, an index is out of range, a topic lacks the key, or sequences do not
+        ascend.
+        """
+        index = numpy.array(as_integers(topic_index, numpy.int32, "topic_index"))  # a copy, as in `as_rows`
+        rule = len(key) if key_rule is None else key_rule
+        if any(key_of(rule, topic) != key or topic[:1] in (b"", b"\0") for topic in topics):
+            raise BlockError(f"a topic was empty, reserved, or did not have key {key!r}: {list(topics)[:5]!r}")
+        if index.size and (index.min() < 0 or index.max() >= len(topics)):
+            raise BlockError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
+        if not index.size:
+            raise BlockError("a block had 0 messages, expected at least 1")
+        if sequences is not None:
+            numbers = as_integers(sequences, numpy.int64, "sequences")
+            if (numpy.diff(numbers) <= 0).any():
+                raise BlockError(f"sequences were {numbers[:5].tolist()}..., expected them to ascend")
+            sequence = int(numbers[0])
+        rows, alive = as_rows(payloads, ts_event, offsets, lengths, len(index), valid=valid, sequences=sequences)
+        order = numpy.arange(len(index), dtype=numpy.int32)
+        table, distinct = topic_table(topics), distinct_scratch(len(topics))
+        plan = plan_block(rows, order, index, 0, len(index), MAX_BODY_BYTES, table, distinct)
+        if plan.stop < len(index):
+            raise BlockError(f"the messages needed more than {MAX_BODY_BYTES} bytes, the largest body")
+        body = numpy.zeros(plan_bytes(plan), numpy.uint8)
+        write_body(body.ctypes.data, plan, rows, order, index, table, distinct)
+        header = numpy.zeros(HEADER_BYTES, numpy.uint8)
+        origin = Origin(schema_id, slice_id, rule, epoch)
+        write_template(header.ctypes.data, plan, body.ctypes.data, checksum, origin, ts_in)
+        previous = sequence if previous is None else previous
+        number_header(header.ctypes.data, sequence, previous, previous if key_sequence is None else key_sequence)
+        finish_header(header.ctypes.data, ts_out, flags)
+        del alive
+        return cls(key, header.tobytes(), body)
+
+    @classmethod
+    def encode_ends(
+        cls,
+        key: bytes,
+        ends: Mapping[bytes, End],
+        *,
+        slice_id: int,
+        epoch: int,
+        ts_out: int,
+        sequence: int | None = None,
+        ts_event: int = 0,
+        key_rule: int = 0,
+        flags: int = 0,
+    ) -> Block:
+        """Return a control block with the end of each key.
+
+        `sequence`: next sequence of the slice; default: the largest of the ends. `ts_event`: latest time before
+        messages lost by the source, if the block reports such a loss; else 0.
+        """
+        keys = topic_table(list(ends))
+        plan = plan_ends(keys, len(ends))
+        body = numpy.zeros(plan_bytes(plan), numpy.uint8)
+        columns = numpy.array([*ends.values()], numpy.int64).reshape(-1, 2).T.copy()
+        write_ends(body.ctypes.data, plan, keys, *columns)
+        header = numpy.zeros(HEADER_BYTES, numpy.uint8)
+        origin = Origin(0, slice_id, key_rule, epoch)
+        write_template(header.ctypes.data, plan, body.ctypes.data, True, origin, ts_event)
+        following = max((end.sequence for end in ends.values()), default=0) if sequence is None else sequence
+        number_header(header.ctypes.data, following, following, 0)
+        finish_header(header.ctypes.data, ts_out, flags | FLAG_CONTROL)
+        return cls(key, header.tobytes(), body)
+
+    def ends(self) -> dict[bytes, End]:
+        """Return the end of each key in a control block."""
+        numbers = self.body[self.layout.payloads :].view(numpy.int64).reshape(-1, 2).tolist()
+        return {key: End(*each) for key, each in zip(self.topics, numbers, strict=True)}
+
+    def __len__(self) -> int:
+        return int(self.count)
+
+    def __repr__(self) -> str:
+        return (
+            f"Block(key={self.key!r}, count={self.count}, topics={self.topic_count}, slice={self.slice_id}, "
+            f"sequence={self.sequence}, bytes={self.body.nbytes})"
+        )
+
+    @property
+    def frames(self) -> tuple[bytes, bytes, memoryview]:
+        """Key, header and body, as sent."""
+        return self.key, self.header, self.body.data
+
+    @property
+    def layout(self) -> BodyLayout:
+        """Offsets of the columns in the body."""
+        if self._layout is None:
+            self._layout = _layout_of(self.count, self.topic_count, self._topic_bytes, 0, self.flags)
+        return self._layout
+
+    @property
+    def line(self) -> int:
+        """Line of the slice on which it was sent: 0 (A) or 1 (B)."""
+        return 1 if self.flags & FLAG_LINE_B else 0
+
+    @property
+    def is_end(self) -> bool:
+        """True if this is the publisher's last block."""
+        return bool(self.flags & FLAG_END)
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if every payload has `stride` bytes."""
+        return bool(self.flags & FLAG_FIXED)
+
+    @property
+    def has_sequences(self) -> bool:
+        """True if the block has a column of sequences."""
+        return bool(self.flags & FLAG_SEQUENCES)
+
+    @property
+    def sequences(self) -> NDArray[numpy.int64]:
+        """int64[count]: sequence of each message in its epoch and slice."""
+        if self.has_sequences:
+            start = self.layout.sequences
+            return self.body[start : start + 8 * self.count].view(numpy.int64)
+        return numpy.arange(self.sequence, self.sequence + self.count, dtype=numpy.int64)
+
+    def number_of(self, row: int) -> int:
+        """Return the sequence of message `row`; -1: of the last one."""
+        if self.has_sequences:
+            return int(self.sequences[row])
+        return int(self.sequence) + row % int(self.count)
+
+    def row_from(self, sequence: int) -> int:
+        """Return the first row with this sequence or a later one; `count`: none."""
+        if self.has_sequences:
+            return int(numpy.searchsorted(self.sequences, sequence))
+        return min(max(0, sequence - int(self.sequence)), int(self.count))
+
+    @property
+    def validity(self) -> NDArray[numpy.uint8] | None:
+        """One bit per message, lowest first, as in Arrow: 0 if it has no value. None: all have one."""
+        if not self.flags & FLAG_NULLS:
+            return None
+        start = self.layout.validity
+        return self.body[start : start + (self.count + 7) // 8]
+
+    @property
+    def valid(self) -> NDArray[numpy.bool_]:
+        """bool[count]: True if the message has a value."""
+        if self.validity is None:
+            return numpy.ones(self.count, numpy.bool_)
+        return numpy.unpackbits(self.validity, count=self.count, bitorder="little").view(numpy.bool_)
+
+    @property
+    def ts_event(self) -> NDArray[numpy.int64]:
+        """int64[count]: venue time in ns since the epoch; 0 if the venue gave none."""
+        return self.body[: 8 * self.count].view(numpy.int64)
+
+    @property
+    def topic_index(self) -> NDArray[numpy.int32]:
+        """int32[count]: index of each message's topic in `topics`."""
+        start = self.layout.topic_index
+        return self.body[start : start + 4 * self.count].view(numpy.int32)
+
+    @property
+    def topic_offsets(self) -> NDArray[numpy.int32]:
+        """int32[topic_count + 1]: start of each topic in `topic_text`."""
+        start = self.layout.topic_offsets
+        return self.body[start : start + 4 * (self.topic_count + 1)].view(numpy.int32)
+
+    @property
+    def topic_text(self) -> NDArray[numpy.uint8]:
+        """uint8[...]: the distinct topics, concatenated."""
+        start = self.layout.topics
+        return self.body[start : start + int(self.topic_offsets[-1])]
+
+    @property
+    def topics(self) -> list[bytes]:
+        """Distinct topics."""
+        offsets = self.topic_offsets.tolist()
+        text = self.body[self.layout.topics : self.layout.topics + offsets[-1]].tobytes()
+        return list(map(text.__getitem__, map(slice, offsets, offsets[1:])))
+
+    @property
+    def payload_offsets(self) -> NDArray[numpy.int32]:
+        """int32[count + 1]: start of each payload in `payloads`."""
+        if self.is_fixed:
+            return numpy.arange(self.count + 1, dtype=numpy.int32) * numpy.int32(self.stride)
+        start = self.layout.payload_offsets
+        return self.body[start : start + 4 * (self.count + 1)].view(numpy.int32)
+
+    @property
+    def payloads(self) -> NDArray[numpy.uint8]:
+        """uint8[...]: all payloads, concatenated."""
+        return self.body[self.layout.payloads :]
+
+    def payload(self, row: int) -> bytes | Any:
+        """Return the payload of message `row`; None if it has no value."""
+        if self.validity is not None and not self.validity[row >> 3] >> (row & 7) & 1:
+            return None
+        offsets = self.payload_offsets
+        return self.payloads[offsets[row] : offsets[row + 1]].tobytes()
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """Return a record batch on the same memory: `topic` (dictionary), `ts_event` (ns, UTC), `sequence`, `payload`.
+
+        A time of 0 (unknown) is null. Copied are only `sequence`, and a bit per message if a time is 0. Needs pyarrow,
+        the extra `arrow`.
+        """
+        from blackbox.block.columns.arrow import block_to_arrow
+
+        return block_to_arrow(self)

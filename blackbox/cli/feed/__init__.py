@@ -1,0 +1,1 @@
+"""Commands for feed files, keys, and the machine."""

@@ -1,0 +1,1 @@
+"""Commands for hubs and their clients."""

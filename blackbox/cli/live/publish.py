@@ -1,0 +1,204 @@
+"""`blackbox publish`: publish sources on a feed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import TimeElapsedColumn
+
+from blackbox.analysis.report.numbers import byte_rate, count, counted, duration, rate
+from blackbox.cli.ui import progress
+from blackbox.cli.ui.feeds import (
+    FeedOption,
+    NamedSource,
+    SourceOptions,
+    check_schemas,
+    feed_for,
+    in_order,
+    load_feed,
+    open_with_options,
+)
+from blackbox.cli.ui.options import JsonOption
+from blackbox.cli.ui.status import exit_statuses, lose, warn
+from blackbox.cli.ui.terminal import bad_if, print_json, say, stderr, stdout, titled, values_table
+from blackbox.feed.source import Source
+
+if TYPE_CHECKING:
+    from blackbox.cli.ui.source_publisher import SourcePublisher
+    from blackbox.publish.publisher import PublisherStatistics
+
+
+class WhenFull(StrEnum):
+    """Policy of the publisher when a subscriber's queue is full."""
+
+    WAIT = "wait"
+    DROP = "drop"
+
+
+def publish(
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Sources to publish: NAME:ARGUMENT.")],
+    feed: FeedOption = None,
+    when_full: Annotated[
+        WhenFull,
+        typer.Option(
+            help="When a subscriber's queue is full: `wait` for the slowest subscriber; "
+            "or `drop` the block for that subscriber, which counts a gap."
+        ),
+    ] = WhenFull.WAIT,
+    wait_for: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Wait until every slice has N subscribers; 0: publish at once."),
+    ] = 1,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time limit of that wait.")] = 60.0,
+    option: SourceOptions = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish sources into a feed, as fast as its subscribers take the messages.
+
+    SOURCE is [cyan]itch50:PATH[/], [cyan]iex:PATH[/], [cyan]tape:PATH[/], [cyan]dbn:PATH[/],
+    [cyan]binance:PATH[/], [cyan]synthetic:MESSAGES[/], or NAME:ARGUMENT of a plug-in. Several sources of one schema
+    are published one after another, in the order of their first messages' times.
+
+    Messages without a subscriber are not sent, and counted as unwanted. Status 4 if messages are lost.
+
+    JSON has `sources`, `seconds`, `missing` (messages that the sources lack) and `statistics` of the publisher.
+
+    For example, each with `blackbox subscribe` in another terminal:
+
+    blackbox publish synthetic:1000000
+
+    blackbox publish dbn:20231225.mbo.dbn.zst dbn:20231226.mbo.dbn.zst --feed configs/dbn.toml
+
+    blackbox publish itch50:12302019.NASDAQ_ITCH50.gz --feed configs/nasdaq.toml --wait-for 2
+
+    blackbox publish itch50:day.bin --option date=2020-01-30 --when-full drop
+
+    blackbox publish tape:equity/usa/tick --option date=2013-10-07 --feed configs/tape.toml
+    """
+    with exit_statuses():
+        from blackbox.cli.ui.source_publisher import SourcePublisher
+
+        shape = load_feed(feed)
+        named = [NamedSource(spec, open_with_options(spec, option, shape)) for spec in sources]
+        check_schemas(named)
+        shape = feed_for(shape, named[0].source, named[0].spec)
+        with stderr.status("reading the first messages"):
+            opened = in_order(named)
+        with SourcePublisher(shape, when_full=when_full.value) as publisher:
+            publisher.wait_for_each_slice(wait_for, timeout, say)
+            started = time.monotonic()
+            elapsed = 0.0
+            lacking: dict[int, int] = {}
+            try:
+                _publish_with_progress(opened, publisher)
+                publisher.flush()
+                lacking = publisher.lacking(wait_for)
+                elapsed = time.monotonic() - started
+            finally:
+                publisher.close(timeout=30.0 if elapsed else 1.0)
+                seconds = elapsed or time.monotonic() - started
+                if as_json:
+                    print_json(
+                        {
+                            "sources": sources,
+                            "seconds": round(seconds, 3),
+                            "missing": publisher.missing,
+                            "statistics": publisher.statistics(),
+                        }
+                    )
+                else:
+                    print_summary(opened, publisher, seconds)
+                for note in (note for source in opened for note in source.notes):
+                    warn(note)
+                warn_of_unwanted(publisher.statistics())
+        done = publisher.statistics()
+        lost = []
+        if done.discarded:
+            lost.append(f"{count(done.discarded)} messages were not sent: a subscriber did not take them in time")
+        if lacking:
+            left = ", ".join(f"slice {slice_id} has {found}" for slice_id, found in lacking.items())
+            lost.append(
+                f"subscribers left before the end: {left}, expected {wait_for}; {count(done.unwanted)} messages "
+                "had no subscriber"
+            )
+        if publisher.missing:
+            lost.append(f"{counted(publisher.missing, 'message')} missing in the source, published as gaps")
+        lost += [f"the source is incomplete: {each.truncated}" for each in opened if each.truncated]
+        if lost:
+            lose("; ".join(lost))
+
+
+def _publish_with_progress(sources: Sequence[Source], publisher: SourcePublisher) -> None:
+    started = time.monotonic()
+
+    def rates(messages: int) -> tuple[str, str, str]:
+        seconds = time.monotonic() - started
+        done = publisher.statistics()
+        unwanted = f" ({count(done.unwanted)} unwanted)" if done.unwanted else ""
+        return count(messages) + unwanted, rate(messages, seconds), byte_rate(done.body_bytes, seconds)
+
+    def say_line(messages: int) -> None:
+        say("messages so far: {}, {}, {}".format(*rates(messages)))
+
+    def publish_all(show: Callable[[int], object]) -> None:
+        before = 0
+
+        def show_all(messages: int) -> None:
+            show(before + messages)
+
+        for source in sources:
+            before += source.publish(publisher, show_all)
+            publisher.end_source()
+
+    if stderr.is_terminal:
+        totals = [source.total for source in sources]
+        total = None if None in totals else sum(each or 0 for each in totals)
+        with progress.bar("publishing", total, progress.TEXT, TimeElapsedColumn()) as move:
+            publish_all(lambda messages: move(completed=messages, text="  ".join(rates(messages))))
+    else:
+        publish_all(progress.at_most_every(progress.LINE_EVERY_S, say_line))
+
+
+def print_summary(sources: Sequence[Source], publisher: SourcePublisher, elapsed_s: float) -> None:
+    """Print the numbers of published and unpublished messages."""
+    done = publisher.statistics()
+    stdout.print(
+        titled(
+            f"published {', '.join(map(repr, sources))}",
+            values_table(
+                [
+                    ("schema", publisher.feed.schema_name),
+                    ("messages", count(done.messages), "sent, each counted once for all subscribers"),
+                    ("symbols", count(len(publisher.feed.symbol_rule.symbols(sorted(publisher.seen))))),
+                    ("topics", count(done.topics)),
+                    ("blocks", count(done.blocks)),
+                    ("unwanted", count(done.unwanted), "not sent: they had no subscriber"),
+                    (
+                        "discarded",
+                        bad_if(done.discarded > 0, count(done.discarded)),
+                        "not sent: a subscriber did not take them in time",
+                    ),
+                    (
+                        "dropped",
+                        bad_if(done.shared_memory_dropped > 0, count(done.shared_memory_dropped)),
+                        "not written to shared memory: slow subscribers held all of it",
+                    ),
+                    ("elapsed", duration(elapsed_s * 1e9)),
+                    ("rate", rate(done.messages, elapsed_s)),
+                    ("bodies", byte_rate(done.body_bytes, elapsed_s)),
+                ]
+            ),
+        )
+    )
+
+
+def warn_of_unwanted(done: PublisherStatistics) -> None:
+    """Print a warning if messages had no subscriber."""
+    if done.unwanted and not done.messages:
+        warn(f"no message was sent: all {count(done.unwanted)} messages had no subscriber")
+    elif done.unwanted:
+        warn(f"{count(done.messages)} messages were sent; {count(done.unwanted)} were not: they had no subscriber")

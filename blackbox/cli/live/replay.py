@@ -1,0 +1,285 @@
+"""`blackbox replay`: publish recorded days again."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+
+from blackbox.analysis.report.numbers import NOTHING, count, counted, duration, factor, rate
+from blackbox.cli.live.control import speed_of, speed_text
+from blackbox.cli.live.publish import WhenFull, warn_of_unwanted
+from blackbox.cli.ui.days import StartOption, StopOption, days_of, time_ns
+from blackbox.cli.ui.options import JsonOption, PrefixOption, SliceOption, SymbolOption, prefixes_of, symbols_of
+from blackbox.cli.ui.progress import LINE_EVERY_S, TEXT, bar, ticking
+from blackbox.cli.ui.status import exit_statuses, lose, warn
+from blackbox.cli.ui.terminal import print_json, say, stderr, stdout
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema.schema import RAW
+from blackbox.receive.supervise.stop_signals import stop_signals
+
+if TYPE_CHECKING:
+    from blackbox.archive.recording import Recording
+    from blackbox.cli.ui.source_publisher import SourcePublisher
+    from blackbox.publish.publisher import PublisherStatistics
+    from blackbox.replay.controls import Controls
+    from blackbox.replay.replay import Replay, ReplayStatistics
+    from blackbox.replay.status import ReplayStatus
+
+_SHOW_EVERY_S: Final = 0.2
+
+
+def replay(
+    recording: Annotated[
+        list[Path],
+        typer.Argument(metavar="RECORDING...", help="Directories of days, or of a feed for all its days."),
+    ],
+    feed: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Feed file (TOML) to publish on, the same for subscribers. Default: the recorded feed with its "
+            "endpoints. A feed with other slices distributes the messages again.",
+            show_default=False,
+        ),
+    ] = None,
+    speed: Annotated[
+        str,
+        typer.Option(
+            metavar="X",
+            help="Seconds of market time per second: 1 is real time, 10 is ten times as fast, "
+            "`max` is as fast as the subscribers take it.",
+        ),
+    ] = "max",
+    start: StartOption = None,
+    stop: StopOption = None,
+    prefix: PrefixOption = None,
+    symbol: SymbolOption = None,
+    slices: SliceOption = None,
+    loop: Annotated[int, typer.Option(metavar="N", min=0, help="Play it N times; 0: until it is stopped.")] = 1,
+    keep_gaps: Annotated[
+        bool,
+        typer.Option(
+            "--keep-gaps",
+            help="Skip the sequence numbers that are missing in the recording, so that subscribers count the same "
+            "gaps as its recorder. Default: consecutive numbers.",
+        ),
+    ] = False,
+    max_silence: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=1e-9, help="Cut longer silences of market time to this.", show_default=False
+        ),
+    ] = None,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Endpoint (tcp or ipc) for `blackbox control`. Every process that reaches it can use it: stay on "
+            "127.0.0.1.",
+            show_default=False,
+        ),
+    ] = None,
+    wait_for: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Wait until every slice has N subscribers; 0: publish at once.")
+    ] = 1,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time limit of that wait.")] = 60.0,
+    when_full: Annotated[
+        WhenFull,
+        typer.Option(
+            help="When a subscriber's queue is full: `wait` for the slowest subscriber; "
+            "or `drop` the block for that subscriber, which counts a gap, as a live feed does."
+        ),
+    ] = WhenFull.WAIT,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish recorded days again as if they were live.
+
+    Each slice is played in the order of the market. Blocks get the present time; the venue's times do not change.
+    Several days are played as one, in order.
+
+    Control the replay by keys in its terminal: space pauses, + and - double and halve the speed, m plays as fast as
+    possible, s steps one message, ← and → go a minute back and forth, q stops. From another process, use --control and
+    `blackbox control`.
+
+    JSON is printed at the end: `replay` and `publisher`, the statistics of both.
+
+    For example, each with `blackbox subscribe` in another terminal:
+
+    blackbox replay recordings/local/2026-11-20                       as fast as the subscribers take it
+
+    blackbox replay recordings/local --speed 10                       all days, ten times as fast as real time
+
+    blackbox replay recordings/local/2026-11-20 --start 09:30 --stop 09:45 --prefix AAPL. --prefix MSFT. --speed 1
+
+    blackbox replay recordings/local/2026-11-20 --symbol AAPL --symbol BRK.B    exactly these symbols, not AAPLW
+
+    blackbox replay recordings/local/2026-11-20 --speed 1 --max-silence 5 --control tcp://127.0.0.1:17300
+    """
+    with exit_statuses():
+        pace = speed_of(speed, "--speed")
+
+        from blackbox.cli.ui.source_publisher import SourcePublisher
+        from blackbox.replay.controls import Controls
+        from blackbox.replay.play.to_wire import check_target
+        from blackbox.replay.replay import Replay
+
+        recordings = _opened(recording)
+        target = _target_of(feed, recordings)
+        controls = Controls(pace, max_silence)
+        try:
+            played = Replay(
+                recordings,
+                start=_checked(recordings[0], start, "--start"),
+                stop=_checked(recordings[-1], stop, "--stop"),
+                prefix=prefixes_of(prefix),
+                symbols=symbols_of(symbol),
+                slices=slices,
+                keep_gaps=keep_gaps,
+                loops=loop,
+                controls=controls,
+            )
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise typer.BadParameter(str(error)) from error
+        check_target(target, [each.feed for each in recordings], keep_gaps=keep_gaps)
+        with ExitStack() as stack:
+            publisher = stack.enter_context(SourcePublisher(target, when_full=when_full.value))
+            if control is not None:
+                from blackbox.replay.control_socket import ControlSocket
+
+                zone = recordings[0].feed.time_zone
+                stack.enter_context(ControlSocket(controls, control, time_zone=zone, feed=target))
+            publisher.wait_for_each_slice(wait_for, timeout, say)
+            done = False
+            try:
+                with _stopping_at_signals(controls):
+                    _publish(played, publisher, controls)
+                publisher.flush()
+                done = True
+            finally:
+                publisher.close(timeout=30.0 if done else 1.0)
+                _print_summary(played.statistics(), publisher.statistics() if as_json else None)
+        sent = publisher.statistics()
+        warn_of_unwanted(sent)
+        discarded = sent.discarded
+        if discarded:
+            lose(f"{count(discarded)} messages were not sent: a subscriber did not take them in time")
+
+
+def _checked(recording: Recording, text: str | None, option: str) -> str | None:
+    """Return the text of a time. Raises BadParameter (status 2) if it is invalid."""
+    time_ns(recording, text, option)
+    return text
+
+
+def _opened(paths: Sequence[Path]) -> list[Recording]:
+    """Return the recordings in directories of days, and of all days in directories of feeds."""
+    from blackbox.archive.recording import Recording
+
+    days = []
+    for path in paths:
+        days += days_of(path) or [path]
+    return [Recording.open(day) for day in dict.fromkeys(day.resolve() for day in days)]
+
+
+def _target_of(path: str | None, recordings: Sequence[Recording]) -> Feed:
+    """Return the feed to publish on. A feed with the default schema `raw` accepts any payload."""
+    recorded = recordings[0].feed
+    if path is None:
+        for each in recordings:
+            if each.encrypted:
+                raise ConfigError(
+                    f"{each.path} is of a feed with [security], and recordings do not keep keys: give its feed file "
+                    "(--feed), or one without [security] to publish in the clear"
+                )
+        return recorded
+    feed = Feed.load(path)
+    return msgspec.structs.replace(feed, schema=recorded.schema) if feed.schema_name == RAW.name else feed
+
+
+def _publish(played: Replay, publisher: SourcePublisher, controls: Controls) -> None:
+    from blackbox.cli.ui.keys import Keys, describe
+
+    with Keys(controls) as keys, _progress(controls):
+        if keys.is_active:
+            say(describe())
+        played.publish(publisher)
+
+
+@contextmanager
+def _stopping_at_signals(controls: Controls) -> Iterator[None]:
+    """Stop the replay at the first signal, with exact totals. A second one ends the process at once."""
+    caught: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if caught and callable(before[number]):
+            before[number](number, frame)
+        caught.append(number)
+        controls.stop()
+
+    before: dict[int, Any] = {number: signal.signal(number, stop) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if caught:
+        signal.raise_signal(caught[0])
+
+
+@contextmanager
+def _progress(controls: Controls) -> Iterator[None]:
+    """Show the position of the replay until the block is left: a bar on a terminal, else lines."""
+    if not stderr.is_terminal:
+        with ticking(lambda: _say_line(controls.status()), LINE_EVERY_S):
+            yield
+        return
+    with bar("replaying", None, TEXT) as move, ticking(lambda: _move_bar(move, controls.status()), _SHOW_EVERY_S):
+        yield
+
+
+def _move_bar(move: Callable[..., None], now: ReplayStatus) -> None:
+    length, done = max(1, now.stop_ns - now.start_ns), now.position_ns - now.start_ns
+    move(description=_position_text(now), total=length, completed=done, text=_pace_text(now))
+
+
+def _say_line(now: ReplayStatus) -> None:
+    say(f"replayed {counted(now.messages, 'message')}, at {_position_text(now)}, {_pace_text(now)}")
+
+
+def _position_text(now: ReplayStatus) -> str:
+    from blackbox.timestamps import time_text
+
+    return time_text(now.position_ns, 0)[:-1].replace("T", " ") if now.position_ns else NOTHING
+
+
+def _pace_text(now: ReplayStatus) -> str:
+    state = str(now.state) if now.state in ("paused", "stepping") else f"speed {speed_text(now.speed)}"
+    left = "" if now.seconds_left is None else f"  {duration(now.seconds_left * 1e9)} left"
+    return f"{rate(now.messages_per_second, 1)}  {state}{left}"
+
+
+def _print_summary(done: ReplayStatistics, as_json_with: PublisherStatistics | None) -> None:
+    if as_json_with is not None:
+        print_json({"replay": done, "publisher": as_json_with})
+        return
+    faster = f", {factor(done.times_faster)} times the market's pace" if done.market_seconds else ""
+    stdout.print(
+        f"replayed {count(done.messages)} messages in {duration(done.seconds * 1e9)}: "
+        f"{rate(done.messages, done.seconds)}{faster}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if not done.messages:
+        warn("no message was selected: compare --start, --stop, --prefix, --symbol and --slice with `blackbox inspect`")
+    if done.damaged:
+        warn(f"{count(done.damaged)} messages were left out: their blocks could not be read")

@@ -1,0 +1,214 @@
+"""`blackbox export`: write a recording in the venue's own file format, or as Parquet."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blackbox.analysis.report.numbers import byte_rate, count, rate
+from blackbox.cli.ui.days import RecordingArgument, StartOption, StopOption, days_of, lose_damage, open_day, time_ns
+from blackbox.cli.ui.options import JsonLinesOption, SymbolOption, symbols_of
+from blackbox.cli.ui.progress import counting
+from blackbox.cli.ui.status import exit_statuses, warn
+from blackbox.cli.ui.terminal import print_json, stderr, stdout, titled, values_table
+from blackbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blackbox.archive.export.parquet import ParquetDay
+    from blackbox.archive.recording import Recording
+
+
+class Prices(StrEnum):
+    """Form of prices in records."""
+
+    DECIMAL = "decimal"
+    FLOAT = "float"
+    INTEGER = "integer"
+
+
+class Order(StrEnum):
+    """Order of messages in a Parquet file."""
+
+    CAPTURE = "capture"
+    TOPIC = "topic"
+
+
+def export(
+    recording: RecordingArgument,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            help="File to write, compressed if it ends in .gz or .zst. With --parquet: the directory to write to.",
+        ),
+    ],
+    start: StartOption = None,
+    stop: StopOption = None,
+    symbol: SymbolOption = None,
+    parquet: Annotated[
+        bool,
+        typer.Option(
+            "--parquet", help="Write Parquet instead of the venue's format. RECORDING may be a feed with its days."
+        ),
+    ] = False,
+    message_type: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="Parquet: only messages of this type, with their fields as columns."),
+    ] = None,
+    prices: Annotated[
+        Prices,
+        typer.Option(help="Parquet with --message-type: prices as exact decimals, floats or the venue's integers."),
+    ] = Prices.DECIMAL,
+    order: Annotated[
+        Order, typer.Option(help="Parquet: as captured; or by topic, within each million messages.")
+    ] = Order.CAPTURE,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """Write a recorded day in the venue's own file format, or as Parquet.
+
+    ITCH 5.0 becomes a file of messages, each after its length (2 bytes, big-endian), as NASDAQ publishes it. IEX
+    becomes message blocks of IEX-TP (2 bytes of length, little-endian), without headers. Tape becomes a zip archive of
+    CSV files, DBN a stream of metadata and records, Binance the lines of frames. The bytes are those that were
+    published.
+
+    The messages of a slice keep their order. Messages of several slices are merged by market time. The order of
+    messages with equal times in different slices is always the same, but can differ from the order of the venue.
+
+    With --parquet a day becomes PATH/date=DATE/slice=SLICE/part-00000.parquet, for polars, DuckDB, pandas and Spark.
+
+    JSON is one object per day, with `recording`, `out`, `messages` and `file_bytes`.
+
+    For example:
+
+    blackbox export recordings/nasdaq/2026-11-20 --out 20261120.itch
+
+    blackbox export recordings/nasdaq/2026-11-20 --out 20261120.itch.gz
+
+    blackbox export recordings/nasdaq/2026-11-20 --out open.itch --start 09:30 --stop 09:35
+
+    blackbox export recordings/nasdaq/2026-11-20 --out two.itch --symbol AAPL --symbol BRK.B
+
+    blackbox export recordings/nasdaq --parquet --out lake/nasdaq                      all its days
+
+    blackbox export recordings/nasdaq/2026-11-20 --parquet --out lake/trades --message-type P
+    """
+    if message_type is not None and not parquet:
+        raise typer.BadParameter(f"was given as {message_type!r} without --parquet", param_hint="--message-type")
+    with exit_statuses():
+        symbols = symbols_of(symbol)
+        if parquet:
+            paths = days_of(recording) or [recording]
+            written = [
+                _write_parquet(path, out, start, stop, symbols, message_type, prices, order, as_json) for path in paths
+            ]
+            lose_damage(recording, [each for day in written for each in day.damage], out)
+        else:
+            _write_file(recording, out, start, stop, symbols, as_json)
+
+
+def _write_parquet(
+    path: Path,
+    out: Path,
+    start: str | None,
+    stop: str | None,
+    symbols: list[bytes] | None,
+    message_type: str | None,
+    prices: Prices,
+    order: Order,
+    as_json: bool,
+) -> Recording:
+    day = open_day(path)
+    first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
+    began = time.monotonic()
+    whole = first is None and end is None and symbols is None and message_type is None
+    with counting(f"writing {path} to {out}", day.summary().messages if whole else None) as progress:
+        try:
+            done: ParquetDay = day.to_parquet(
+                out,
+                start=first,
+                stop=end,
+                symbols=symbols,
+                message_type=message_type,
+                prices=prices.value,
+                order=order.value,
+                progress=progress,
+            )
+        except ImportError as error:
+            raise ConfigError(str(error)) from error
+    elapsed_s = time.monotonic() - began
+    if as_json:
+        print_json(_object(path, done.path, done.messages, done.file_bytes))
+        return day
+    stdout.print(
+        titled(
+            f"exported {path} to {done.path}",
+            values_table(
+                [
+                    ("message type", message_type or "all, as payloads"),
+                    ("messages", count(done.messages)),
+                    ("files", count(done.files), "one per slice"),
+                    ("row groups", count(done.row_groups)),
+                    ("bytes", count(done.file_bytes), _per_message(done)),
+                    ("rate", rate(done.messages, elapsed_s)),
+                ]
+            ),
+        )
+    )
+    return day
+
+
+def _per_message(done: ParquetDay) -> str:
+    return f"of the files, {done.file_bytes / done.messages:.1f} per message" if done.messages else "of the files"
+
+
+def _object(recording: Path, out: Path, messages: int, file_bytes: int) -> dict[str, Any]:
+    return {"recording": str(recording), "out": str(out), "messages": messages, "file_bytes": file_bytes}
+
+
+def _write_file(
+    recording: Path, file: Path, start: str | None, stop: str | None, symbols: list[bytes] | None, as_json: bool
+) -> None:
+    from blackbox.archive.export.source_file import export as write
+
+    day = open_day(recording)
+    first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
+    began = time.monotonic()
+    with stderr.status("writing") as shown:
+        done = write(day, file, first, end, symbols, lambda many: shown.update(f"written {count(many)} messages"))
+    elapsed_s = time.monotonic() - began
+    if as_json:
+        print_json(_object(recording, file, done.messages, done.file_bytes))
+    else:
+        stdout.print(
+            titled(
+                f"exported {recording} to {file}",
+                values_table(
+                    [
+                        ("schema", day.feed.schema_name),
+                        ("messages", count(done.messages)),
+                        ("bytes", count(done.file_bytes), "of the file"),
+                        ("rate", rate(done.messages, elapsed_s)),
+                        ("file", byte_rate(done.file_bytes, elapsed_s)),
+                    ]
+                ),
+            )
+        )
+    where, better = "slices", "of one slice"
+    if day.feed.key_rule:
+        where, better = "slices or keys", "of one slice without keys"
+    if done.ties:
+        warn(
+            f"{count(done.ties)} messages of equal times in different {where}: their order is not certain; "
+            f"a feed {better} keeps it"
+        )
+    if done.late:
+        warn(
+            f"{count(done.late)} messages have an earlier time than one before them: their place among those of "
+            f"other {where} is not certain; a feed {better} keeps it"
+        )
+    lose_damage(recording, day.damage, file)

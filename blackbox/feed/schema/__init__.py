@@ -1,0 +1,1 @@
+"""Record layouts of payloads, and values of their fields."""

@@ -1,0 +1,1 @@
+"""Compile kernels, cache them on the disk, and load them late."""

@@ -1,0 +1,117 @@
+"""`njit` with the cache of `kernel_cache`, and compilation ahead of the first call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import wraps
+from typing import Any
+
+import numba
+from numba import typeof
+from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+from numba.core.sigutils import normalize_signature
+
+from blackbox.errors import LimitError
+from blackbox.native.compile.kernel_cache import cache_root, held_by_one_process, lock_of, use_kernel_cache
+from blackbox.native.compile.late_code import KernelCache
+from blackbox.native.system.interrupts import interrupts_held
+from blackbox.native.system.limits import Needs, check_limits, start_thread
+
+__all__ = ["WARM_UP_NEEDS", "cfunc", "check_memory", "njit", "warm_up"]
+
+log = logging.getLogger("blackbox")
+
+WARM_UP_NEEDS = Needs(threads=1)
+_COMPILE_NEEDS = Needs(memory=128 << 20)
+_PATIENCE_S = 1.0
+_was_logged = threading.Event()
+
+use_kernel_cache()
+with interrupts_held():
+    cpu_target.target_context  # noqa: B018  # initialises LLVM, which prints an error if interrupted
+
+
+@wraps(numba.njit)
+def njit(function: Any = None, *, cache: bool = False, **options: Any) -> Any:
+    """Wrap numba's `njit`; if several processes need a cached function at once, one compiles it for all."""
+    if function is None or isinstance(function, str):  # a decorator with options, perhaps with the only signature
+        return lambda decorated: _made(decorated, function, cache, options)
+    return _made(function, None, cache, options)
+
+
+def _made(function: Any, signature: str | None, is_cached: bool, options: dict[str, Any]) -> Any:
+    made = _in_turn(numba.njit(function, **options), is_cached)
+    if signature is not None:  # numba must know the cache before it compiles
+        made.compile(signature)
+        made.disable_compile()
+    return made
+
+
+def cfunc(signature: Any, *, cache: bool = False, **options: Any) -> Callable[[Any], Any]:
+    """Wrap numba's `cfunc`, and delay Ctrl-C while it compiles."""
+
+    def compiled(function: Any) -> Any:
+        made: Any = CFunc(function, normalize_signature(signature), locals={}, options=options)
+        if cache:
+            made._cache = KernelCache(function)
+        with interrupts_held():
+            made.compile()
+        return made
+
+    return compiled
+
+
+def _in_turn(function: Any, is_cached: bool) -> Any:
+    compile_: Callable[[Any], Any] = function.compile
+    if is_cached:
+        function._cache = KernelCache(function.py_func)
+
+    def compile_in_turn(signature: Any) -> Any:
+        # numba's lock comes first: its holder may need the file lock that another thread waits for.
+        others = held_by_one_process(lock_of(function._cache)) if is_cached else nullcontext()
+        # Delay Ctrl-C last: LLVM's callbacks would swallow it during compilation.
+        with _logged() if is_cached else nullcontext(), global_compiler_lock, others, interrupts_held():
+            return compile_(signature)
+
+    function.compile = compile_in_turn
+    return function
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Log, once per process, a compilation that takes longer than a second."""
+    timer = threading.Timer(_PATIENCE_S, _log_once)
+    timer.daemon = True
+    if not _was_logged.is_set():
+        with suppress(LimitError):
+            start_thread(timer)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _log_once() -> None:
+    if not _was_logged.is_set():
+        _was_logged.set()
+        text = "compiling functions at their first use: up to a minute, longer on a busy machine; then cached in %s"
+        log.warning(text, cache_root())
+
+
+def check_memory() -> None:
+    """Raise LimitError unless there is memory to compile or load code; without it LLVM ends the process."""
+    check_limits("compiling", _COMPILE_NEEDS)
+
+
+def warm_up(function: Any, *arguments: Any) -> None:
+    """Compile `function` for arguments like these, or load it, without calling it. Raises LimitError."""
+    signature = tuple(typeof(argument) for argument in arguments)
+    if signature in function.overloads:
+        return
+    check_memory()
+    function.compile(signature)

@@ -1,0 +1,1 @@
+"""Raw memory for compiled code: addresses, records of named fields, arrays, mapped files."""

@@ -1,0 +1,1 @@
+"""The operating system: clocks, limits, locks, signals, waits."""

@@ -1,0 +1,1 @@
+"""Data structures and hashes for compiled code."""

@@ -1,0 +1,1 @@
+"""What the peers of a slice subscribe to, acknowledge, and may send."""

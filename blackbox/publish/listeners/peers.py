@@ -1,0 +1,167 @@
+"""State of each connection to a slice's XPUB sockets: identity, subscriptions, refusals."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import msgspec
+
+from blackbox.block.form.format import CONFIRM_KEY, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY, SHARED_KEY, WANT_KEY
+
+MOST_TOLD_REFUSALS: Final = 100
+"""Most refused prefixes in one answer."""
+_MOST_ANSWERS: Final = 64
+"""Confirmations of a connection that are withdrawn when it disconnects."""
+MOST_SHOWN_PEERS: Final = 100
+"""Connections listed individually in the statistics."""
+
+
+class Why(IntEnum):
+    """Reason for refusing a prefix. The values are part of the wire format."""
+
+    NO_RIGHT = 1
+    """The key has no right to the prefix."""
+    TOO_MANY = 2
+    """The connection has reached its limit."""
+    ON_DEMAND = 3
+    """An `on_demand` function refused the prefix."""
+
+
+class Peer:
+    """One connection. `key` is its public key, `name` the file of that key; both are empty in the clear.
+
+    `connection` and `cookie` distinguish it from other connections that used its descriptor. `may`: prefixes that it
+    may subscribe to; None: all. `late`: changes that followed an invalid message, to be applied with the next message.
+    `refused`: prefixes that it requests and that are not in force.
+    """
+
+    __slots__ = (
+        "acceptances",
+        "address",
+        "answers",
+        "connection",
+        "cookie",
+        "fd",
+        "filters",
+        "key",
+        "late",
+        "late_since",
+        "line",
+        "may",
+        "name",
+        "newest",
+        "nonces",
+        "refusals",
+        "refused",
+        "since_ns",
+        "useless",
+        "wants",
+    )
+
+    def __init__(
+        self,
+        line: int,
+        fd: int,
+        connection: int = 0,
+        cookie: int = 0,
+        address: str = "",
+        key: str = "",
+        name: str = "",
+        may: tuple[bytes, ...] | None = None,
+    ) -> None:
+        self.line, self.fd, self.connection, self.cookie = line, fd, connection, cookie
+        self.address, self.key, self.name, self.may = address, key, name, may
+        self.filters: set[bytes] = set()
+        self.acceptances: set[bytes] = set()
+        self.refused: dict[bytes, Why] = {}
+        self.late: list[tuple[bytes, int]] = []
+        self.late_since = 0.0
+        self.nonces: set[bytes] = set()
+        """Confirmations requested and not withdrawn: libzmq keeps them."""
+        self.newest: tuple[int, bytes] | None = None
+        """The confirmation requested last."""
+        self.answers: deque[tuple[int, bytes]] = deque(maxlen=_MOST_ANSWERS)
+        """Confirmations sent to it."""
+        self.refusals = self.useless = self.wants = 0
+        self.since_ns = time.time_ns()
+
+    @property
+    def called(self) -> str:
+        """Name of the peer for the log."""
+        return f"key {self.name or self.key!r} at {self.address}" if self.key else self.address
+
+    def why_refused(self, prefix: bytes, most: int) -> Why | None:
+        """Return why a prefix is refused; None: it is allowed."""
+        topics = topics_of(prefix)
+        if topics is None:
+            return None
+        if self.may is not None and not topics.startswith(self.may):
+            return Why.NO_RIGHT
+        return Why.TOO_MANY if len(self.filters) >= most and prefix not in self.filters else None
+
+    def refuse(self, prefix: bytes, why: Why) -> None:
+        """Record that a prefix was refused."""
+        self.refusals += 1
+        self.refused[prefix] = why
+
+
+def topics_of(prefix: bytes) -> bytes | None:
+    """Return the topic prefix of a filter of any kind; None: it is for control blocks."""
+    if prefix[:1] != b"\0":
+        return prefix
+    return prefix[len(WANT_KEY) :] if prefix.startswith((WANT_KEY, SHARED_KEY)) else None
+
+
+def is_put_in_force(prefix: bytes) -> bool:
+    """Return True if libzmq must match the filter because something is sent under it."""
+    return (
+        prefix[:1] != b"\0"
+        or prefix in (HEARTBEAT_KEY, PATH_KEY)
+        or (prefix.startswith(CONFIRM_KEY) and len(prefix) == len(CONFIRM_KEY) + NONCE_BYTES)
+    )
+
+
+class PeerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One connection to a publisher or a relay, starting with its first subscription."""
+
+    slice_id: int
+    line: str
+    """A or B."""
+    address: str
+    """host:port; empty: not over tcp."""
+    key: str
+    """File name of its key in `allowed_keys`; empty: in the clear."""
+    since_ns: int
+    """When it first subscribed, ns since 1970."""
+    subscriptions: int
+    """Filters that it has in force, including prefixes it wants."""
+    refused: int
+    """Number of its subscriptions refused for lack of rights or for a limit."""
+    taken_bytes: int = 0
+    """Bytes that its host has acknowledged, up to 0.25 s ago. 0 if unknown: not over tcp."""
+    unsent_bytes: int = 0
+    """Bytes waiting in the kernel because the peer reads too slowly. Up to `hwm_blocks` blocks in libzmq come on top.
+    """
+    behind_s: float = 0.0
+    """Time for which data has waited for it while it took next to nothing."""
+
+
+class Peers(NamedTuple):
+    """The connections with most subscriptions, and totals over all."""
+
+    shown: tuple[PeerStatistics, ...]
+    others: int
+    """Number of connections not in `shown`."""
+    subscriptions: int
+    """Subscriptions of all connections."""
+
+
+def most_of(peers: Iterable[PeerStatistics]) -> Peers:
+    """Return the MOST_SHOWN_PEERS connections with most subscriptions or refusals."""
+    every = sorted(peers, key=lambda peer: (peer.subscriptions, peer.refused), reverse=True)
+    shown = tuple(every[:MOST_SHOWN_PEERS])
+    return Peers(shown, len(every) - len(shown), sum(peer.subscriptions for peer in every))

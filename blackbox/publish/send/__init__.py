@@ -1,0 +1,1 @@
+"""From the ring to the sockets of a slice."""

@@ -1,0 +1,1 @@
+"""Registered functions: which topics they match, and how they are called."""

@@ -1,0 +1,1 @@
+"""Judge blocks, and pass those that are due to workers."""

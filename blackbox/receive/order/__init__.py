@@ -1,0 +1,1 @@
+"""Decide the order of a slice's messages: sequence, gaps, repair, epochs."""

@@ -1,0 +1,1 @@
+"""One slice of a running subscriber: its thread, sockets and filters."""

@@ -1,0 +1,1 @@
+"""Start, watch, share and end the slices of subscribers."""

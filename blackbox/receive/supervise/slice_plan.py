@@ -1,0 +1,81 @@
+"""Slices that a subscriber needs: a match table per slice, rebuilt whenever callbacks change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from blackbox.block.form.format import MOST_WANT_BYTES
+from blackbox.feed.feed import Feed
+from blackbox.feed.symbol_choice import starts_by_slice
+from blackbox.receive.callbacks.match_table import Table
+from blackbox.receive.supervise.sharers import Sharers
+
+Plan = Callable[[int, Iterable[int]], dict[int, Table]]
+"""`plan(version, running)`: the table of each slice that is needed now, and of each that is running."""
+
+
+_MOST_WANTS: Final = 10_000
+"""Most wanted prefixes that a subscriber sends per slice, since publishers keep a bounded number; above that it wants
+all."""
+
+
+def _wanted(starts: Iterable[bytes]) -> frozenset[bytes]:
+    """Return the topic prefixes to request from publishers that compute only wanted topics."""
+    prefixes = frozenset(_uppermost(start[:MOST_WANT_BYTES] for start in starts))
+    return prefixes if len(prefixes) <= _MOST_WANTS else frozenset({b""})
+
+
+def _uppermost(prefixes: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the prefixes that begin with no other prefix."""
+    last = None
+    for prefix in sorted(set(prefixes)):
+        if last is None or not prefix.startswith(last):
+            yield prefix
+            last = prefix
+
+
+def whole_feed(feed: Feed) -> Plan:
+    """Return the plan that takes every block of every slice, for a block handler."""
+
+    def plan(version: int, _running: Iterable[int]) -> dict[int, Table]:
+        return {n: Table(version, (), frozenset({b""}), 1, n, wanted=frozenset({b""})) for n in feed.slices_for(b"")}
+
+    return plan
+
+
+def slices_of_callbacks(feed: Feed, sharers: Sharers, workers: int) -> Plan:
+    """Return the plan for the registered callbacks, which it reads at each call.
+
+    Timers run on a worker of the first slice, that of their group.
+    """
+
+    def plan(version: int, running: Iterable[int]) -> dict[int, Table]:
+        present = sharers.present
+        callbacks = [callback for each in present for callback in each.callbacks]
+        gap_hooks = [hook for each in present for hook in each.gap_hooks]
+        starts_of = {callback: starts_by_slice(feed, callback.starts) for callback in callbacks}
+        tables = {}
+        for slice_id in sorted({n for slices in starts_of.values() for n in slices} | set(running)):
+            of_slice = [callback for callback, slices in starts_of.items() if slice_id in slices]
+            starts = [start for callback in of_slice for start in starts_of[callback][slice_id]]
+            upstream = frozenset(feed.subscription_of(start, whole=whole) for start, whole in starts)
+            tables[slice_id] = Table(
+                version,
+                of_slice,
+                upstream,
+                workers + 1,
+                slice_id,
+                wanted=_wanted(start for start, _ in starts),
+                gap_hooks=gap_hooks,
+                hears_live=any(each.hooks.on_live for each in present),
+                key_rule=feed.key_rule,
+            )
+        for each in present if tables and not running else ():
+            for timer in each.timers:
+                group = [c.worker for c in each.callbacks if timer.group is not None and c.group == timer.group]
+                worker = tables[min(tables)].workers[group[0] if group else 0]
+                worker.timers = (*worker.timers, timer)
+        return tables
+
+    return plan

@@ -1,0 +1,1 @@
+"""Play blocks to callbacks or to a publisher."""

@@ -1,0 +1,1 @@
+"""List the blocks to play, in their order."""

@@ -1,0 +1,320 @@
+"""Tables of blocks in market order: by `ts_event`, over all slices.
+
+Messages of equal times are ordered by feed, then by slice, and within a slice as recorded.
+
+Slices are read in units by their lowest time (`blackbox.archive.read.read_by_time`). Blocks that were read are held,
+and messages earlier than all unread ones are played. A long run of messages of one block is played in place. Short
+runs, from slices that alternate, are gathered into new blocks, which keep the origin of each message.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from ctypes import string_at
+from typing import Any, Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.files.format import OFFSET_BLOCK_HEADER, RECORD, RECORD_HEAD_BYTES
+from blackbox.archive.read.read_by_time import ByTime, Unit
+from blackbox.archive.read.reader import RecordRun
+from blackbox.block.form.block import distinct_scratch
+from blackbox.block.form.encode import Origin, TopicTable
+from blackbox.block.form.validate import Fault
+from blackbox.errors import ConfigError, JournalError
+from blackbox.native.tables.name_table import Numbering
+from blackbox.replay.slice_numbering import ReplayedFeeds
+from blackbox.replay.tables.block_table import END, BlockTable, Selection
+from blackbox.replay.tables.hold_until_due import FEED_MARK_BYTES, NO_ROOM, Arena, HeldMessages, hold
+from blackbox.replay.tables.interleave import (
+    Gathered,
+    Heap,
+    Names,
+    Target,
+    gather,
+    interleave,
+    next_long_run,
+    put_blocks,
+)
+from blackbox.replay.tables.measure_blocks import BlockRow
+
+_ROWS: Final = 1 << 15
+"""Messages ordered at a time. Many, because each call costs a third of a millisecond."""
+_LONG_RUN: Final = 512
+"""Minimum number of consecutive messages of a block that are played in place."""
+_BLOCK_BYTES: Final = 4 << 20
+"""Size of a new block. One block usually holds all messages gathered at a time."""
+_ROW_BYTES: Final = 72
+"""Bytes per message besides the payload: time, topic, offset, sequence number and origin."""
+_SPARE_BYTES: Final = 64 << 10
+"""Bytes for topics, heads and padding. If they need more, more memory is allocated."""
+_SPARE_BLOCKS: Final = 4
+_MOST_HELD_BYTES: Final = 1 << 30
+_MEAN_TOPIC_BYTES: Final = 64
+_KEPT_ARRAYS: Final = 7
+"""Number of memory buffers kept for reuse. Several are in use at a time, because tables are made ahead."""
+
+
+class OutOfOrder:
+    """Messages that were recorded after later ones of their slice.
+
+    Attributes: `late`, their number; `misplaced`, messages that were also delivered after later ones, because the
+    recording's index did not show them in time.
+    """
+
+    def __init__(self) -> None:
+        self.late = 0
+        self.misplaced = 0
+
+
+def _references(arrays: list[NDArray[Any]], number: int) -> int:
+    array = arrays[number]
+    return sys.getrefcount(array)
+
+
+_UNSHARED: Final = _references([numpy.empty(0)], 0)
+"""Reference count of an array that only a list holds. It depends on the interpreter."""
+
+
+class _Memory:
+    """Memory for new blocks, reused when it has no more references: page faults cost more than writing the data."""
+
+    def __init__(self) -> None:
+        self._arrays: list[NDArray[numpy.int64]] = []
+
+    def take(self, size: int) -> NDArray[numpy.int64]:
+        """Return memory of at least `size` bytes."""
+        for number in range(len(self._arrays)):
+            if self._arrays[number].nbytes >= size and _references(self._arrays, number) == _UNSHARED:
+                return self._arrays[number]
+        fresh = numpy.empty(size // 8 + 1, numpy.int64)
+        self._arrays = [*self._arrays[-_KEPT_ARRAYS:], fresh]
+        return fresh
+
+
+class _Held(NamedTuple):
+    """Blocks that were read together, and objects that must be kept while one of them is held."""
+
+    table: BlockTable
+    arena: Arena
+    unit: Unit
+
+    @property
+    def bytes(self) -> int:
+        """Maximum memory, without that of the recording."""
+        unpacked = sum(body.nbytes for body in self.table.run.unpacked.values())
+        return unpacked + sum(array.nbytes for array in self.arena)
+
+
+class MarketOrder:
+    """Makes tables of a selection of messages in market order. Used once."""
+
+    def __init__(
+        self, by_time: ByTime, selection: Selection, feeds: ReplayedFeeds, max_topics: int, out_of_order: OutOfOrder
+    ) -> None:
+        """`max_topics`: total of all slices."""
+        self._by_time, self._selection, self._feeds = by_time, selection, feeds
+        self._out_of_order = out_of_order
+        self._numbering = Numbering(max_topics, _MEAN_TOPIC_BYTES)
+        self._max_topics = max_topics
+        self._sizes = numpy.zeros(max_topics, numpy.int32)
+        self._sized = 0
+        self._matched = numpy.zeros(max_topics, numpy.int64)
+        self._distinct = distinct_scratch(max_topics)
+        self._tables: dict[int, _Held] = {}
+        self._held_bytes = 0
+        self._made = 0
+        self._memory = _Memory()
+        self._held = numpy.zeros(0, HeldMessages.dtype)
+        self._latest_ns = 0
+        self._blocks, self._rows = numpy.empty(_ROWS, numpy.int32), numpy.empty(_ROWS, numpy.int32)
+        self._times = numpy.empty(_ROWS, numpy.int64)
+        self._columns = Gathered(
+            numpy.empty(_ROWS, numpy.int64),
+            numpy.empty(_ROWS, numpy.int64),
+            numpy.empty(_ROWS, numpy.int32),
+            numpy.empty(_ROWS, numpy.int64),
+            numpy.empty(_ROWS, numpy.int32),
+            numpy.arange(_ROWS, dtype=numpy.int32),
+        )
+
+    def tables(self) -> Generator[BlockTable, None, None]:
+        """Yield the tables. Damaged blocks are yielded when they are read, in separate tables."""
+        units = self._by_time.units
+        for number, unit in enumerate(units):
+            yield from self._read(unit)
+            until_ns = units[number + 1].low_ns if number + 1 < len(units) else END
+            yield from self._play_before(until_ns)
+
+    def _read(self, unit: Unit) -> Generator[BlockTable, None, None]:
+        """Read and hold the blocks of a unit."""
+        latest_ns, latest_out = unit.latest_ns, unit.span.latest
+        for run in self._by_time.read(unit):
+            table = BlockTable.of(run, self._selection, self._feeds)
+            table.measure(0, len(table.rows))
+            if (bad := table.rows["fault"] != Fault.NONE).any():
+                yield table._replace(rows=table.rows[bad])
+            sent = numpy.maximum.accumulate(numpy.maximum(run.heads["ts_out"], latest_out))
+            latest_out = int(sent[-1])
+            latest_ns = self._hold(_Held(table, _arena_of(table), unit), sent, latest_ns)
+        if all(held.unit is not unit for held in self._tables.values()):
+            unit.release()
+
+    def _hold(self, fresh: _Held, sent: NDArray[numpy.int64], latest_ns: int) -> int:
+        """Hold a table's blocks. Return the latest time of their slice."""
+        table, selection = fresh.table, self._selection
+        held = numpy.zeros(len(table.rows), HeldMessages.dtype)
+        blocks, latest_ns, late = hold(
+            table.at(0, len(table.rows)),
+            sent,
+            table.run.addresses - fresh.unit.span.segment.address + (fresh.unit.span.segment.number << 40),
+            selection.start,
+            selection.stop,
+            latest_ns,
+            self._numbering.at,
+            self._feeds.number(fresh.unit.span.segment),
+            fresh.arena,
+            held.ctypes.data,
+        )
+        if blocks == NO_ROOM:
+            raise ConfigError(
+                "the recordings have more topics than fit in the order of the market, expected at most "
+                f"{self._max_topics} (max_topics of all slices) of {_MEAN_TOPIC_BYTES} bytes on average"
+            )
+        self._out_of_order.late += late
+        if blocks:
+            held = held[:blocks]
+            held["stream"], held["table"] = fresh.unit.stream, self._made
+            self._tables[self._made] = fresh
+            self._held_bytes += fresh.bytes
+            if self._held_bytes > _MOST_HELD_BYTES:
+                raise JournalError(
+                    f"{self._held_bytes} bytes of blocks wait for the time of their messages, expected at most "
+                    f"{_MOST_HELD_BYTES}: its times are far out of order: use order='sent'"
+                )
+            self._made += 1
+            self._held = numpy.concatenate([self._held, held])
+            self._measure_names()
+        return latest_ns
+
+    def _measure_names(self) -> None:
+        names = len(self._numbering)
+        starts = self._numbering.starts[self._sized : names + 1]
+        self._sizes[self._sized : names] = numpy.diff(starts) - (FEED_MARK_BYTES if len(self._feeds.names) > 1 else 0)
+        self._sized = names
+
+    def _play_before(self, until_ns: int) -> Generator[BlockTable, None, None]:
+        """Yield the held messages before a time."""
+        room = len(self._held) + 1
+        places = numpy.empty((2, room), numpy.int64)
+        heap = Heap(places[0].ctypes.data, places[1].ctypes.data, room)
+        while True:
+            count, misplaced, self._latest_ns = interleave(
+                self._held.ctypes.data,
+                len(self._held),
+                until_ns,
+                self._latest_ns,
+                heap,
+                self._blocks,
+                self._rows,
+                self._times,
+            )
+            if not count:
+                break
+            self._out_of_order.misplaced += misplaced
+            yield from self._tables_of(count)
+        self._drop_played()
+
+    def _drop_played(self) -> None:
+        is_left = self._held["next"] < self._held["stop"]
+        if is_left.all():
+            return
+        self._held = self._held[is_left]
+        left = set(numpy.unique(self._held["table"]).tolist())
+        for number in [number for number in self._tables if number not in left]:
+            played = self._tables.pop(number)
+            self._held_bytes -= played.bytes
+            played.unit.release()
+
+    def _tables_of(self, count: int) -> Generator[BlockTable, None, None]:
+        """Yield the listed messages: long runs of a block in place, others gathered."""
+        at = 0
+        while at < count:
+            start, stop = next_long_run(self._blocks[:count], self._rows[:count], at, _LONG_RUN)
+            if at < start:
+                yield self._gathered(at, start)
+            if start < stop:
+                yield self._as_it_lies(start, stop)
+            at = stop
+
+    def _as_it_lies(self, start: int, stop: int) -> BlockTable:
+        held = self._held[self._blocks[start]]
+        table = self._tables[int(held["table"])].table
+        rows = table.rows[[held["row"]]]
+        rows["first_row"], rows["stop_row"] = self._rows[start], int(self._rows[stop - 1]) + 1
+        rows["count"] = stop - start
+        self._note_times(rows, start, stop)
+        return table._replace(rows=rows, in_sequence=True)
+
+    def _note_times(self, rows: NDArray[Any], start: int, stop: int) -> None:
+        rows["next_ns"] = rows["low_ns"] = self._times[start]
+        rows["high_ns"] = self._times[stop - 1]
+
+    def _gathered(self, start: int, stop: int) -> BlockTable:
+        """Return a table of new blocks of the listed messages `[start, stop)`."""
+        held = self._held.ctypes.data
+        blocks, times = self._blocks[start:stop], self._times[start:stop]
+        payload_bytes = gather(held, blocks, self._rows[start:stop], self._columns)
+        names = Names(
+            TopicTable(self._numbering.text, self._numbering.starts, self._sizes),
+            self._distinct,
+            self._matched.ctypes.data,
+        )
+        # Schema, key rule, slice and epoch of the block are those of the first message.
+        first = self._held[blocks[0]]
+        table = self._tables[int(first["table"])].table
+        head = table.run.heads[table.rows["place"][first["row"]]]
+        origin = Origin(int(head["schema"]), int(first["slice_id"]), int(head["key_rule"]), int(head["epoch"]))
+        parts: list[NDArray[Any]] = []
+        memory: list[NDArray[numpy.int64]] = [self._matched]
+        room = payload_bytes + _ROW_BYTES * (stop - start) + _SPARE_BYTES
+        at = 0
+        while at < stop - start:
+            words = self._memory.take(room)
+            rows = numpy.zeros(room // _BLOCK_BYTES + _SPARE_BLOCKS, BlockRow.dtype)
+            to = Target(words.ctypes.data, words.nbytes, rows.ctypes.data, len(rows))
+            at, made, room = put_blocks(held, blocks, times, self._columns, at, names, origin, _BLOCK_BYTES, to)
+            rows["place"] += sum(map(len, parts))
+            parts.append(rows[:made])
+            memory.append(words)
+            room = max(room, _SPARE_BYTES)
+        rows = numpy.concatenate(parts)
+        addresses = rows["header"] - OFFSET_BLOCK_HEADER
+        run = RecordRun(
+            _heads_at(addresses),
+            addresses,
+            rows["body"].copy(),
+            numpy.zeros(len(rows), numpy.int64),
+            [],
+            numpy.zeros(len(rows), numpy.int32),
+            dict.fromkeys(addresses.tolist(), memory),
+            {},
+        )
+        return BlockTable(rows, run, self._selection, in_sequence=True)
+
+
+def _heads_at(addresses: NDArray[numpy.int64]) -> NDArray[Any]:
+    """Return RECORD[n], copied from these addresses."""
+    return numpy.frombuffer(b"".join(string_at(place, RECORD_HEAD_BYTES) for place in addresses.tolist()), RECORD)
+
+
+def _arena_of(table: BlockTable) -> Arena:
+    heads = table.heads[table.rows["fault"] == Fault.NONE]
+    messages = int(heads["count"].sum(dtype=numpy.int64))
+    return Arena(
+        numpy.empty(int(heads["topics"].sum(dtype=numpy.int64)), numpy.int32),
+        numpy.empty(messages, numpy.int32),
+        numpy.empty(messages, numpy.int64),
+    )

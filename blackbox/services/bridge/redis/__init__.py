@@ -1,0 +1,1 @@
+"""Bridges from and to Redis."""

@@ -1,0 +1,1 @@
+"""Browsers and other WebSocket clients."""

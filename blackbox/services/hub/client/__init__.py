@@ -1,0 +1,1 @@
+"""Clients of a hub: puts, gets, durable subscriptions."""

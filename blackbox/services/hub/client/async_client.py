@@ -1,0 +1,103 @@
+"""Asyncio client of a hub: the methods of `HubClient`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Final, Self, Unpack
+
+from blackbox.block.batch.batch import Message
+from blackbox.block.position import Place
+from blackbox.errors import NotStoredError
+from blackbox.feed.feed import Feed
+from blackbox.feed.routing.prefixes import Prefixes
+from blackbox.services.hub.client.client import HubClient, HubClientSettings
+
+_LOOK_S: Final = 1.0
+_GETS_AT_ONCE: Final = 64
+"""Messages after which other tasks get a turn."""
+
+
+class AsyncHubClient:
+    """Asyncio version of `HubClient`, for `async with`. It runs `client`. For timeouts, use `asyncio.timeout`.
+
+    Any task may put. Each subscription has one task that gets and commits.
+    """
+
+    def __init__(
+        self,
+        feed: Feed | str | os.PathLike[str],
+        name: str | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        **settings: Unpack[HubClientSettings],
+    ) -> None:
+        """Take the arguments of `HubClient`."""
+        self.client = HubClient(feed, name, directory, **settings)
+
+    async def __aenter__(self) -> Self:
+        self.client.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.client.__exit__, kind, error, at)
+
+    async def put(
+        self,
+        topic: str | bytes,
+        payload: bytes | None,
+        id: bytes | None = None,  # noqa: A002
+        *,
+        ts_event: int | None = None,
+        if_at: Place | None = None,
+        ttl: float | None = None,
+    ) -> Place:
+        """As `HubClient.put`. A cancelled put may have been sent."""
+        while True:
+            try:
+                future = self.client.put_soon(topic, payload, id, ts_event=ts_event, timeout=0, if_at=if_at, ttl=ttl)
+            except NotStoredError:  # there is no room
+                await asyncio.sleep(0.001)
+            else:
+                return await asyncio.wrap_future(future)
+
+    async def flush(self) -> None:
+        """As `HubClient.flush`."""
+        while True:
+            try:
+                return await asyncio.to_thread(self.client.flush, _LOOK_S)
+            except NotStoredError:
+                continue
+
+    async def subscribe(self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None) -> None:
+        """As `HubClient.subscribe`."""
+        while True:
+            try:
+                return await asyncio.to_thread(self.client.subscribe, prefix, _LOOK_S, symbols=symbols)
+            except NotStoredError:
+                continue
+
+    async def unsubscribe(
+        self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None
+    ) -> None:
+        """As `HubClient.unsubscribe`."""
+        await asyncio.to_thread(self.client.unsubscribe, prefix, symbols=symbols)
+
+    async def get(self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None) -> Message:
+        """As `HubClient.get`."""
+        durable = self.client._durable
+        inboxes = durable.chosen(prefix, symbols)
+        while True:
+            seen = durable.arrivals.count
+            if (message := durable.look(inboxes)) is not None:
+                if durable.looks % _GETS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                return message
+            await durable.arrivals.changed(seen)
+
+    async def commit(self) -> None:
+        """As `HubClient.commit`. It blocks the event loop while a file is synced."""
+        self.client.commit()

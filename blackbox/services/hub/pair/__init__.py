@@ -1,0 +1,1 @@
+"""Two hubs of a feed: one leads, the other follows."""

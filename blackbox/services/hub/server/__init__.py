@@ -1,0 +1,1 @@
+"""The hub: judges requests, stores puts, remembers clients."""

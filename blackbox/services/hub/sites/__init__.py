@@ -1,0 +1,1 @@
+"""Hubs of several sites find each other."""

@@ -1,0 +1,524 @@
+"""Register callbacks, timers, hooks, streams and books for messages of a feed, at any time."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from numpy.typing import NDArray
+
+from blackbox.arguments import (
+    all_as_bytes,
+    as_bytes,
+    check_function,
+    check_integers,
+    decorator_prefix,
+    duration_ns,
+    message_types_of,
+    names_of,
+)
+from blackbox.block.batch.batch import Batch
+from blackbox.block.gap import Gap
+from blackbox.errors import ConfigError, SubscriberError
+from blackbox.feed.feed import Feed
+from blackbox.feed.routing.prefixes import common_prefix
+from blackbox.feed.schema.prices import Prices, check_prices
+from blackbox.feed.schema.schema import load_schema
+from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice, starts_by_slice
+from blackbox.receive.callbacks.callbacks import IN_SLICE, Callback, CompiledCallback
+from blackbox.receive.callbacks.compiled_callback import compile_callback
+from blackbox.receive.callbacks.gap_hooks import GapHook
+from blackbox.receive.callbacks.plain_values import PlainCallback
+from blackbox.receive.callbacks.timers import Timer
+from blackbox.receive.slices.catching_up import Archives
+from blackbox.receive.slices.options import Options
+from blackbox.receive.stream import Stream, WhenFull
+from blackbox.receive.supervise.shared_slices import Share
+from blackbox.receive.supervise.sharers import Sharers
+from blackbox.receive.supervise.slice_plan import slices_of_callbacks
+from blackbox.receive.supervise.supervisor import SubscriberLife, Supervisor
+from blackbox.subscriber.table import Puts, Table
+
+if TYPE_CHECKING:
+    from blackbox.book.books import Books
+    from blackbox.replay.play.to_callbacks import CallbackPlayer
+    from blackbox.replay.replay import Replay
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., object])
+BatchFunction = TypeVar("BatchFunction", bound=Callable[[Batch], object])
+
+
+class Registration:
+    """Everything registered to receive a feed, and the slices that deliver it.
+
+    Any thread may add and remove callbacks at any time until the end, also from callbacks. Running slices or a replay
+    are updated.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        options: Options,
+        archives: Archives | None,
+        *,
+        processes: bool,
+        shares: Registration | None = None,
+    ) -> None:
+        """Store the settings, which are those of `Subscriber`. `shares`: the registration whose slices it uses."""
+        self.feed = feed
+        self._options = options
+        self._processes = processes
+        if shares is None:
+            sharers = Sharers(options.workers)
+            plan = slices_of_callbacks(feed, sharers, options.workers)
+            self._supervisor = Supervisor(feed, options, plan, processes=processes, archives=archives, sharers=sharers)
+        else:
+            self._supervisor = shares._supervisor
+        self._share = Share(self._supervisor)
+        registered = self._share.registered
+        self._callbacks, self._timers, self._streams = registered.callbacks, registered.timers, registered.streams
+        self._gap_hooks, self._hooks = registered.gap_hooks, registered.hooks
+        self._owner = object()
+        self._tables: list[Table] = []
+        self._player: CallbackPlayer | None = None
+        self._replay: Replay | None = None
+        """The running replay."""
+
+    @property
+    def state(self) -> SubscriberLife:
+        """The current state."""
+        return self._share.state
+
+    @property
+    def callbacks(self) -> tuple[Callback, ...]:
+        """The registered callbacks."""
+        return tuple(self._callbacks)
+
+    def on(
+        self,
+        prefix: str | bytes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        fields: Iterable[str] | None = None,
+        message_type: str | Iterable[str] | None = None,
+        prices: Prices | None = None,
+        independent: bool = False,
+        group: str | None = None,
+    ) -> Callable[[AnyFunction], AnyFunction]:
+        """Decorate `f(message)`, called for every message whose topic starts with `prefix`.
+
+        With `symbols` it is called only for messages of exactly these symbols: `symbols=["AAPL"]` matches `AAPL.trade`,
+        but not `AAPLW.trade`. The feed's `symbol` and `separator` define which part of a topic is its symbol. Raises
+        ConfigError for a symbol that no topic of the feed can have.
+
+        With `fields` it is called with their values instead of the message, which is several times faster:
+        `@on(b"AAPL.", fields=("ts_event", "price", "shares"))` decorates `f(ts_event, price, shares)`. A field is an
+        attribute of the message (`topic`, `symbol`, `payload`, `sequence`, `epoch`, `slice_id`, `ts_event`, `ts_out`,
+        `ts_in`, `ts_recv`) or of its record (see `Message.record`; write `"record.sequence"` if both have it). The
+        value is None if the message's type has no such field, or the venue gave no value. `prices`, for `fields`:
+        "integer" (the default), as sent by the venue; "float"; or "decimal", exact. `message_type` is a message type or
+        a list of several: `"P"`, `["mbo", "trade"]`. `start` and `replay` raise ConfigError if no schema of the feed
+        has it.
+
+        Each message is passed to all such callbacks of a worker (in a replay: all callbacks), in order of registration,
+        before the next message. An `independent` callback gets its messages block by block instead. Callbacks of one
+        `group` run on one worker per slice, so they need no lock.
+        """
+        prefix = decorator_prefix(prefix, "on")
+        chosen = self._chosen(symbols, prefix)
+        names = None if fields is None else names_of("fields", fields)
+        if prices is not None and names is None:
+            raise ValueError(f"prices was {prices!r} without fields, pass fields, or use `record.price_float`")
+        form: Prices = "integer" if prices is None else prices
+        check_prices(form)
+        wanted = None if message_type is None else message_types_of(message_type)
+
+        def register(function: AnyFunction) -> AnyFunction:
+            check_function(function, *(names or ("message",)))
+
+            def make(worker: int) -> Callback:
+                if names is None:
+                    return Callback("message", prefix, function, worker, independent, message_types=wanted)
+                return PlainCallback(names, prefix, function, worker, independent, wanted, form)
+
+            self._add(make, prefix, group, chosen)
+            return function
+
+        return register
+
+    def on_batch(
+        self,
+        prefix: str | bytes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        interval: float | timedelta | None = None,
+        independent: bool = False,
+        group: str | None = None,
+    ) -> Callable[[BatchFunction], BatchFunction]:
+        """Decorate `f(batch)`, called once per block with the messages whose topics start with `prefix`, as columns.
+
+        In a replay to several callbacks a batch ends where another callback's turn begins, unless it is `independent`.
+        With `interval` (seconds or a `timedelta`) a batch also ends when `ts_event` passes a multiple of it since 1970,
+        as for bars; `every` calls a function at such times. `group`: see `on`.
+        """
+        prefix = decorator_prefix(prefix, "on_batch")
+        chosen = self._chosen(symbols, prefix)
+        interval_ns = None if interval is None else duration_ns("interval", interval, 1e-9)
+
+        def register(function: BatchFunction) -> BatchFunction:
+            check_function(function, "batch")
+
+            def make(worker: int) -> Callback:
+                return Callback("batch", prefix, function, worker, independent, interval_ns)
+
+            self._add(make, prefix, group, chosen)
+            return function
+
+        return register
+
+    def on_compiled(
+        self,
+        prefix: str | bytes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        state: NDArray[Any],
+        worker: bool = False,
+        independent: bool = False,
+        group: str | None = None,
+    ) -> Callable[[Callable[[Any, Any], None]], CompiledCallback]:
+        """Decorate `f(batch, state)`, compiled by numba and run by the slice's thread without the GIL.
+
+        The slice receives nothing while it runs, so pass `worker=True` for long computations. Callbacks of a `group`
+        always run on a worker.
+
+        `batch` is a `blackbox.receive.callbacks.compiled_callback.CompiledBatch`; `state` is a copy of the given array
+        for each slice. The decorated name becomes a `CompiledCallback`: read `.states` or `.total()`. In a replay
+        together with Python callbacks its batches end where another callback's turn begins, unless it is `independent`.
+        `symbols`, `group`: see `on`. Raises CallbackError if it does not compile.
+        """
+        prefix = decorator_prefix(prefix, "on_compiled")
+        chosen = self._chosen(symbols, prefix)
+
+        def register(function: Callable[[Any, Any], None]) -> CompiledCallback:
+            if not callable(function):
+                raise TypeError(f"callback was {function!r}, expected a function of (batch, state)")
+            if worker and not self._options.workers:
+                raise ValueError("worker was True, but this subscriber has workers=0: create it with at least 1")
+            entry = compile_callback(function, state)
+            made = self._add(
+                lambda least: CompiledCallback(
+                    prefix, function, least if worker or group is not None else IN_SLICE, state, entry, independent
+                ),
+                prefix,
+                group,
+                chosen,
+            )
+            assert isinstance(made, CompiledCallback)
+            return made
+
+        return register
+
+    def stream(
+        self,
+        prefix: str | bytes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        limit: int = 10_000,
+        when_full: WhenFull = "wait",
+        batches: bool = False,
+        group: str | None = None,
+    ) -> Stream:
+        """Return a `Stream` of messages (or `batches`) to read in a loop, by `get`, or in asyncio; see `Stream`.
+
+        `when_full` is the policy for more than `limit` waiting messages or 64 MiB of their blocks: "wait" blocks the
+        worker, so that the subscriber lags; "drop_oldest" drops and counts the oldest; "stop" ends the subscriber like
+        an error in a callback. `symbols`: see `on`. Raises SubscriberError with `processes=True`, ValueError for "stop"
+        if errors are only logged.
+        """
+        if when_full == "stop" and self._options.on_error != "stop":
+            raise ValueError(
+                f"when_full was 'stop', which on_error={self._options.on_error!r} would log; expected 'stop'"
+            )
+        if self._processes:
+            raise SubscriberError("stream was called with processes=True: callbacks run in other processes")
+        weak = weakref.ref(self)  # a strong reference would form a cycle and keep its descriptors open
+
+        def raise_failure() -> None:
+            if (owner := weak()) is not None:
+                owner._share.raise_failure()
+
+        def remove(stream: Stream) -> None:
+            if (owner := weak()) is None:
+                return
+            with owner._supervisor.lock:  # keep its state unchanged
+                if stream in owner._streams:
+                    owner._streams.remove(stream)
+                    if owner.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
+                        owner.remove(stream._put)
+
+        prefix = as_bytes("prefix", prefix)
+        symbols = None if symbols is None else all_as_bytes("symbols", symbols)
+        stream = Stream(prefix, limit, when_full, batches, raise_failure, remove)
+        with self._supervisor.lock:
+            self._share.add_stream(stream)  # before its first message
+            try:
+                self.on_batch(prefix, symbols=symbols, group=group)(stream._put)
+            except BaseException:
+                self._streams.remove(stream)
+                raise
+        return stream
+
+    def book(
+        self,
+        prefix: str | bytes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        schema: str | None = None,
+        group: str | None = None,
+        max_bytes: int = 1 << 30,
+    ) -> Books:
+        """Keep the order books of all symbols whose messages have topics that start with `prefix`; see `Books`.
+
+        Callbacks registered after the book see it with their own message applied and no later one: live if they run on
+        the same worker (`group`), in a replay always. It is emptied whenever compiled callbacks get their initial
+        states. `schema`: default is that of the feed. `max_bytes`: for all books together. Raises ConfigError if the
+        schema has no books.
+        """
+        from blackbox.book.books import BookCallback, Books
+
+        prefix = as_bytes("prefix", prefix)
+        check_integers(("max_bytes", max_bytes, 0, 1 << 62))
+        rule, most = self.feed.symbol_rule, self.feed.max_topics
+        name = schema or self.feed.schema_name
+        books = Books(name, prefix=prefix, symbol_rule=rule, max_symbols=most, max_bytes=max_bytes)
+        self._add(lambda worker: BookCallback(prefix, books, worker), prefix, group, self._chosen(symbols, prefix))
+        if self._replay is not None:
+            books.lose_sync()  # it lacks everything played before
+        elif self.state is SubscriberLife.RUNNING:
+            for slice_id in range(len(self.feed.slices)):
+                books.lose_sync(slice_id)
+        return books
+
+    def table(
+        self,
+        prefix: str | bytes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        client: Puts | None = None,
+        group: str | None = None,
+    ) -> Table:
+        """Return a `Table` of the newest payload of each topic that starts with `prefix`.
+
+        It needs a snapshot at `start`. `client`: the `HubClient` of the feed's hub for `put` and `delete` of the table.
+        Raises ConfigError for a client of another feed; SubscriberError with `processes=True`, and after the start.
+        """
+        if self._processes:
+            raise SubscriberError("table was called with processes=True: callbacks run in other processes")
+        if client is not None and client.feed.name != self.feed.name:
+            raise ConfigError(f"client was of feed {client.feed.name!r}, expected one of {self.feed.name!r}")
+        prefix = as_bytes("prefix", prefix)
+        chosen = self._chosen(symbols, prefix)
+        weak = weakref.ref(self)
+
+        def check_life() -> None:
+            if (owner := weak()) is not None:
+                owner._share.raise_failure()
+            if owner is None or owner.state is SubscriberLife.ENDED:
+                raise SubscriberError(f"table {prefix!r}: its subscriber ended during the wait")
+
+        def wait_complete(slice_ids: Collection[int], timeout: float) -> bool:
+            owner = weak()
+            return owner is not None and owner._supervisor.wait_complete(slice_ids, timeout)
+
+        with self._supervisor.lock:
+            if self.state is not SubscriberLife.NEW:
+                raise SubscriberError("table was called while running: call it before start")
+            table = Table(self.feed, prefix, client, check_life, wait_complete, chosen)
+            self._add(lambda worker: Callback("batch", prefix, table._take, worker), prefix, group, chosen)
+            self._tables.append(table)
+        return table
+
+    def every(
+        self, interval: float | timedelta, *, group: str | None = None
+    ) -> Callable[[Callable[[int], object]], Callable[[int], object]]:
+        """Decorate `f(ts_ns)`, called at each multiple of `interval` since 1970, even without messages.
+
+        `interval` is in seconds, or a `timedelta`.
+
+        In a replay it follows market time, from the first message to the last: it is called after all messages before
+        its time and before any at or after it. Times within a silence are called when the silence ends. Live it follows
+        this machine's clock, on the worker of a `group`, or a worker of the first slice. If several times pass while
+        that worker is busy, it is called only for the last. If the clock is set back, times repeat. Raises
+        SubscriberError after the start, or during a replay.
+        """
+        interval_ns = duration_ns("interval", interval, 1e-9)
+
+        def register(function: Callable[[int], object]) -> Callable[[int], object]:
+            check_function(function, "time")
+            with self._supervisor.lock:
+                if self.state is not SubscriberLife.NEW or self._replay is not None:
+                    raise SubscriberError("every was called while running: call it before start or replay")
+                self._timers.append(Timer(interval_ns, function, group))
+            return function
+
+        return register
+
+    def on_gap(
+        self, prefix: str | bytes = b"", *, symbols: Iterable[str | bytes] | None = None, group: str | None = None
+    ) -> Callable[[Callable[[Gap], object]], Callable[[Gap], object]]:
+        """Decorate `f(gap)`, called for lost messages whose topics may start with `prefix`.
+
+        With `symbols` it is called if they may have been messages of these symbols.
+
+        It is called at the position of the gap: on each worker with callbacks (of a `group`: with one of its callbacks)
+        that may lack messages, between the messages before and after. If the feed's `key_bytes` is 0, the topics of
+        lost messages are unknown, so all callbacks of the slice may lack some. Compiled callbacks find the number in
+        `batch.lost`; order books are no longer `synced`. A gap after the last message is reported when a heartbeat
+        reveals it. For messages left out by the policies "drop" and "conflate" see `Gap.sequence` and
+        `Batch.conflated`. In a replay it is called where recordings lack messages between those played.
+        """
+        prefix = decorator_prefix(prefix, "on_gap")
+        starts = TopicChoice.of(self.feed, prefix, symbols).starts
+
+        def register(function: Callable[[Gap], object]) -> Callable[[Gap], object]:
+            check_function(function, "gap")
+            with self._supervisor.lock:
+                self._check_may_change()
+                self._gap_hooks.append(GapHook(starts, function, group, self._owner))
+                self._renew()
+            return function
+
+        return register
+
+    def on_epoch(self, hook: Callable[[int, int], object]) -> Callable[[int, int], object]:
+        """Decorate `f(slice_id, epoch)`, called when a publisher begins an epoch, including its first one.
+
+        Live it is called once for each slice, in one of its threads, between the messages before and after; no callback
+        of the slice runs meanwhile. Messages lost between two epochs cannot be counted: see `on_reset`.
+        """
+        check_function(hook, "slice_id", "epoch")
+        self._hooks.on_epoch.append(hook)
+        return hook
+
+    def on_reset(self, hook: Callable[[], object]) -> Callable[[], object]:
+        """Decorate `f()`, called when callbacks must reset their state: time goes back, or a publisher restarts.
+
+        A replay in this process calls it once when it goes back. Live each slice calls it once for an epoch that
+        follows another, after `on_epoch`. In both cases compiled callbacks get their initial state, and order books are
+        emptied.
+        """
+        check_function(hook)
+        self._hooks.on_reset.append(hook)
+        return hook
+
+    def on_live(self, hook: Callable[[int], object]) -> Callable[[int], object]:
+        """Decorate `f(slice_id)`, called when a slice that began in the past switches to live messages: see `start`.
+
+        It is called in one of the slice's threads, between two messages, while no callback of the slice runs. Callbacks
+        have received everything before; from now on live messages are not held back. It is called again each time that
+        a slice goes live after falling back to archives; never for a slice that begins live, or in a replay.
+        """
+        check_function(hook, "slice_id")
+        with self._supervisor.lock:
+            self._check_may_change()
+            self._hooks.on_live.append(hook)
+            self._renew()
+        return hook
+
+    def remove(self, function: Callable[..., Any] | Callback) -> None:
+        """Remove a callback from everything it was registered for. A running call is finished.
+
+        No new batch is delivered. A slice without callbacks is closed a second later, and reopened when a callback
+        needs it.
+
+        Raises ValueError if it was not registered.
+        """
+        with self._supervisor.lock:
+            gone = [c for c in self._callbacks if c is function or c.function == function]
+            timers = [timer for timer in self._timers if timer.function == function]
+            hooks = [hook for hook in self._gap_hooks if hook.function == function]
+            self._check_may_change()
+            for timer in timers:
+                timer.active = False
+                self._timers.remove(timer)
+            for hook in hooks:
+                self._gap_hooks.remove(hook)
+            if not gone and not timers and not hooks:
+                raise ValueError(f"{function!r} was not registered as a callback")
+            for callback in gone:
+                self._forget(callback)
+            self._renew()
+
+    def _on_batch_of(self, topics: TopicChoice, function: BatchFunction) -> None:
+        """Call `f(batch)` once per block with the chosen messages."""
+        for prefix in topics.prefixes if topics.symbols is None else ():
+            self._check_slices(prefix)
+
+        def make(worker: int) -> Callback:
+            callback = Callback("batch", b"", function, worker)
+            callback.prefixes = topics.prefixes
+            return callback
+
+        self._add(make, common_prefix(topics.prefixes), None, topics.symbols)
+
+    def _check_slices(self, prefix: bytes) -> None:
+        if not self.feed.slices_for(prefix):
+            raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
+
+    def _chosen(self, symbols: Iterable[str | bytes] | None, prefix: bytes) -> SymbolChoice | None:
+        return None if symbols is None else SymbolChoice.of(self.feed, symbols, prefix)
+
+    def _add(
+        self, make: Callable[[int], Callback], prefix: bytes, group: str | None, symbols: SymbolChoice | None = None
+    ) -> Callback:
+        if symbols is not None and not starts_by_slice(self.feed, symbols.starts):
+            raise ConfigError(
+                f"feed {self.feed.name!r}: no slice can hold topics of the symbols {sorted(symbols.names)}"
+            )
+        self._check_slices(prefix)
+        with self._supervisor.lock:
+            self._check_may_change()
+            loads = self._supervisor.sharers.loads
+            least = loads.index(min(loads)) if loads else IN_SLICE
+            callback = make(next((c.worker for c in self._callbacks if group is not None and c.group == group), least))
+            callback.group, callback.owner = group, self._owner
+            if symbols is not None:
+                callback.choose(symbols)
+            if self.state is SubscriberLife.RUNNING or self._replay is not None:
+                self._check([callback])
+            self._supervisor.sharers.count([callback], 1)
+            self._callbacks.append(callback)
+            try:
+                self._renew()
+            except BaseException:
+                self._forget(callback)  # its slice's thread could not be started
+                raise
+        return callback
+
+    def _forget(self, callback: Callback) -> None:
+        callback.active = False
+        self._callbacks.remove(callback)
+        self._supervisor.sharers.count([callback], -1)
+        self._supervisor.remove(callback)
+
+    def _check_may_change(self) -> None:
+        if self.state in (SubscriberLife.STOPPING, SubscriberLife.ENDED):
+            self._share.raise_failure()
+            raise SubscriberError("callbacks of a subscriber that has ended cannot be changed")
+        if self.state is SubscriberLife.RUNNING and self._processes:
+            raise SubscriberError("callbacks cannot be changed while running with processes=True")
+
+    def _renew(self) -> None:
+        """Update running slices or replays with the callbacks."""
+        if self._replay is not None and self._player is not None:
+            self._player.change(self._callbacks)
+        self._share.renew()
+
+    def _check(self, callbacks: Iterable[Callback]) -> None:
+        """Raise ConfigError unless the schemas have the fields and types that callbacks use."""
+        replay = self._replay
+        schemas = [load_schema(self.feed.schema)] if replay is None else [feed.schema for feed in replay.feeds.of_slice]
+        for callback in callbacks:
+            callback.check(schemas)

@@ -1,0 +1,138 @@
+"""Start of each slice, from the arguments of `start`: a time, positions, an image or a count of messages."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple, get_args
+
+from blackbox.archive.files.day import day_end_ns, session_date
+from blackbox.archive.serve.protocol import MOST_PREFIXES, Snapshot
+from blackbox.arguments import check_integers
+from blackbox.block.position import Position
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.feed.routing.prefixes import common_prefix
+from blackbox.receive.slices.catching_up import Since
+from blackbox.timestamps import check_unit, ns_of, parse_time
+
+if TYPE_CHECKING:
+    from blackbox.archive.serve.client import ArchiveClient
+
+Time = int | str | datetime.datetime
+Positions = Mapping[int, tuple[int, int]]
+"""(epoch, sequence) of the next message, by slice."""
+
+SESSION: Final = "session"
+"""Value of `since`: the start of the current session."""
+
+
+class Beginning(NamedTuple):
+    """Arguments of `Subscriber.start`; at most one is set. If none is, all slices begin live."""
+
+    since: Time | Positions | None = None
+    back: int | None = None
+    snapshot: Snapshot | None = None
+
+    def __str__(self) -> str:
+        return " and ".join(f"{name} {value!r}" for name, value in self._asdict().items() if value is not None)
+
+    def check(self) -> None:
+        """Raise ConfigError for two fields at once or an unknown snapshot."""
+        if sum(value is not None for value in self) > 1:
+            raise ConfigError(f"start was given {self}, expected one of them")
+        if self.snapshot not in (None, *get_args(Snapshot)):
+            raise ConfigError(f"snapshot was {self.snapshot!r}, expected 'latest' or 'books'")
+
+
+def beginning_of(
+    feed: Feed,
+    archives: ArchiveClient | None,
+    beginning: Beginning,
+    timeout: float,
+    prefixes: Collection[bytes] = (),
+) -> Callable[[int], Since | None] | None:
+    """Return where each slice begins; None: all begin live. See `Subscriber.start`.
+
+    `prefixes`: subscribed topics. Raises ConfigError, ValueError or TypeError for an invalid beginning, and
+    ArchiveError if an image or a count of messages is needed and no archive answers within `timeout` seconds.
+    """
+    beginning.check()
+    if beginning == Beginning():
+        return None
+    since, back, snapshot = beginning
+    if archives is None:
+        raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
+    if back is not None:
+        check_integers(("back", back, 1, 1 << 62))
+        return _counted_back(archives, back, timeout)
+    if snapshot is not None:
+        return _image(archives, snapshot, prefixes, timeout).get
+    if isinstance(since, Mapping):
+        # Epoch 0: nothing was recorded yet. The slice begins with the first recorded message.
+        positions = {n: Since(each) if each.epoch else Since() for n, each in positions_of(since).items()}
+        slices = range(len(feed.slices))
+        if not positions.keys() <= set(slices):
+            raise ConfigError(f"since was for slices {sorted(positions)}, expected some of 0 to {slices[-1]}")
+        return positions.get
+    at = Since(start_ns=_ns_of(feed, since))
+    return lambda _slice_id: at
+
+
+def positions_of(since: Positions) -> dict[int, Position]:
+    """Return the positions of a checkpoint. Raises ConfigError for anything else."""
+    try:
+        return {n: Position(*each) for n, each in since.items()}
+    except TypeError as error:
+        raise ConfigError(f"since was {since!r}, expected the (epoch, sequence) of each slice") from error
+
+
+def _ns_of(feed: Feed, since: Time | None) -> int:
+    """Return a time in ns since 1970; a time of day is in the current session."""
+    if isinstance(since, datetime.datetime):
+        return ns_of(since)
+    if isinstance(since, str):
+        now_ns = time.time_ns()
+        today = session_date(feed, now_ns)
+        begin_ns = day_end_ns(feed, today - datetime.timedelta(1))
+        if since == SESSION:
+            return begin_ns
+        return parse_time(since, feed.time_zone, begin_ns, day_end_ns(feed, today) - 1)
+    check_integers(("since", since, 0, 1 << 62))
+    assert isinstance(since, int)
+    return check_unit(since, time.time_ns())
+
+
+def _image(archives: ArchiveClient, of: Snapshot, prefixes: Collection[bytes], timeout: float) -> dict[int, Since]:
+    """Return the image of each slice that may hold topics of `prefixes`, and the position that follows it."""
+    found, feed = dict[int, Since](), archives.feed
+    for slice_id in sorted({slice_id for prefix in prefixes for slice_id in feed.slices_for(prefix)}):
+        wanted = {prefix for prefix in prefixes if slice_id in feed.slices_for(prefix)}
+        asked = wanted if len(wanted) <= MOST_PREFIXES else {common_prefix(wanted)}
+        # Topics that the key may not read are not subscribed either; the subscriber reports them.
+        image = archives.image(slice_id, asked, of=of, timeout=timeout, may_narrow=True)
+        is_empty = image.position.epoch == 0
+        since = Since(image.position, image=deque(image.blocks), is_unsure=image.is_unsure)
+        found[slice_id] = Since() if is_empty else since
+    return found
+
+
+def _counted_back(archives: ArchiveClient, count: int, timeout: float) -> Callable[[int], Since]:
+    """Return the position of the `count`-th last recorded message of each slice, or of its first message."""
+    newest = archives.about(timeout=timeout)
+    found: dict[int, Since] = {}
+    left = dict.fromkeys(range(len(archives.feed.slices)), count)
+    for day in reversed(newest.days):
+        about = newest if day == newest.day else archives.about(day)
+        for slice_id, held in about.slices.items():
+            epochs = zip(held.epochs, held.first_sequences, held.last_sequences, strict=True)
+            for epoch, first, last in reversed(list(epochs)):
+                if left.get(slice_id, 0) > 0:
+                    many = min(left[slice_id], last + 1 - first)
+                    left[slice_id] -= many
+                    found[slice_id] = Since(Position(epoch, last + 1 - many))
+        if not any(left.values()):
+            break
+    return lambda slice_id: found.get(slice_id, Since())

@@ -1,0 +1,325 @@
+"""Keep the newest payload of each topic under a prefix: the image first, then all later messages."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+import time
+from collections.abc import Callable, Collection, ItemsView, Iterator, Mapping, ValuesView
+from math import inf
+from typing import Final, Protocol, TypeVar, Unpack
+
+import numpy
+
+from blackbox.archive.data_frames import Frames
+from blackbox.archive.read.filter import Selection
+from blackbox.archive.serve.newest import Entry, NewestCopy, NewestRows
+from blackbox.arguments import as_bytes, check_function
+from blackbox.block.batch.batch import Batch
+from blackbox.block.batch.received_block import BatchFeed, ReceivedBlock
+from blackbox.block.position import NOWHERE, Place, Position
+from blackbox.errors import ConfigError, JournalError, SubscriberError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema.schema import load_schema
+from blackbox.feed.symbol_choice import SymbolChoice
+from blackbox.receive.slices.catching_up import Since
+
+At = Mapping[int, Position]
+"""Position after the last message, by slice."""
+OnChange = TypeVar("OnChange", bound=Callable[[bytes, bytes | None], object])
+_LOOK_S: Final = 0.1
+"""Interval between checks whether the subscriber has ended."""
+_SIZES: Final = struct.Struct("<QQ")
+
+
+class Puts(Protocol):
+    """The writer of a table: a `HubClient` of the feed's hub."""
+
+    feed: Feed
+
+    def put(
+        self,
+        topic: bytes,
+        payload: bytes | None,
+        id: bytes | None,  # noqa: A002
+        *,
+        ts_event: int | None,
+        timeout: float,
+        if_at: Place | None,
+        ttl: float | None,
+    ) -> Place:
+        """Put a message; see `HubClient.put`."""
+
+
+class Table(Frames, Mapping[bytes, bytes]):
+    """The newest payload of each topic that begins with `prefix`. Created by `Subscriber.table`.
+
+    A message without a value removes its topic. Any thread may read it. Consecutive reads may see different states;
+    `snapshot` returns one state. Lost messages (see `on_gap`) leave topics unchanged.
+
+    As a frame (`to_arrow`, `to_pandas`, `to_polars`) it has the columns of a `Recording` and one row per topic, ordered
+    by slice and newest message. Options are `message_type`, `prices`, `times` and `zone`.
+
+    Attributes: `prefix`, `feed`, `schema`.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        prefix: bytes,
+        client: Puts | None = None,
+        check_life: Callable[[], None] = lambda: None,
+        wait_complete: Callable[[Collection[int], float], bool] = lambda _slices, _timeout: True,
+        symbols: SymbolChoice | None = None,
+    ) -> None:
+        """Start empty and not synced. `client` writes to it. `check_life` raises once no more messages can arrive.
+
+        `wait_complete` waits until nothing is missing before the last message of some slices. `symbols` limits the
+        topics.
+        """
+        self._symbols = symbols
+        self._client, self._check_life, self._wait_complete = client, check_life, wait_complete
+        self.prefix, self.feed, self.schema = prefix, feed, load_schema(feed.schema)
+        self._rows = NewestRows(
+            f"table {prefix!r}", feed.key_rule, feed.max_topics * max(1, len(feed.slices_for(prefix)))
+        )
+        self._at: dict[int, Position] = {}
+        self._left = -1
+        """Messages of the image not received yet; -1: unknown."""
+        self._changed = threading.Condition(threading.Lock())
+        self._waiting = 0
+        self._synced = threading.Event()
+        self._on_change: list[Callable[[bytes, bytes | None], object]] = []
+
+    @property
+    def synced(self) -> bool:
+        """True if the image is complete. From then on the table is as of `at`."""
+        return self._synced.is_set()
+
+    def wait_synced(self, timeout: float | None = None) -> bool:
+        """Wait until the image is complete. Return False at the timeout. Raises SubscriberError if it has ended."""
+        return self._wait(lambda: self.synced, timeout)
+
+    @property
+    def at(self) -> dict[int, Position]:
+        """Position after the last message in the table, by slice."""
+        with self._changed:
+            return dict(self._at)
+
+    def wait(self, until: Place | At, timeout: float = 10.0) -> bool:
+        """Wait until the table is synced and has a message, or has reached another table's `at`. Return False if late.
+
+        For a table of some keys of a slice this may take until the next heartbeat, which shows that nothing is missing.
+
+        Args:
+            until: place of a message whose topic begins with `prefix`, as returned by `put`; or `at` of another table
+                of this prefix.
+            timeout: in seconds.
+
+        Raises as `wait_synced`, and in a callback as `Subscriber.checkpoint`.
+        """
+        end, place = time.monotonic() + timeout, until if isinstance(until, Place) else None
+        at = {until.slice_id: Position(until.epoch, until.sequence + 1)} if isinstance(until, Place) else until
+        if not self._wait(lambda: self._has(at), timeout):
+            return False
+        with self._changed:
+            has_all = self.feed.key_rule == 0 or (place is not None and self._rows.has(place))
+        return has_all or self._wait_complete(at.keys(), end - time.monotonic())
+
+    def _wait(self, is_so: Callable[[], bool], timeout: float | None) -> bool:
+        end = time.monotonic() + (inf if timeout is None else timeout)
+        with self._changed:
+            self._waiting += 1
+            try:
+                while not is_so():
+                    if (left := end - time.monotonic()) <= 0:
+                        return False
+                    self._check_life()
+                    self._changed.wait(min(left, _LOOK_S))
+                return True
+            finally:
+                self._waiting -= 1
+
+    def _has(self, until: At) -> bool:
+        return self.synced and all(self._at.get(each, (0, 0)) >= position for each, position in until.items())
+
+    def on_change(self, function: OnChange) -> OnChange:
+        """Decorate `f(topic, payload)`, called for each topic that has changed; payload None: it was removed.
+
+        A worker of the topic's slice calls it after applying a block. If a topic has several messages in a block, it is
+        called only with the newest. Topics are in the order of these messages; those of two slices may come at the same
+        time. The image counts as a change of all its topics. Exceptions are handled as in a callback: see `on_error`.
+        """
+        check_function(function, "topic", "payload")
+        self._on_change.append(function)
+        return function
+
+    def entry(self, topic: str | bytes) -> Entry | None:
+        """Return the newest message of a topic and its place, consistently; None if it has no value."""
+        name = as_bytes("topic", topic)
+        with self._changed:
+            return self._rows.entry(name)
+
+    def revision(self, topic: str | bytes) -> Place:
+        """Return the place of a topic's newest message; NOWHERE for a topic without a value."""
+        found = self.entry(topic)
+        return NOWHERE if found is None else found.place
+
+    def put(
+        self,
+        topic: str | bytes,
+        payload: bytes,
+        *,
+        id: bytes | None = None,  # noqa: A002
+        if_at: Place | None = None,
+        ttl: float | None = None,
+        ts_event: int | None = None,
+        timeout: float = 10.0,
+    ) -> Place:
+        """Put a value through the hub and return its place. The table has it soon after: see `wait`.
+
+        `if_at`: only if this is the place of the topic's newest message, as returned by `revision` before you read the
+        value; NOWHERE: only if it has none. `ttl`: seconds until the hub deletes it, unless it is put again.
+        `ts_event`: ns since 1970; None: now. A put that is repeated with the same `id`, as after NotStoredError, is
+        stored once. Raises as `HubClient.put`, ConflictError if another client put first; ConfigError without a client,
+        and for a topic without the prefix.
+        """
+        return self._put(topic, payload, id, if_at, ttl, ts_event, timeout)
+
+    def delete(
+        self,
+        topic: str | bytes,
+        *,
+        id: bytes | None = None,  # noqa: A002
+        if_at: Place | None = None,
+        timeout: float = 10.0,
+    ) -> Place:
+        """Remove a topic through the hub by a message without a value, as `put`. Return its place."""
+        return self._put(topic, None, id, if_at, None, None, timeout)
+
+    def _put(
+        self,
+        topic: str | bytes,
+        payload: bytes | None,
+        put_id: bytes | None,
+        if_at: Place | None,
+        ttl: float | None,
+        ts_event: int | None,
+        timeout: float,
+    ) -> Place:
+        if self._client is None:
+            raise ConfigError(f"table {self.prefix!r} had no client, expected one: table(prefix, client=client)")
+        topic = as_bytes("topic", topic)
+        if not self._may_have(topic):
+            raise ConfigError(f"topic was {topic!r}, expected one of table {self.prefix!r}")
+        return self._client.put(topic, payload, put_id, ts_event=ts_event, timeout=timeout, if_at=if_at, ttl=ttl)
+
+    def snapshot(self) -> tuple[dict[bytes, bytes], dict[int, Position]]:
+        """Return all payloads by topic, and `at`, in one consistent state."""
+        with self._changed:
+            copy, at = self._rows.copy(), dict(self._at)
+        return copy.as_dict(), at
+
+    def digest(self) -> str:
+        """Return a SHA-256, in hexadecimal, of all topics and payloads. Equal tables have the same digest."""
+        payloads, found = self._copy().as_dict(), hashlib.sha256()
+        for topic, payload in sorted(payloads.items()):
+            found.update(_SIZES.pack(len(topic), len(payload)) + topic + payload)
+        return found.hexdigest()
+
+    def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+        """Yield the newest messages of the topics that start with `prefix`, in one consistent state, block by block.
+
+        Raises ConfigError for a selection, because the table has one message per topic.
+        """
+        if selection:
+            raise ConfigError(f"options were {sorted(selection)}, expected none of these for a table")
+        feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
+        with self._changed:
+            blocks = self._rows.blocks([as_bytes("prefix", prefix)])
+        for block in blocks:
+            yield Batch(block, None, ReceivedBlock.of_block(block, feed, 0, is_image=True))
+
+    def _copy(self) -> NewestCopy:
+        with self._changed:
+            return self._rows.copy()
+
+    def __getitem__(self, topic: str | bytes) -> bytes:
+        found = self.entry(topic)
+        if found is None:
+            raise KeyError(topic)
+        return found.payload
+
+    def __len__(self) -> int:
+        return self._rows.with_value
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._copy().topics())
+
+    def items(self) -> ItemsView[bytes, bytes]:
+        """Return topics and payloads in one consistent state: topics may be removed during iteration."""
+        return self._copy().as_dict().items()
+
+    def values(self) -> ValuesView[bytes]:
+        """Return payloads, as `items`."""
+        return self._copy().as_dict().values()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.prefix!r}, {len(self)} topics, {'synced' if self.synced else 'not synced'})"
+        )
+
+    def _begin(self, images: Mapping[int, Since | None]) -> None:
+        """Empty the table and expect the image of each slice. Called before any of it arrives."""
+        with self._changed:
+            self._rows.clear()
+            self._at, self._left = {}, 0
+        for slice_id, since in images.items():
+            if since is not None:
+                blocks = since.image or ()
+                self._left += sum(self._may_have(topic) for block in blocks for topic in block.topics)
+                if since.position is not None:
+                    self._at[slice_id] = since.position
+        with self._changed:
+            self._look()
+
+    def _take(self, batch: Batch) -> None:
+        """Add messages: the callback. Raises SubscriberError above the maximum size of a table."""
+        block = batch.block
+        last = block.count - 1 if batch.rows is None else int(batch.rows[-1])
+        with self._changed:
+            try:
+                self._rows.take_batch(batch)
+            except JournalError as error:
+                raise SubscriberError(str(error)) from None
+            if batch.is_image:
+                self._left -= len(batch)
+                self._look()
+            else:
+                at, reached = self._at.get(block.slice_id), Position(block.epoch, block.number_of(last) + 1)
+                # Repaired messages of a key may follow higher sequences of other keys.
+                self._at[block.slice_id] = max(at, reached) if at and at.epoch == reached.epoch else reached
+                if self._waiting:
+                    self._changed.notify_all()
+        if self._on_change:
+            newest = _newest_of(batch)
+            for topic, payload in zip(newest.topics_per_message(), newest.payload_list(), strict=True):
+                for function in tuple(self._on_change):
+                    function(topic, payload)
+
+    def _may_have(self, topic: bytes) -> bool:
+        return topic.startswith(self.prefix) and (self._symbols is None or self._symbols.has(topic))
+
+    def _look(self) -> None:
+        if self._left == 0:
+            self._synced.set()
+            self._changed.notify_all()
+
+
+def _newest_of(batch: Batch) -> Batch:
+    """Return the last message of each topic, in order."""
+    last = numpy.full(len(batch.topics), -1, numpy.int64)
+    last[batch.topic_index] = numpy.arange(len(batch))  # the last of equal indexes wins
+    places = numpy.sort(last[last >= 0]).astype(numpy.int32)
+    return Batch(batch.block, places if batch.rows is None else batch.rows[places], batch._received_block)

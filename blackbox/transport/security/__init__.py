@@ -1,0 +1,1 @@
+"""CURVE keys, and the gate that admits them."""

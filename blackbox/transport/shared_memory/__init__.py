@@ -1,0 +1,1 @@
+"""Blocks in memory that publisher and subscribers share."""

@@ -1,0 +1,170 @@
+"""Compiled callbacks: their columns, and where they run, in the slice thread or on a worker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy
+import pytest
+
+from blackbox import Message, Publisher, SlowPolicy, Subscriber
+from blackbox.block.form.block import Block
+from blackbox.native.memory.intrinsics import load_acquire
+from blackbox.receive.callbacks.compiled_callback import (
+    CompiledBatch,
+    has_value,
+    little_endian,
+    payload,
+    sequence_of,
+    topic,
+)
+from blackbox.testing import RawPublisher, wait_until
+from tests.callbacks import count_rows
+from tests.receive.subscribers import PATIENT, in_both_places, one_slice, publishing
+
+
+def hold(batch: Any, state: Any) -> None:
+    """Take the block, and stay in it until the first word is written."""
+    state[1] += len(batch.rows)
+    while load_acquire(state.ctypes.data) == 0:
+        pass
+
+
+def newest(batch: Any, state: Any) -> None:
+    for row in batch.rows:
+        state[topic(batch, row)[1] - 48] = little_endian(payload(batch, row), 0, 8)
+
+
+def ascending(batch: Any, state: Any) -> None:
+    for row in batch.rows:
+        state[1] += batch.ts_event[row] != state[0]
+        state[0] += 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "settings", "place"), [(2, {}, 2), (63, {}, 63), (2, {"worker": True}, 0), (2, {"group": "g"}, 0)]
+)
+def test_a_compiled_callback_runs_in_the_slice_thread_unless_worker_is_set(
+    workers: int, settings: dict[str, Any], place: int
+) -> None:
+    subscriber = Subscriber(feed := one_slice(), workers=workers)
+    counted = subscriber.on_compiled(b"T", state=numpy.zeros(1, numpy.int64), **settings)(count_rows)
+    with publishing(feed, subscriber) as publisher:
+        for _ in range(3):
+            publisher.send(publisher.encode([(b"T", b"")] * 2))
+    assert counted.total().tolist() == [6]
+    [thread] = subscriber._supervisor._slices.values()
+    taken = [each.blocks for each in thread.counters.workers]  # by each worker, and by the slice thread
+    assert taken == [3 if number == place else 0 for number in range(workers + 1)]
+    delivery = subscriber.statistics().delivery
+    assert (delivery.due, delivery.delivered, delivery.queue_blocks) == (6, 6, 0)
+    assert subscriber.statistics().lag.max_ns > 0
+
+
+@in_both_places
+def test_a_hung_compiled_callback_causes_a_lag_alert_and_is_left_behind(
+    worker: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+    policy = SlowPolicy("warn", max_lag=0.05, on_alert=heard.append, grace=0.1, start_grace=0)
+    subscriber = Subscriber(feed := one_slice(), slow=policy)
+    held = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64), worker=worker)(hold)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for _ in range(3):
+            publisher.send(publisher.encode([(b"T", b"")]))
+        wait_until(lambda: heard, what="an alert while the callback runs")
+        assert held.states[0][1] == 1
+        subscriber.terminate()
+    assert "policy warn" in heard[0]
+    assert " and was left behind in its thread" in caplog.text
+    held.states[0][0] = 1
+    wait_until(lambda: subscriber._supervisor.is_done, what="its thread has ended once it returned")
+
+
+def test_conflation_gives_a_compiled_callback_the_newest_of_each_topic() -> None:
+    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy("conflate", max_lag=60, start_grace=0))
+    seen = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64))(newest)
+    with publishing(feed, subscriber) as publisher:
+        rows = [(b"T%d" % (number % 2), number.to_bytes(8, "little")) for number in range(40)]
+        publisher.send(publisher.encode(rows, ts_out=time.time_ns() - 3_600 * 10**9))
+    delivery = subscriber.statistics().delivery
+    assert seen.total().tolist() == [38, 39]
+    assert (delivery.due, delivery.conflated, delivery.delivered) == (40, 38, 2)
+
+
+@in_both_places
+def test_rows_of_several_prefixes_are_in_order_however_many(worker: bool) -> None:
+    rows = 70_000
+    subscriber = Subscriber(feed := one_slice())
+    got = subscriber.on_compiled(b"A", state=numpy.zeros(2, numpy.int64), worker=worker)(ascending)
+    subscriber.on_compiled(b"A1", state=numpy.zeros(1, numpy.int64), worker=worker)(count_rows)
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode([(b"A%d" % (row % 2), b"") for row in range(rows)], ts_event=range(rows)))
+    assert got.total().tolist() == [rows, 0]
+
+
+@in_both_places
+def test_a_return_to_the_past_resets_a_compiled_callback_between_messages(worker: bool) -> None:
+    subscriber = Subscriber(feed := one_slice(), workers=2, slow=PATIENT)
+    may_go_on, slow, at_reset = threading.Event(), [0], []
+
+    @subscriber.on(b"A")
+    def wait(message: Message) -> None:
+        may_go_on.wait(60)
+        slow[0] += 1
+
+    counted = subscriber.on_compiled(b"B", state=numpy.zeros(1, numpy.int64), worker=worker)(count_rows)
+    subscriber.on_reset(lambda: at_reset.append((slow[0], counted.total().tolist())))
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        publisher.publish(b"A", b"")
+        for _ in range(5):
+            publisher.publish(b"B", b"")
+        publisher.flush()
+        wait_until(lambda: counted.total()[0] == 5, what="all messages of the compiled callback")
+        publisher.new_epoch()
+        for _ in range(3):
+            publisher.publish(b"B", b"")
+        publisher.flush()
+        may_go_on.set()
+        wait_until(lambda: counted.total()[0] == 3, what="later messages, on a fresh state")
+        subscriber.stop()
+    assert at_reset == [(1, [5])]
+
+
+ROWS = 11
+
+
+def note(batch: CompiledBatch, state: Any) -> None:
+    for row in batch.rows:
+        state[row, 0] = sequence_of(batch, row)
+        state[row, 1] = has_value(batch, row)
+        state[row, 2] = len(payload(batch, row))
+
+
+@pytest.mark.parametrize(("is_numbered", "absent"), [(False, ()), (False, (0, 9)), (True, tuple(range(ROWS)))])
+def test_each_row_has_its_sequence_and_an_absent_value_is_not_an_empty_one(
+    is_numbered: bool, absent: tuple[int, ...]
+) -> None:
+    subscriber = Subscriber(feed := one_slice(), slow=PATIENT)
+    noted = subscriber.on_compiled(b"", state=numpy.zeros((ROWS, 3), numpy.int64))(note)
+    numbers = [7 + (row * row if is_numbered else row) for row in range(ROWS)]
+    sizes = [0 if row in absent else row % 3 for row in range(ROWS)]
+    block = Block.encode(
+        [b"T"],
+        [0] * ROWS,
+        bytes(sum(sizes)),
+        offsets=numpy.cumsum([0, *sizes]),
+        valid=[row not in absent for row in range(ROWS)],
+        epoch=1,
+        sequence=numbers[0],
+        sequences=numbers if is_numbered else None,
+        ts_out=time.time_ns(),
+    )
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(block)
+        publisher.sequences[0] = numbers[-1] + 1
+    assert noted.total().tolist() == [[number, row not in absent, sizes[row]] for row, number in enumerate(numbers)]

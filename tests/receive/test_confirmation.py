@@ -1,0 +1,172 @@
+"""A subscription is active once its publisher has confirmed it: all later messages arrive."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+import zmq
+
+from blackbox import Batch, Feed, Publisher, Recorder, SlowPolicy, Subscriber
+from blackbox.block.form.block import Block
+from blackbox.block.form.format import ACCEPT_KEY
+from blackbox.block.form.layout import VERSION
+from blackbox.errors import NotConfirmedError
+from blackbox.receive.supervise.supervisor import SubscriberLife
+from blackbox.testing import RawPublisher, wait_until
+from tests import wire
+from tests.late_answers import late_answers
+from tests.receive.subscribers import error_of_start, nothing, one_slice, publishing, subscribed
+
+
+def test_start_names_the_slice_without_a_publisher() -> None:
+    feed = Feed.local("subscriber", slices=2)
+    subscriber, _ = subscribed(feed)
+    with (
+        Publisher(msgspec.structs.replace(feed, slices=(msgspec.structs.replace(feed.slices[0], share=None),))),
+        pytest.raises(NotConfirmedError) as caught,
+    ):
+        subscriber.start(timeout=2.0)  # enough for slice 0 on a busy machine
+    endpoint = feed.slices[1].endpoints[0]
+    assert f"slice 1: no publisher at {endpoint} confirmed the subscription in 2.0 s" in str(caught.value)
+    assert isinstance(caught.value, TimeoutError)
+    assert subscriber.state is SubscriberLife.ENDED
+
+
+def test_an_answer_after_a_long_queue_is_in_time() -> None:
+    feed = one_slice(heartbeat_ns=20_000_000)
+    subscriber, _ = subscribed(feed)
+    with late_answers(feed, beats=20):
+        subscriber.start(timeout=60)
+        subscriber.stop()
+
+
+def test_only_slices_that_match_the_prefix_are_joined() -> None:
+    feed = Feed.local("subscriber", slices=3)
+    topic = b"SYMBOL.trade"
+    subscriber, _ = subscribed(feed, topic)
+    with Publisher(feed), subscriber:
+        assert [feed_slice.slice_id for feed_slice in subscriber.statistics().slices] == [feed.slice_of(topic)]
+        subscriber.on(b"")(nothing)
+        subscriber.wait_confirmed()
+        assert [feed_slice.slice_id for feed_slice in subscriber.statistics().slices] == [0, 1, 2]
+
+
+def test_a_subscriber_that_starts_first_withdraws_its_acceptances_of_killed_publishers() -> None:
+    feed = one_slice()
+    subscriber, _ = subscribed(feed)
+    starting = threading.Thread(target=subscriber.start)
+    starting.start()
+    for epoch in range(1, 4):
+        with RawPublisher(feed, epoch=epoch) as publisher:
+            mine = epoch.to_bytes(8, "little") + b"\0"
+            wait_until(lambda: [k[10:] for k in publisher.subscriptions() if k.startswith(ACCEPT_KEY)] == [mine])
+    starting.join()
+    subscriber.terminate()
+
+
+def test_a_callback_added_while_the_queue_is_full_is_confirmed() -> None:
+    feed = one_slice(heartbeat_ns=20_000_000)
+    subscriber = Subscriber(feed, hwm_blocks=1, queue_blocks=1, slow=SlowPolicy("warn", max_lag=1e6))
+    hold, stop = threading.Event(), threading.Event()
+    payloads, index = numpy.zeros((2_000, 100), numpy.uint8), numpy.zeros(2_000, numpy.int32)
+
+    @subscriber.on_batch(b"")
+    def wait(batch: Batch) -> None:
+        hold.wait(60)
+
+    def flood() -> None:
+        while not stop.is_set():
+            publisher.publish_many((b"A.t",), index, payloads)
+
+    with Publisher(feed, hwm_blocks=2) as publisher:
+        subscriber.start()
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        wait_until(lambda: publisher.statistics().messages > 1_000_000)
+        subscriber.on(b"Z")(print)
+        wait_until(lambda: publisher.statistics().messages > 1_500_000)
+        stop.set()
+        flooding.join()
+        hold.set()
+        subscriber.wait_confirmed(60)
+        subscriber.terminate()
+
+
+# Publishers with another length of key, or of another version
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(2, 4), (0, 2), (2, 0)])
+def test_both_lengths_of_keys_are_named_and_nothing_is_received(tmp_path: Path, theirs: int, ours: int) -> None:
+    feed = msgspec.structs.replace(Feed.local("keys", slices=1, key_bytes=theirs), heartbeat_ns=20_000_000)
+    other = msgspec.structs.replace(feed, key_bytes=ours)
+    text = f"its blocks have key_bytes = {theirs}, expected key_bytes = {ours}"
+    with Publisher(feed) as publisher:
+        publisher.publish(b"AAPL.trade", b"")
+        subscriber = error_of_start(
+            lambda: subscribed(other)[0], f"slice 0: no publisher at tcp.* confirmed .*: {text}"
+        )
+        recorder = error_of_start(lambda: Recorder(other, tmp_path), text)
+    received = subscriber.statistics().received
+    assert received.messages == 0
+    assert received.faults["key_rule"] > 0
+    assert recorder.statistics().messages == 0
+
+
+@pytest.mark.parametrize("key_rule", [2, 0])
+def test_one_block_with_a_key_on_a_feed_without_keys_changes_nothing(key_rule: int) -> None:
+    feed = Feed.local("keys", slices=1)
+    subscriber, got = subscribed(feed)
+    message: dict[str, Any] = {"offsets": [0, 1], "slice_id": 0, "epoch": 1}
+    forged = Block.encode([b"AAPL"], [0], b"x", key=b"AA"[:key_rule], key_rule=key_rule, **message)
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode([(b"AAPL", b"0")]))
+        publisher.send_frames((b"AA", forged.header, forged.body.tobytes()))
+        publisher.encode([(b"AAPL", b"lost")])
+        block = publisher.encode([(b"AAPL", b"2")])
+        publisher.send(block)
+        publisher.send(block)
+    received = subscriber.statistics().received
+    assert got.payloads == [b"0", b"2"]
+    faults = {"key_rule" if key_rule else "topic_key": 1}
+    assert (received.gaps, received.duplicates, received.faults) == (1, 1, faults)
+
+
+def test_a_key_shorter_than_the_feeds_is_rejected() -> None:
+    feed = Feed.local("keys", slices=1, key_bytes=4)
+    subscriber, got = subscribed(feed)
+    with publishing(feed, subscriber) as publisher:
+        block = publisher.encode([(b"AAPL.trade", b"0")])
+        for key in (b"AA", b""):
+            publisher.send_frames((key, block.header, block.body.tobytes()))
+        publisher.send(block)
+        publisher.send(publisher.encode([(b"A.x", b"a topic shorter than a key")]))
+    assert len(got) == 2
+    assert subscriber.statistics().received.faults == {"topic_key": 2}
+
+
+def test_a_publisher_of_another_version_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Its headers may have any size."""
+    feed = one_slice()
+    header = wire.pack(wire.Fields(version=99)) + bytes(16)
+    text = f"block version was 99, expected {VERSION}: use the same release of blackbox on both sides"
+    stop = threading.Event()
+    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+        publisher.bind(feed.slices[0].endpoints[0])
+
+        def send() -> None:
+            while not stop.wait(0.01):
+                publisher.send_multipart([b"\0H", header, b""])
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        try:
+            error_of_start(lambda: subscribed(feed)[0], text)
+        finally:
+            stop.set()
+            sending.join()
+    assert text in caplog.text

@@ -1,0 +1,165 @@
+"""Conflation delivers the newest message of each topic and counts the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Literal
+
+import pytest
+
+from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
+from blackbox.testing import wait_until
+from tests.gate import Gate
+from tests.process_state import linux_only
+from tests.receive.late import LATE_NS, SECOND_NS, one_slice
+from tests.receive.subscribers import publishing
+
+
+def test_conflate_delivers_the_newest_of_each_topic_and_counts_the_rest() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0))
+    batches: list[tuple[bool, list[tuple[bytes, bytes, int]]]] = []
+    sequences: list[int] = []
+
+    @subscriber.on_batch(b"T")
+    def note(batch: Batch) -> None:
+        rows = zip(batch.topics_per_message(), map(batch.payload, range(len(batch))), batch.ts_event, strict=True)
+        batches.append((batch.conflated, [(topic, data, int(ts)) for topic, data, ts in rows]))
+        sequences.extend(batch.sequence.tolist())
+
+    with publishing(feed, subscriber) as publisher:
+        long_ago = time.time_ns() - LATE_NS
+        rows = [(b"T%d" % (n % 7), b"%d" % n * (1 + n % 5)) for n in range(700)] + [(b"U", b"not wanted")]
+        publisher.send(publisher.encode(rows, ts_event=list(range(701)), ts_out=long_ago))
+        wait_until(lambda: sum(len(rows) for _, rows in batches) == 7)
+        publisher.send(publisher.encode([(b"T0", b"in time")]))
+    assert [conflated for conflated, _ in batches] == [True, False]
+    assert sorted(batches[0][1]) == sorted((*rows[n], n) for n in range(693, 700))
+    assert batches[1][1] == [(b"T0", b"in time", 0)]
+    assert sorted(sequences) == [*range(693, 700), 701]
+    statistics = subscriber.statistics()
+    assert (statistics.received.messages, statistics.delivery.matched, statistics.delivery.conflated) == (702, 701, 693)
+    assert (statistics.delivery.dropped, statistics.received.gaps, statistics.lag.slow_blocks) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=linux_only)])
+def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp", "shm"]) -> None:
+    feed = Feed.local("slow", slices=1, transport=transport)
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), queue_blocks=2)
+    newest: dict[bytes, int] = {}
+    order: dict[bytes, list[int]] = {}
+    gate = Gate()
+
+    @subscriber.on(b"")
+    def note(message: Message) -> None:
+        gate.wait()
+        number = int(message.payload)
+        newest[message.topic] = number
+        order.setdefault(message.topic, []).append(number)
+        assert message.sequence == number
+
+    total = 4_000
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for number in range(total):
+            publisher.publish(b"T%d" % (number % 13), b"%d" % number)
+            if number % 100 == 99:
+                publisher.flush()
+                assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
+        wait_until(lambda: subscriber.statistics().received.messages == total)
+        gate.open.set()
+    subscriber.run(until_end=True)
+    assert newest == {b"T%d" % (n % 13): n for n in range(total - 13, total)}
+    for numbers in order.values():
+        assert numbers == sorted(set(numbers))
+    statistics = subscriber.statistics()
+    assert statistics.delivery.delivered + statistics.delivery.conflated == total
+    assert statistics.delivery.delivered < total // 2
+    assert (statistics.delivery.dropped, statistics.received.gaps) == (0, 0)
+    assert statistics.received.transport == transport
+
+
+def test_conflated_messages_keep_their_epoch_order_and_age_when_an_epoch_begins() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), queue_blocks=2)
+    batches: list[tuple[bool, int, int, list[tuple[int, bytes]]]] = []
+    gate = Gate()
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        gate.wait()
+        rows = [row for row in zip(batch.sequence.tolist(), batch.payload_list(), strict=True) if row[1] != b"fill"]
+        batches.append((batch.conflated, batch.block.epoch, batch.ts_in, rows))
+
+    with publishing(feed, subscriber) as publisher:
+        begin = time.time_ns() - SECOND_NS // 100
+        for _ in range(4):  # more than a worker and its queue take
+            publisher.send(publisher.encode([(b"W", b"fill")], ts_in=begin))
+            gate.entered.wait(60)
+        wait_until(lambda: subscriber.statistics().received.messages == 4)
+        for place, topics in enumerate((b"AB", b"CA", b"B")):
+            rows = [(b"%c" % topic, b"1%c" % topic) for topic in topics]
+            publisher.send(publisher.encode(rows, ts_in=begin + place))
+        publisher.epoch = 2
+        publisher.sequences[0] = 0
+        publisher.send(publisher.encode([(b"%c" % topic, b"2%c" % topic) for topic in b"BCB"], ts_in=begin + 9))
+        publisher.heartbeat()  # one block alone does not begin an epoch
+        wait_until(lambda: subscriber.statistics().received.epochs == 2)
+        assert subscriber.statistics().received.messages == 4 + 5 + 3
+        gate.open.set()
+    assert [batch for batch in batches if batch[3]] == [
+        (True, 1, begin, [(6, b"1C"), (7, b"1A"), (8, b"1B")]),
+        (True, 2, begin + 9, [(1, b"2C"), (2, b"2B")]),
+    ]
+
+
+def test_conflate_with_payloads_that_fill_its_memory() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0))
+    sizes: list[tuple[bytes, int]] = []
+    subscriber.on(b"")(lambda message: sizes.append((message.topic, len(message.payload))))
+    with publishing(feed, subscriber) as publisher:
+        for size in (1_000_000, 9_000_000, 20_000_000, 8_000_000):
+            rows = [(b"T%d" % number, bytes(size)) for number in range(3)]
+            publisher.send(publisher.encode(rows, ts_out=time.time_ns() - LATE_NS, checksum=False))
+    statistics = subscriber.statistics()
+    assert statistics.delivery.delivered + statistics.delivery.conflated == 12
+    assert statistics.delivery.dropped == 0
+    assert {topic for topic, _ in sizes} == {b"T0", b"T1", b"T2"}
+    assert dict(sizes) == dict.fromkeys([b"T0", b"T1", b"T2"], 8_000_000)
+
+
+def test_conflated_blocks_are_of_one_key_and_do_not_wait_for_a_worker_with_room_for_some() -> None:
+    feed = one_slice(key_bytes=1)
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag=3_600, start_grace=0), queue_blocks=1, workers=1)
+    calls, steps = threading.Semaphore(0), threading.Semaphore(0)
+    newest: dict[bytes, list[bytes]] = {}
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        calls.release()
+        steps.acquire(timeout=60)
+        topics = batch.topics_per_message()
+        assert len({topic[:1] for topic in topics}) == 1
+        for topic, payload in zip(topics, batch.payload_list(), strict=True):
+            newest.setdefault(topic, []).append(payload)
+
+    keys = [b"%c" % letter for letter in range(ord("A"), ord("Z") + 1)]
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode([(b"first", b"")]))
+        assert calls.acquire(timeout=60)
+        publisher.send(publisher.encode([(b"second", b"")]))
+        for number in range(3):
+            for key in keys:
+                publisher.send(publisher.encode([(key, b"%d" % number), (key + b"2", b"%d" % number)]))
+        wait_until(lambda: subscriber.statistics().received.messages == 2 + 3 * 2 * 26)
+        steps.release()
+        assert calls.acquire(timeout=60)  # it has taken the second block: there is room for one of 26
+        for key in keys:
+            publisher.send(publisher.encode([(key, b"3"), (key + b"2", b"3")]))
+        wait_until(lambda: subscriber.statistics().received.messages == 2 + 4 * 2 * 26)
+        steps.release(1_000)
+    topics = sorted([*keys, *(key + b"2" for key in keys)])
+    assert sorted(newest) == [*topics, b"first", b"second"]
+    assert all(newest[topic] in ([b"3"], [b"2", b"3"]) for topic in topics)

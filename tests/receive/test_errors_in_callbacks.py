@@ -1,0 +1,179 @@
+"""Callbacks that raise, in Python and compiled, under both values of `on_error`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy
+import pytest
+
+from blackbox import Batch, CallbackError, Message, Publisher, SlowPolicy, Subscriber
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.examples import first_of
+from tests.gate import Gate
+from tests.receive.subscribers import in_both_places, numbers_of, one_slice, publishing
+
+either_kind = pytest.mark.parametrize("kind", ["message", "batch"])
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def register(subscriber: Subscriber, kind: str, function: Callable[[Any], object]) -> None:
+    (subscriber.on(b"T") if kind == "message" else subscriber.on_batch(b"T"))(function)
+
+
+@either_kind
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (LookupError("the third"), r"for b'T' raised LookupError: the third \(slice 0, topic b'T', sequence \d"),
+        (MuteError(), r"raised MuteError: \(its text is not readable: RuntimeError\) \(slice 0, topic b'T'"),
+    ],
+    ids=["LookupError", "MuteError"],
+)
+def test_a_callback_that_raises_ends_the_subscriber_with_its_traceback(kind: str, error: Exception, text: str) -> None:
+    subscriber = Subscriber(feed := one_slice())
+
+    def fail_at_three(taken: Message | Batch) -> None:
+        payloads = [taken.payload] if isinstance(taken, Message) else taken.payload_list()
+        if b"3" in payloads:
+            raise error
+
+    register(subscriber, kind, fail_at_three)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for number in range(10):
+            publisher.publish(b"T", b"%d" % number)
+        with pytest.raises(CallbackError, match=text) as caught:
+            subscriber.run()
+        with pytest.raises(CallbackError):
+            subscriber.stop()
+    cause = caught.value.__cause__
+    assert cause is error
+    assert traceback.extract_tb(cause.__traceback__)[-1].name == "fail_at_three"
+    assert subscriber.statistics().delivery.callback_errors == 1
+
+
+@either_kind
+def test_a_callback_that_exits_ends_the_subscriber_and_kept_batches_remain(kind: str) -> None:
+    subscriber = Subscriber(feed := one_slice(), workers=1)
+    kept: list[Batch] = []
+    subscriber.on_batch(b"T")(kept.append)
+    register(subscriber, kind, lambda _: sys.exit("enough"))
+    rows = numpy.full((2_000, 100), 65, numpy.uint8)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.publish_many((b"T",), numpy.zeros(len(rows), numpy.int32), rows)
+        with pytest.raises(CallbackError, match="raised SystemExit: enough"):
+            subscriber.run()
+    overwritten = [b"B" * rows.nbytes for _ in range(64)]
+    assert numpy.array_equal(kept[0].payloads(), rows)
+    assert len(overwritten) == 64
+    delivery = subscriber.statistics().delivery
+    assert delivery.callback_errors == 1
+    assert delivery.delivered + delivery.failed + delivery.discarded == delivery.due
+
+
+def test_on_error_log_continues_with_the_next_message_and_batch(caplog: pytest.LogCaptureFixture) -> None:
+    subscriber = Subscriber(feed := one_slice(), on_error="log")
+    got, batches = Collector(), Collector()
+
+    @subscriber.on(b"T")
+    def fail_at_every_third(message: Message) -> None:
+        if int(message.payload) % 3 == 0:
+            raise LookupError(f"number {message.payload.decode()}")
+        got.message(message)
+
+    @subscriber.on_batch(b"T")
+    def fail_on_nine(batch: Batch) -> None:
+        if batch.payload(0) == b"9":
+            raise KeyError("nine")
+        batches.batch(batch)
+
+    with publishing(feed, subscriber) as publisher:
+        for first in (0, 9, 18):
+            publisher.send(publisher.encode([(b"T%d" % number, b"%d" % number) for number in range(first, first + 9)]))
+        publisher.send(publisher.encode([(b"T", b"33")] * 1_000))
+    assert numbers_of(got) == [number for number in range(27) if number % 3]
+    assert numbers_of(batches) == [*range(9), *range(18, 27), *[33] * 1_000]
+    delivery = subscriber.statistics().delivery
+    assert (delivery.callback_errors, delivery.failed) == (9 + 1 + 1_000, 9 + 9 + 1_000)
+    assert (delivery.due, delivery.delivered, delivery.discarded) == (2 * 1_027, 18 + 18 + 1_000, 0)
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert any("for b'T' raised LookupError: number 3 (slice 0, topic b'T3', sequence 3)" in text for text in errors)
+    assert "Traceback" in caplog.text
+    assert "fail_on_nine" in caplog.text
+    assert errors[10:] == ["slice 0: 1000 more errors of callbacks were not logged"]
+
+
+def too_far(batch: Any, state: Any) -> None:
+    for row in batch.rows:
+        state[batch.ts_event[row]] += 1
+
+
+@in_both_places
+@pytest.mark.parametrize("policy", ["stop", "log"])
+def test_a_compiled_callback_that_raises_is_reported(
+    policy: Literal["stop", "log"], worker: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    subscriber = Subscriber(feed := one_slice(), on_error=policy)
+    counted = subscriber.on_compiled(b"T", state=numpy.zeros(3), worker=worker)(too_far)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b""), (b"T", b"")], ts_event=[0, 1]))
+        wait_until(lambda: subscriber.statistics().delivery.delivered == 2)
+        publisher.send(publisher.encode([(b"T", b"")], ts_event=[3]))
+        wait_until(lambda: subscriber.statistics().delivery.callback_errors == 1)
+        if policy == "stop":
+            with pytest.raises(CallbackError, match="compiled callback .*too_far for b'T' raised an exception"):
+                subscriber.run()
+        else:
+            publisher.send(publisher.encode([(b"T", b"")], ts_event=[2]))
+            publisher.heartbeat(end=True)
+            subscriber.run(until_end=True)
+            assert "too_far" in caplog.text
+            assert counted.total().tolist() == [1, 1, 1]
+    delivery = subscriber.statistics().delivery
+    done = 2 if policy == "stop" else 3
+    assert (delivery.due, delivery.failed, delivery.delivered, delivery.callback_errors) == (done + 1, 1, done, 1)
+
+
+@pytest.mark.parametrize("policy", first_of(["log", "stop"]))
+def test_every_compiled_callback_that_raises_in_a_burst_is_reported(
+    policy: Literal["stop", "log"], caplog: pytest.LogCaptureFixture
+) -> None:
+    subscriber = Subscriber(feed := one_slice(), on_error=policy, workers=1, slow=SlowPolicy(max_lag=3_600))
+    gate = Gate()
+    subscriber.on(b"gate")(gate.message)
+
+    def early(batch: Any, state: Any) -> None:
+        for row in batch.rows:
+            state[batch.ts_event[row] + 1] += 1
+
+    counts = [subscriber.on_compiled(b"T", state=numpy.zeros(3), worker=True)(each) for each in (too_far, early)]
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"gate", b"")]))
+        assert gate.entered.wait(60)
+        for ts_event in (0, 2, 3, 3, 0):  # `early` raises from the second block on, `too_far` from the third
+            publisher.send(publisher.encode([(b"T", b"")], ts_event=[ts_event]))
+        wait_until(lambda: subscriber.statistics().delivery.queue_blocks == 5)
+        gate.open.set()
+        publisher.heartbeat(end=True)
+        if policy == "stop":
+            with pytest.raises(CallbackError, match="early for b'T' raised an exception 3 times"):
+                subscriber.run(until_end=True)
+        else:
+            subscriber.run(until_end=True)
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    told = ["too_far" if "too_far" in text else "early" for text in errors]
+    assert told == ([] if policy == "stop" else ["early", "too_far"])
+    assert subscriber.statistics().delivery.callback_errors == 5
+    assert [count.total().tolist() for count in counts] == [[2, 0, 1], [0, 2, 0]]

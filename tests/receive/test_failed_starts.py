@@ -1,0 +1,248 @@
+"""A start that fails midway leaves no thread, no socket and no file descriptor."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+import zmq
+
+from blackbox import BlackBoxError, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox.errors import EndpointError, LimitError, SubscriberError
+from blackbox.receive.slices.slice_thread import SliceThread
+from blackbox.receive.supervise import supervisor
+from blackbox.receive.supervise.supervisor import SubscriberLife
+from blackbox.testing import Collector, wait_until
+from tests.callbacks import count_rows
+from tests.examples import first_of
+from tests.process_state import held, linux_only, wait_given_back
+from tests.receive.subscribers import nothing
+
+pytestmark = [linux_only, pytest.mark.own_process]
+
+
+@pytest.fixture(autouse=True)
+def no_log() -> Iterator[None]:
+    """pytest keeps log records, whose tracebacks keep the objects of failed threads."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def two_slices(**settings: Any) -> Feed:
+    return Feed.local("failed-starts", slices=2, **settings)
+
+
+class Lack(NamedTuple):
+    """Calls of a function that fail in turn, their error, and the error of the start."""
+
+    owner: Any
+    name: str
+    calls: range
+    error: Callable[[], Exception]
+    """Makes a new one each time, because its traceback keeps objects."""
+    type: type[Exception]
+    text: str
+
+    def at(self, patch: pytest.MonkeyPatch, call: int) -> Callable[[], bool]:
+        """Make a call fail; return a function that is true once it has."""
+        real = getattr(self.owner, self.name)
+        calls = iter(range(1_000))  # an iterator is atomic across threads
+        failed = threading.Event()
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == call:
+                failed.set()
+                raise self.error()
+            return real(*args, **kwargs)
+
+        patch.setattr(self.owner, self.name, function)
+        return failed.is_set
+
+
+def refuse_thread(patch: pytest.MonkeyPatch, name: str) -> None:
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    patch.setattr(threading.Thread, "start", start)
+
+
+def check_start_fails(subscriber: Subscriber, error: type[Exception], text: str, timeout: float = 60.0) -> None:
+    subscriber.on(b"")(nothing)
+    with pytest.raises(error, match=text):
+        subscriber.start(timeout=timeout)
+    assert subscriber.state is SubscriberLife.ENDED
+
+
+NO_FILES = 24, os.strerror(24)
+PIPE = Lack(os, "pipe", range(2), lambda: OSError(*NO_FILES), LimitError, "no pipe could be opened")
+SOCKET = Lack(zmq.Context, "socket", range(4), lambda: zmq.ZMQError(24), BlackBoxError, f"failed: {NO_FILES[1]}")
+MEMORY = Lack(Publisher, "_warm_up", range(1), MemoryError, MemoryError, "")
+
+
+@pytest.mark.parametrize(("lines", "taken"), first_of([(2, 1), (1, 1), (2, 0)]))
+def test_a_publisher_whose_port_is_in_use(lines: int, taken: int) -> None:
+    feed = two_slices(lines=lines)
+    endpoint = feed.slices[taken].endpoints[-1]
+    with zmq.Context() as context, context.socket(zmq.PULL) as squatter:
+        squatter.bind(endpoint)
+        before = held()
+        for _ in range(3):
+            with pytest.raises(EndpointError, match=f"slice {taken}: endpoint {endpoint} is in use"):
+                Publisher(feed).start()
+            wait_given_back(before)
+    with Publisher(feed):  # the other ports are free
+        pass
+
+
+@pytest.mark.parametrize("lack", [PIPE._replace(calls=range(4)), SOCKET, MEMORY], ids=lambda each: each.name)
+def test_a_publisher_that_lacks_something(monkeypatch: pytest.MonkeyPatch, lack: Lack) -> None:
+    feed = two_slices(lines=2)
+    before = held()
+    for call in lack.calls:
+        with monkeypatch.context() as patch:
+            has_failed = lack.at(patch, call)
+            with pytest.raises(lack.type, match=lack.text or None):
+                Publisher(feed).start()
+            assert has_failed()
+        wait_given_back(before)
+
+
+@pytest.mark.parametrize("name", first_of(["blackbox-sender-1", "blackbox-sender-0"]))
+def test_a_publisher_whose_thread_cannot_start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    feed = two_slices()
+    before = held()
+    with monkeypatch.context() as patch:
+        refuse_thread(patch, name)
+        with pytest.raises(LimitError, match="can't start new thread"):
+            Publisher(feed).start()
+        wait_given_back(before)
+    with Publisher(feed):
+        pass
+
+
+# For each slice: ROUTER, two workers' DEALERs, SUB.
+@pytest.mark.parametrize("lack", [PIPE, SOCKET._replace(calls=range(2 * (1 + 2 + 1)))], ids=lambda each: each.name)
+def test_a_subscriber_that_lacks_something(monkeypatch: pytest.MonkeyPatch, lack: Lack) -> None:
+    feed = two_slices()
+    with Publisher(feed):
+        before = held()
+        for call in lack.calls:
+            with monkeypatch.context() as patch:
+                subscriber = Subscriber(feed)
+                has_failed = lack.at(patch, call)
+                check_start_fails(subscriber, lack.type, lack.text)
+                assert has_failed()
+                del subscriber
+            wait_given_back(before)
+
+
+THREADS = ["blackbox-worker-1.1", "blackbox-supervisor", "blackbox-slice-0", "blackbox-slice-1", "blackbox-worker-0.0"]
+
+
+@pytest.mark.parametrize("name", first_of(THREADS, keep=2))
+def test_a_subscriber_whose_thread_cannot_start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    feed = two_slices()
+    with Publisher(feed):
+        before = held()
+        with monkeypatch.context() as patch:
+            refuse_thread(patch, name)
+            check_start_fails(Subscriber(feed), LimitError, "can't start new thread")
+        wait_given_back(before)
+
+
+@pytest.mark.parametrize("call", first_of([1, 0]))
+def test_a_subscriber_whose_process_cannot_fork(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    feed, text = two_slices(), os.strerror(11)
+    with Publisher(feed):
+        before = held()
+        with monkeypatch.context() as patch:
+            Lack(os, "fork", range(2), lambda: BlockingIOError(11, text), LimitError, text).at(patch, call)
+            check_start_fails(Subscriber(feed, processes=True), LimitError, text)
+        assert not multiprocessing.active_children()
+        # At most: a fork ends OpenBLAS's threads. multiprocessing leaves its pipes open if it cannot fork.
+        wait_until(lambda: held()[0] <= before[0])
+
+
+def test_a_subscriber_without_a_console_or_a_publisher() -> None:
+    before = held()
+    policy, text = SlowPolicy(console="tcp://nowhere"), "cannot connect to operator console tcp://nowhere"
+    check_start_fails(Subscriber(two_slices(), slow=policy), EndpointError, text)
+    check_start_fails(Subscriber(two_slices()), SubscriberError, "no publisher", timeout=0)
+    wait_given_back(before)
+
+
+def test_a_slice_not_ready_in_time_is_not_reported_as_a_missing_publisher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_COMPILE_S", 0.0)
+    monkeypatch.setattr(SliceThread, "is_ready", False)
+    subscriber = Subscriber(Feed.local("slow-start"))
+    subscriber.on(b"")(nothing)
+    with pytest.raises(SubscriberError, match="a slice was not ready after 0 s: it may still compile"):
+        subscriber.start(timeout=10)
+    wait_until(lambda: subscriber.is_done)
+
+
+def test_a_callback_whose_slice_cannot_start_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = two_slices()
+    topics = {feed.slice_of(b"S%d.t" % number): b"S%d.t" % number for number in range(50)}
+    got, late = Collector(), Collector()
+    with Publisher(feed) as publisher:
+        subscriber = Subscriber(feed)
+        subscriber.on(topics[0])(got.message)
+        subscriber.start()
+        before = held()
+        with monkeypatch.context() as patch:
+            refuse_thread(patch, "blackbox-slice-1")
+            with pytest.raises(LimitError, match="can't start new thread"):
+                subscriber.on(b"")(late.message)
+        wait_given_back(before)
+        assert [callback.function for callback in subscriber.callbacks] == [got.message]
+        publisher.publish(topics[0], b"0")
+        got.wait(1)
+        subscriber.on(b"")(late.message)  # now it can
+        subscriber.wait_confirmed()
+        for topic in topics.values():
+            publisher.publish(topic, b"1")
+    subscriber.run(until_end=True)
+    assert got.payloads == [b"0", b"1"]
+    assert sorted(message.topic for message in late.messages) == sorted(topics.values())
+    assert subscriber.statistics().delivery.discarded == 0
+
+
+def test_starting_and_stopping_frees_everything_at_once() -> None:
+    def cycle() -> None:
+        feed = two_slices(lines=2)
+        subscriber = Subscriber(feed)
+        counts = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count_rows)
+        messages: list[bytes] = []
+        subscriber.on(b"")(lambda message: messages.append(message.payload))
+        with Publisher(feed, when_full="wait") as publisher:
+            subscriber.start()
+            for number in range(10):
+                publisher.publish(b"S%d" % number, b"%d" % number)
+        subscriber.run(until_end=True)
+        assert (len(messages), counts.total().tolist()) == (10, [10])
+
+    def is_at_most(most: tuple[int, int]) -> bool:
+        return all(now <= then for now, then in zip(held(collect=False), most, strict=True))
+
+    cycle()
+    before = held()
+    gc.disable()  # no reference cycles
+    try:
+        for _ in range(10):
+            cycle()
+        wait_until(lambda: is_at_most(before), what=f"{before} threads and file descriptors again")
+    finally:
+        gc.enable()

@@ -1,0 +1,244 @@
+"""Every message for a callback is delivered, or counted once under the reason why not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal
+
+import numpy
+import pytest
+
+from blackbox import Batch, CallbackError, Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
+from blackbox.receive.statistics import DeliveryStatistics
+from blackbox.receive.supervise.supervisor import SubscriberLife
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.callbacks import count_rows
+from tests.gate import Gate
+from tests.receive.late import one_slice
+from tests.receive.subscribers import publishing
+
+FOREVER = SlowPolicy(max_lag=3_600)
+
+
+def checked(subscriber: Subscriber) -> DeliveryStatistics:
+    """Check that counts of deliveries add up, and return them."""
+    statistics = subscriber.statistics()
+    for done in (statistics.delivery, *(feed_slice.delivery for feed_slice in statistics.slices)):
+        assert done.due == done.delivered + done.failed + done.dropped + done.conflated + done.discarded
+    return statistics.delivery
+
+
+def terminate_behind(gate: Gate, subscriber: Subscriber) -> None:
+    ending = threading.Thread(target=subscriber.terminate)
+    ending.start()
+    wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
+    gate.open.set()
+    ending.join()
+
+
+def test_terminate_counts_everything_queued_anywhere() -> None:
+    """In a worker, in its queue, in the slice thread's queue, and held for the other line."""
+    feed = Feed.local("losses", slices=1, lines=2, key_bytes=1)
+    subscriber = Subscriber(feed, workers=1, slow=FOREVER, queue_blocks=4, line_wait=1_000)
+    gate = Gate()
+    subscriber.on(b"A")(gate.message)
+    subscriber.on_batch(b"")(gate.batch)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"B1", b"")] * 3))
+        gate.entered.wait(60)
+        publisher.heartbeat(lines=[1])
+        publisher.send(publisher.encode([(b"B2", b"")] * 5, sequence=1_000))  # held because of the large gap before it
+        publisher.sequences[0] = 3
+        wait_until(lambda: subscriber.statistics().received.held == 1)
+        for _ in range(20):
+            publisher.send(publisher.encode([(b"A", b"")] * 7 + [(b"AA", b"")]))
+        wait_until(lambda: subscriber.statistics().delivery.waits > 2)
+        assert subscriber.statistics().delivery.discarded == 0
+        terminate_behind(gate, subscriber)
+    delivery, messages = checked(subscriber), subscriber.statistics().received.messages
+    assert messages == delivery.matched
+    assert 3 + 5 + 8 * 4 <= messages < 3 + 5 + 8 * 20
+    assert delivery.due == 3 + 5 + 2 * (messages - 8)
+    assert delivery.delivered == gate.messages == 3
+
+
+def test_a_slow_subscriber_that_ends_counts_undelivered_messages() -> None:
+    feed, gate = one_slice(), Gate()
+    slow = SlowPolicy(max_lag=0.2, on_alert=lambda _: gate.open.set(), start_grace=0)
+    subscriber = Subscriber(feed, slow=slow, queue_blocks=2)
+    subscriber.on(b"")(gate.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for _ in range(60):
+            publisher.send(publisher.encode([(b"T", b""), (b"U", b"")]))
+        with pytest.raises(SlowSubscriberError):
+            subscriber.run()
+    delivery = checked(subscriber)
+    assert delivery.delivered == gate.messages
+    assert subscriber.statistics().received.messages == delivery.due == delivery.delivered + delivery.discarded
+    assert delivery.discarded > 0
+
+
+@pytest.mark.parametrize("action", ["raise", "drop"])
+def test_only_wanted_messages_of_a_late_block_are_counted(action: Literal["raise", "drop"]) -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy(action, start_grace=0))
+    for prefix in (b"T", b"T1"):
+        subscriber.on(prefix)(lambda message: None)
+    rows = [(b"T", b""), (b"T1", b""), (b"T1", b""), (b"U", b"")]
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode(rows, ts_out=time.time_ns() - 3_600 * 10**9))
+        if action == "raise":
+            with pytest.raises(SlowSubscriberError):
+                subscriber.run()
+        else:
+            publisher.heartbeat(end=True)
+            subscriber.run(until_end=True)
+    delivery = checked(subscriber)
+    assert (subscriber.statistics().received.messages, delivery.matched, delivery.due) == (4, 3, 5)
+    assert (delivery.discarded, delivery.dropped) == ((5, 0) if action == "raise" else (0, 5))
+
+
+def test_terminate_while_conflating_counts_the_newest_undelivered_messages() -> None:
+    feed, gate = one_slice(), Gate()
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag=3_600, start_grace=0), queue_blocks=2)
+    subscriber.on(b"")(gate.message)
+    subscriber.on_batch(b"T")(gate.batch)
+    rows = [(b"%c%d" % (b"TU"[n % 2], n % 26), b"") for n in range(100)]
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for _ in range(50):
+            publisher.send(publisher.encode(rows))
+            assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
+        wait_until(lambda: subscriber.statistics().received.messages == 5_000)
+        terminate_behind(gate, subscriber)
+    delivery = checked(subscriber)
+    assert (delivery.matched, delivery.due, delivery.delivered) == (5_000, 5_000 + 2_500, gate.messages)
+    assert delivery.conflated > 5_000
+    # The newest messages of 26 topics, half of them for two callbacks, were still in the slice thread.
+    assert delivery.discarded >= 26 + 13
+
+
+def test_an_error_counts_the_messages_that_it_kept_from_delivery() -> None:
+    feed, gate = one_slice(), Gate()
+    subscriber = Subscriber(feed, workers=1, slow=FOREVER)
+    subscriber.on(b"gate")(gate.message)
+
+    @subscriber.on(b"T")
+    def fail_at_three(message: Message) -> None:
+        if message.payload == b"3":
+            raise LookupError
+
+    @subscriber.on_batch(b"T")
+    def never(batch: Batch) -> None:
+        raise AssertionError("called after an error")
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"gate", b"")]))
+        gate.entered.wait(60)
+        publisher.send(publisher.encode([(b"T", b"%d" % number) for number in range(10)]))
+        publisher.send(publisher.encode([(b"T", b"")] * 5))
+        wait_until(lambda: subscriber.statistics().delivery.queue_blocks == 2)
+        gate.open.set()
+        with pytest.raises(CallbackError, match="LookupError"):
+            subscriber.run()
+    delivery = checked(subscriber)
+    assert (delivery.due, delivery.delivered, delivery.failed) == (1 + 2 * 15, 1 + 3, 1)
+    assert delivery.discarded == 2 * 15 - 4
+
+
+def test_undelivered_messages_of_a_removed_callback_are_not_a_loss() -> None:
+    feed, gate = one_slice(), Gate()
+    subscriber = Subscriber(feed, workers=1, slow=FOREVER)
+    stays, goes = Collector(), Collector()
+    subscriber.on(b"gate")(gate.message)
+    subscriber.on(b"T")(stays.message)
+    subscriber.on(b"T")(goes.message)
+    goes_too = subscriber.on_compiled(b"T", state=numpy.zeros(1, numpy.int64), worker=True)(count_rows)
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode([(b"gate", b"")]))
+        gate.entered.wait(60)
+        publisher.send(publisher.encode([(b"T", b"")] * 10))
+        wait_until(lambda: subscriber.statistics().delivery.queue_blocks == 1)
+        subscriber.remove(goes.message)
+        subscriber.remove(goes_too)
+        gate.open.set()
+    delivery = checked(subscriber)
+    assert (len(stays), len(goes), goes_too.total().tolist()) == (10, 0, [0])
+    assert (delivery.due, delivery.delivered, delivery.discarded) == (11, 11, 0)
+
+
+def test_drop_counts_only_deliveries_of_the_full_worker() -> None:
+    feed = one_slice()
+    subscriber = Subscriber(feed, slow=SlowPolicy("drop", max_lag=0.05, start_grace=0), queue_blocks=2, workers=2)
+    gate, free = Gate(), Counter[bytes]()
+
+    def count(prefix: bytes) -> Callable[[Batch], None]:
+        def note(batch: Batch) -> None:
+            free[prefix] += len(batch)
+
+        return note
+
+    # Alternating on worker 0 and 1: all callbacks of worker 0 wait at the gate, none of worker 1.
+    for prefix, is_stuck in ((b"T", True), (b"T", False), (b"T1", True), (b"", False), (b"T2", True), (b"T1", False)):
+        subscriber.on_batch(prefix)(gate.batch if is_stuck else count(prefix))
+    rows = [(topic, b"") for topic in (b"T1", b"T2", b"T", b"U", b"T1", b"T2", b"T", b"U", b"T1", b"T2")]
+    stuck, wanted = 8 + 3 + 3, {b"T": 8, b"": 10, b"T1": 3}
+
+    def is_done(blocks: int) -> bool:
+        return free[b""] // 10 + int(subscriber.statistics().lag.slow_blocks) == blocks
+
+    with publishing(feed, subscriber) as publisher:
+        for number in range(20):
+            publisher.send(publisher.encode(rows))
+            wait_until(lambda: is_done(number + 1))
+        gate.open.set()
+    delivery = checked(subscriber)
+    late_blocks = subscriber.statistics().lag.slow_blocks  # none, unless the machine stalled
+    assert free == {prefix: (20 - late_blocks) * each for prefix, each in wanted.items()}
+    assert delivery.due == 20 * (stuck + sum(wanted.values()))
+    assert delivery.delivered == gate.messages + sum(free.values())
+    assert delivery.dropped == 20 * stuck - gate.messages + late_blocks * sum(wanted.values())
+    assert gate.messages < 20 * stuck
+    assert delivery.discarded == 0
+
+
+@pytest.mark.parametrize("end", ["stop", "terminate"])
+def test_the_parent_of_processes_reports_discarded_messages(end: Literal["stop", "terminate"]) -> None:
+    feed = Feed.local("losses", slices=2, key_bytes=1)
+    subscriber = Subscriber(feed, processes=True, slow=FOREVER)
+
+    @subscriber.on(b"")
+    def slow(message: Message) -> None:
+        threading.Event().wait(0.001)
+
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for number in range(300):
+            publisher.publish(b"%d" % (number % 50), b"")
+        wait_until(lambda: subscriber.statistics().delivery.delivered > 0)
+        getattr(subscriber, end)()
+    delivery, messages = checked(subscriber), subscriber.statistics().received.messages
+    assert delivery.due == messages
+    if end == "stop":
+        assert (delivery.delivered, delivery.discarded) == (messages, 0)
+
+
+def test_first_messages_of_a_new_epoch_that_only_heartbeats_show_are_a_gap() -> None:
+    feed = Feed.local("losses", slices=1, key_bytes=1)
+    subscriber, told = Subscriber(feed), list[tuple[str, int, int]]()
+    subscriber.on(b"", fields=("topic", "epoch", "sequence"))(lambda _, epoch, n: told.append(("came", epoch, n)))
+    subscriber.on_gap(b"")(lambda gap: told.append((gap.key.decode(), gap.sequence, gap.count)))
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode([(b"A", b"")]))
+        publisher.epoch, publisher.sequences, publisher.ends = 2, [0], [{}]
+        publisher.encode([(b"B", b"")] * 3)
+        for _ in range(2):
+            publisher.heartbeat()
+    assert told == [("came", 1, 0), ("", 0, 3)]

@@ -1,0 +1,285 @@
+"""Killed, stopped, hostile and ended peers in shared memory block no other peer and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from blackbox import Batch, Publisher, Subscriber
+from blackbox.testing import wait_until
+from blackbox.transport.shared_memory import reader as shared_memory_reader
+from blackbox.transport.shared_memory.layout import HELLO, MAGIC, address_of
+from blackbox.transport.shared_memory.reader import SharedReader, attach
+from blackbox.transport.wakeup import Pipe
+from tests.examples import first_of
+from tests.process_state import held, linux_only, wait_given_back
+from tests.receive.shared import (
+    came_by,
+    collecting,
+    mapped,
+    numbers_in,
+    publish_numbers,
+    sender_of,
+    shared_feed,
+    shared_state,
+)
+from tests.receive.subscribers import PATIENT, nothing, numbers_of
+from tests.support import Script, in_child
+
+pytestmark = linux_only
+
+STUCK = """
+    subscriber = Subscriber(feed, workers=0)
+    @subscriber.on(b"")
+    def stuck(message):
+        say("stuck")
+        time.sleep(1000)
+    subscriber.start(timeout=60)
+    say(subscriber.statistics().received.transport)
+    subscriber.run()
+"""
+
+
+def test_a_lost_bell_delays_a_block_and_loses_none() -> None:
+    feed, deaf = shared_feed(heartbeat_ns=3_600 * 10**9), Pipe()
+    subscriber, got = collecting(feed)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        bells = shared_state(publisher).bells
+        rung, bells[0] = bells[0], deaf.writer
+        number = 0
+        while not select.select([deaf.reader], [], [], 0)[0]:  # the bell is rung for a sleeping reader
+            publisher.publish(b"T", b"%d" % number)
+            number += 1
+            got.wait(number)
+        bells[0] = rung
+    subscriber.run(until_end=True)
+    assert numbers_of(got) == list(range(number))
+
+
+@pytest.mark.parametrize("when_full", first_of(["wait", "drop"]))
+def test_a_killed_reader_releases_everything(when_full: Any) -> None:
+    feed = shared_feed(block_bytes=4_096)
+    survivor, got = Subscriber(feed, slow=PATIENT), list[int]()
+    survivor.on_batch(b"")(lambda batch: got.extend(numbers_in(batch)))
+    with Publisher(feed, when_full=when_full) as publisher, Script(STUCK, feed) as script:
+        survivor.start()
+        script.expect("shm")
+        publisher.wait_for_subscribers(count=2, timeout=60)
+        publish_numbers(publisher, 0, 1)
+        script.expect("stuck")
+        publishing = threading.Thread(target=publish_numbers, args=(publisher, 1, 100_000, 128))
+        publishing.start()
+        if when_full == "wait":
+            wait_until(lambda: publisher.statistics().waits > 2)
+        script.kill()
+        publishing.join(60)
+        assert not publishing.is_alive()
+        wait_until(lambda: shared_state(publisher).readers == 1)
+    survivor.run(until_end=True)
+    assert survivor.statistics().received.gaps == 100_000 - len(got)
+    assert got == list(range(100_000)) or when_full == "drop"
+
+
+def test_a_stopped_reader_is_not_dead_and_continues() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    code = """
+        subscriber, got = Subscriber(feed, workers=0), 0
+        @subscriber.on_batch(b"")
+        def count(batch):
+            global got
+            got += len(batch)
+        subscriber.start(timeout=60)
+        say("started")
+        subscriber.run(until_end=True)
+        say(got, subscriber.statistics().received.gaps, subscriber.statistics().received.transport)
+    """
+    with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        publisher.wait_for_subscribers(timeout=60)
+        script.process.send_signal(signal.SIGSTOP)
+        publishing = threading.Thread(target=publish_numbers, args=(publisher, 0, 100_000, 128))
+        publishing.start()
+        wait_until(lambda: publisher.statistics().waits > 2)
+        script.process.send_signal(signal.SIGCONT)
+        publishing.join(60)
+        publisher.close()
+        script.expect("100000 0 shm")
+
+
+@pytest.mark.parametrize("killed", first_of([True, False]), ids=["killed", "closed"])
+def test_readers_take_all_blocks_of_an_ended_publisher_and_attach_to_the_next(killed: bool) -> None:
+    feed = shared_feed()
+    code = """
+        with Publisher(feed) as publisher:
+            publisher.wait_for_subscribers(timeout=60)
+            for number in range(100):
+                publisher.publish(b"T", b"%d" % number)
+            publisher.flush()
+            say("published")
+            input()
+    """
+    subscriber, got = collecting(feed)
+    for run in range(2):
+        with Script(code, feed) as script:
+            if run == 0:
+                subscriber.start(timeout=60)
+            script.expect("published")
+            script.kill() if killed else script.tell("")
+            if not killed:
+                script.finish()
+        got.wait(100 * (run + 1))
+        assert came_by(subscriber) == "shm"
+    subscriber.stop()
+    assert numbers_of(got) == [*range(100)] * 2
+    received = subscriber.statistics().received
+    assert (received.gaps, received.duplicates, received.epochs) == (0, 0, 2)
+
+
+@pytest.mark.own_process
+def test_nothing_is_left_behind() -> None:
+    feed = shared_feed()
+    before = 0, 0
+    for _ in range(3):
+        subscriber, got = collecting(feed)
+        publisher = Publisher(feed)
+        with publisher:
+            subscriber.start(60)
+            publisher.publish(b"T", b"1")
+        subscriber.run(until_end=True)
+        assert got.payloads == [b"1"]
+        before = before if any(before) else held()
+    assert mapped() == 0
+    wait_given_back(before)
+    with pytest.raises(ConnectionRefusedError):
+        attach(feed.slices[0].shared_memory, Pipe())
+    with Publisher(feed):
+        reader: SharedReader = attach(feed.slices[0].shared_memory, Pipe())
+        assert mapped() == 3, "the publisher's mapping, the reader's, and the reader's slot"
+        reader.close()
+        assert mapped() == 1
+
+
+def test_a_process_with_an_invalid_hello_gets_nothing() -> None:
+    feed = shared_feed()
+    subscriber, got = collecting(feed)
+    with Publisher(feed) as publisher, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(address_of(feed.slices[0].shared_memory))
+        stranger.send(b"GET / HTTP/1.0")
+        assert stranger.recv(100) == b""
+        subscriber.start()
+        assert shared_state(publisher).readers == 1
+        publisher.publish(b"T", b"1")
+    subscriber.run(until_end=True)
+    assert (got.payloads, came_by(subscriber)) == ([b"1"], "shm")
+
+
+def test_pinned_places_of_a_closed_reader_are_not_overwritten() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    subscriber, other, kept = Subscriber(feed, workers=0), Subscriber(feed, slow=PATIENT), list[Batch]()
+    subscriber.on_batch(b"")(kept.append)
+    other.on_batch(b"")(nothing)
+    with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher:
+        subscriber.start()
+        other.start()
+        publisher.wait_for_subscribers(count=2)
+        publish_numbers(publisher, 0, 1_000)
+        wait_until(lambda: sum(map(len, kept)) == 1_000)
+        subscriber.stop()
+        assert shared_state(publisher).readers == 2, "it counts as a reader while it pins places"
+        publish_numbers(publisher, 1_000, 500_000)
+        publisher.flush(60)
+        assert [n for batch in kept for n in numbers_in(batch)] == list(range(1_000))
+        kept.clear()
+        wait_until(lambda: shared_state(publisher).readers == 1)
+    other.run(until_end=True)
+
+
+def test_a_forked_process_releases_no_place_of_its_parent() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    subscriber, kept = Subscriber(feed, workers=0), list[Batch]()
+    subscriber.on_batch(b"")(kept.append)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publish_numbers(publisher, 0, 1_000)
+        wait_until(lambda: sum(map(len, kept)) == 1_000)
+        assert in_child(kept.clear) == ""
+        publish_numbers(publisher, 1_000, 10_000)
+        wait_until(lambda: sum(map(len, kept)) == 10_000)
+        subscriber.stop()
+    assert [n for batch in kept for n in numbers_in(batch)] == list(range(10_000))
+
+
+def test_a_closing_reader_disconnects_though_a_forked_process_has_its_connection() -> None:
+    feed, bell = shared_feed(), Pipe()
+    with Publisher(feed) as publisher:
+        reader = attach(feed.slices[0].shared_memory, bell)
+        inherited = os.dup(reader.state.connection)
+        reader.close()
+        wait_until(lambda: shared_state(publisher).readers == 0)
+        os.close(inherited)
+
+
+def test_a_closing_publisher_disconnects_though_a_forked_process_has_its_connections() -> None:
+    feed = shared_feed()
+    subscriber, got = collecting(feed)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        shared = sender_of(publisher).guard.shared
+        assert shared is not None
+        inherited = [os.dup(reader.peer.connection.fileno()) for reader in set(shared._readers.values())]
+        publisher.publish(b"T", b"1")
+        got.wait(1)
+    with Publisher(feed) as publisher:
+        wait_until(lambda: shared_state(publisher).readers == 1)
+        publisher.wait_for_subscribers()
+        publisher.publish(b"T", b"2")
+        got.wait(2)
+    assert inherited
+    for fd in inherited:
+        os.close(fd)
+    subscriber.run(until_end=True)
+    assert got.payloads == [b"1", b"2"]
+    assert came_by(subscriber) == "shm"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_process_of_another_user_gets_nothing() -> None:
+    feed = shared_feed()
+    address = address_of(feed.slices[0].shared_memory)
+
+    def knock() -> None:
+        os.seteuid(65_534)
+        with pytest.raises(ConnectionRefusedError):
+            attach(feed.slices[0].shared_memory, Pipe())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.connect(address)
+            bell = Pipe()
+            with suppress(BrokenPipeError):
+                socket.send_fds(stranger, [HELLO.pack(MAGIC)], [bell.reader, bell.writer])
+            try:
+                said, fds, *_ = socket.recv_fds(stranger, 100, 10)
+            except ConnectionResetError:
+                said, fds = b"", []
+            assert (said, fds) == (b"", [])
+
+    with Publisher(feed) as publisher:
+        assert in_child(knock) == ""
+        assert shared_state(publisher).readers == 0
+
+
+def test_a_listener_of_another_user_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = shared_feed()
+    with Publisher(feed):
+        name = address_of(feed.slices[0].shared_memory)
+        monkeypatch.setattr(shared_memory_reader, "address_of", lambda _: name)
+        monkeypatch.setattr(os, "geteuid", lambda: 65_534)
+        with pytest.raises(OSError, match="is of another user"):
+            attach(feed.slices[0].shared_memory, Pipe())
