@@ -125,7 +125,7 @@ def test_concurrent_messages_are_in_one_epoch_or_the_other() -> None:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             publisher.new_epoch()
-            assert publisher._senders[0].subscriptions.subscriber_count(of_this_epoch=True) == 1
+        wait_until(lambda: publisher._senders[0].subscriptions.subscriber_count(of_this_epoch=True) == 1)
     assert len(got) == COUNT + 20 * 700
 
 

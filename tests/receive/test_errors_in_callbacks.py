@@ -12,6 +12,7 @@ import numpy
 import pytest
 
 from blackbox import Batch, CallbackError, Message, Publisher, SlowPolicy, Subscriber
+from blackbox.receive.slices import log_warnings
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.examples import first_of
 from tests.gate import Gate
@@ -81,7 +82,10 @@ def test_a_callback_that_exits_ends_the_subscriber_and_kept_batches_remain(kind:
     assert delivery.delivered + delivery.failed + delivery.discarded == delivery.due
 
 
-def test_on_error_log_continues_with_the_next_message_and_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_on_error_log_continues_with_the_next_message_and_batch(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_warnings, "_EVERY_S", 1e6)  # the first ten errors are logged
     subscriber = Subscriber(feed := one_slice(), on_error="log")
     got, batches = Collector(), Collector()
 
@@ -100,6 +104,7 @@ def test_on_error_log_continues_with_the_next_message_and_batch(caplog: pytest.L
     with publishing(feed, subscriber) as publisher:
         for first in (0, 9, 18):
             publisher.send(publisher.encode([(b"T%d" % number, b"%d" % number) for number in range(first, first + 9)]))
+        wait_until(lambda: subscriber.statistics().delivery.callback_errors == 10)
         publisher.send(publisher.encode([(b"T", b"33")] * 1_000))
     assert numbers_of(got) == [number for number in range(27) if number % 3]
     assert numbers_of(batches) == [*range(9), *range(18, 27), *[33] * 1_000]
