@@ -118,6 +118,20 @@ def test_on_error_log_continues_with_the_next_message_and_batch(
     assert errors[10:] == ["slice 0: 1000 more errors of callbacks were not logged"]
 
 
+def test_a_callback_that_raises_in_a_separate_process_raises_the_same_error() -> None:
+    subscriber = Subscriber(feed := one_slice(), processes=True)
+
+    @subscriber.on(b"T")
+    def fail(message: Message) -> None:
+        raise LookupError("there")
+
+    with RawPublisher(feed) as publisher:
+        subscriber.start(timeout=60)
+        publisher.send(publisher.encode([(b"T", b"")]))
+        with pytest.raises(CallbackError, match="raised LookupError: there"):
+            subscriber.run()
+
+
 def too_far(batch: Any, state: Any) -> None:
     for row in batch.rows:
         state[batch.ts_event[row]] += 1
