@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blackbox import Feed, Publisher, Recorder, Subscriber
@@ -42,6 +42,7 @@ def not_wanted(publisher: Publisher, topic: bytes) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), PREFIXES)), st.lists(PREFIXES))
+@example([(True, b"A"), (True, b"A"), (False, b"A")], [b"A", b"AB", b"B"])
 def test_a_topic_is_wanted_while_a_prefix_of_it_is(changes: list[tuple[bool, bytes]], topics: list[bytes]) -> None:
     demand, counts = Demand(), Counter[bytes]()
     for comes, prefix in changes:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import blackbox.publish.publisher
 from blackbox import ConfigError, Feed, Publisher, Schema
+from blackbox.block.columns.user_columns import parts_of
 from blackbox.feed.schema.schema import price, utc_time
 from tests.examples import examples
 from tests.publish.subscribers import delivered, one_slice
@@ -189,6 +190,16 @@ def test_a_price_equal_to_the_null_price_is_refused() -> None:
         publisher.publish_table({"topic": ["A"], "bid": [0.0]}, "q")
     with pytest.raises(TypeError, match="table was 5, expected a dict of columns, an Arrow table or a data frame"):
         publisher.publish_table(5)
+
+
+def test_a_table_is_cut_into_views() -> None:
+    column = numpy.arange(10)
+    parts = [part["a"] for part in parts_of({"a": column}, 4)]
+    assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert all(part.base is column for part in parts)
+    for table in (pandas.DataFrame({"a": column}), polars.DataFrame({"a": column})):
+        assert [len(part) for part in parts_of(table, 4)] == [4, 4, 2]
+    assert [part["a"] for part in parts_of({"a": []}, 4)] == [[]]
 
 
 def test_ts_event_defaults_to_now_and_0_means_unknown() -> None:

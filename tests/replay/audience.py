@@ -108,11 +108,14 @@ def chosen(
     stop: int | None = None,
     slices: Sequence[int] | None = None,
     by: str = "ts_event",
+    order: str | None = None,
 ) -> list[Told]:
     """Return the selected messages in the order of playback."""
+    if (by, order) == ("ts_event", None):
+        messages = sorted(messages, key=lambda m: (m.ts_event, m.slice_id))
     return [
         m
-        for m in (sorted(messages, key=lambda m: (m.ts_event, m.slice_id)) if by == "ts_event" else messages)
+        for m in messages
         if m.topic.startswith(prefix)
         and (start is None or getattr(m, by) >= start)
         and (stop is None or getattr(m, by) < stop)

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -61,14 +62,15 @@ def test_callbacks_receive_the_messages_that_plain_python_selects(
     data: st.DataObject,
 ) -> None:
     slices = None if slices is None else [number for number in slices if number < day[0]]
-    by: Any = data.draw(st.sampled_from(["ts_event", "ts_out"]))
+    by, order = data.draw(st.sampled_from([("ts_event", None), ("ts_event", "sent"), ("ts_out", None)]))
+    how: Any = {"prefix": prefix, "start": start, "stop": stop, "slices": slices, "pace_by": by, "order": order}
     assume(start is None or stop is None or start <= stop)
     with TemporaryDirectory() as path:
-        wanted = chosen(made(path, day).told(), prefix, start, stop, slices, by)
+        wanted = chosen(made(path, day).told(), prefix, start, stop, slices, by, order)
         recording = Recording.open(path)
         audience = Audience(recording.feed, wish, only_compiled=only_compiled)
         subscriber = audience.subscriber
-        done = subscriber.replay(recording, prefix=prefix, start=start, stop=stop, slices=slices, pace_by=by)
+        done = subscriber.replay(recording, **how)
         assert (done.messages, done.damaged, recording.damage) == (len(wanted), 0, [])
         if recording.feed.slices_for(wish):
             heard = [m for m in wanted if m.topic.startswith(wish)]
@@ -77,6 +79,15 @@ def test_callbacks_receive_the_messages_that_plain_python_selects(
             calls = len(heard) * (1 if only_compiled else 3)
             assert (delivery.matched, delivery.due, delivery.delivered) == (len(heard), calls, calls)
             assert delivery.topics == sum(len(subscriber.topics(number)) for number in range(day[0]))
+
+
+def test_a_time_range_cuts_blocks_in_the_order_of_sending(tmp_path: Path) -> None:
+    day = simple_day(tmp_path, [START + offset for offset in (0, 3, 1, 4, 2, 5, 9, 6, 7)], rows=3)
+    recording = Recording.open(tmp_path)
+    for start, stop in combinations(range(START, START + 11), 2):
+        audience = Audience(day.feed)
+        audience.subscriber.replay(recording, order="sent", pace_by="ts_event", start=start, stop=stop)
+        audience.assert_got(chosen(day.told(), start=start, stop=stop, order="sent"))
 
 
 @with_or_without_python
