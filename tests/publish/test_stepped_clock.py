@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from blackbox import Feed
-from blackbox.monitor.heartbeats import Heartbeats
+from blackbox.services.monitor.heartbeats import Heartbeats
 from blackbox.testing import wait_until
 from tests.clock_steps import STEP_CLOCK, words_before
 from tests.support import Script

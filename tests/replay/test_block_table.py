@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from blackbox import Recording
 from blackbox.archive.recordings import runs_of
 from blackbox.feed.symbol_choice import ALL_TOPICS
-from blackbox.replay.block_table import BlockTable, Selection, block_tables
-from blackbox.replay.feeds import ReplayedFeeds
+from blackbox.replay.slice_numbering import ReplayedFeeds
+from blackbox.replay.tables.block_table import BlockTable, Selection, block_tables
 from tests.replay.audience import few, simple_day
 
 OFFSETS = st.lists(st.integers(0, 9), min_size=1, max_size=30)

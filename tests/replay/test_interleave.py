@@ -8,9 +8,9 @@ from random import Random
 import numpy
 import pytest
 
-from blackbox.replay.block_table import END
-from blackbox.replay.hold import HeldMessages
-from blackbox.replay.interleave import Heap, interleave, next_long_run
+from blackbox.replay.tables.block_table import END
+from blackbox.replay.tables.hold_until_due import HeldMessages
+from blackbox.replay.tables.interleave import Heap, interleave, next_long_run
 
 Listed = list[tuple[int, int, int]]
 """The block, row and time of each message."""

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.archive.format import OFFSET_BLOCK_HEADER, RECORD, RECORD_HEAD_BYTES
-from blackbox.archive.reader import UNCHECKED
-from blackbox.block.validate import Fault
+from blackbox.archive.files.format import OFFSET_BLOCK_HEADER, RECORD, RECORD_HEAD_BYTES
+from blackbox.archive.read.reader import UNCHECKED
+from blackbox.block.form.validate import Fault
 from blackbox.feed.symbol_choice import TopicChoice
-from blackbox.replay.block_table import Selection
-from blackbox.replay.measure_blocks import BlockRow, BlockTableAt, due_rows, measure, next_in_range
+from blackbox.replay.tables.block_table import Selection
+from blackbox.replay.tables.measure_blocks import BlockRow, BlockTableAt, due_rows, measure, next_in_range
 from tests.journals import Put, Row, record_of
 
 ROWS = st.lists(
