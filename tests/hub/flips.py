@@ -117,7 +117,7 @@ def leave_pair(place: Path) -> Left:
     links.wait()
     with HubClient(feed, "desk", acknowledged="synced") as client:
         _put(client, PUTS)
-    shutil.copytree(place / "run", place / "left")
+    leave(place / "run", place / "left", {})
     links.close()
     return _left(feed, place / "left", place / "left" / ROLES[0], 2 * PUTS)._replace(is_pair=True)
 

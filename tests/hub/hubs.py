@@ -45,7 +45,7 @@ def sizes(directory: Path) -> dict[Path, int]:
 
 def leave(directory: Path, left: Path, had: dict[Path, int], *slices: int) -> Path:
     """Copy a hub's directory, with some slices cut to the sizes `had`, as if it had been killed then."""
-    shutil.copytree(directory, left)
+    shutil.copytree(directory, left, ignore=shutil.ignore_patterns("*.new"))  # a running hub replaces such files
     for path, size in had.items():
         if int(path.parent.name.removeprefix("slice-")) in slices:
             os.truncate(left / path, size)

@@ -190,7 +190,7 @@ def put_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_hub_killed_after_its_first_answer_continues_its_epoch(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub") as hub, HubClient(feed) as client:
         place = client.put(b"A.x", b"1", b"id")
-        shutil.copytree(tmp_path / "hub", tmp_path / "left")
+        leave(tmp_path / "hub", tmp_path / "left", {})
         epoch = hub.epoch
     with Hub(feed, tmp_path / "left") as hub, HubClient(feed) as client:
         assert hub.epoch == epoch
@@ -448,7 +448,7 @@ def test_a_known_put_takes_no_place_in_the_new_epoch(
     def sends(self: Hub, socket: zmq.Socket[bytes], client: bytes, answer: Answer) -> None:
         send(self, socket, client, answer)
         if isinstance(answer, Stored) and answer.first == 2:
-            shutil.copytree(tmp_path / "hub", left)
+            leave(tmp_path / "hub", left, {})
 
     with monkeypatch.context() as patch:
         patch.setattr(Hub, "_send", sends)

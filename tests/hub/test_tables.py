@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -133,7 +132,7 @@ def test_the_next_hub_knows_all_revisions(tmp_path: Path, feed: Feed, ends: str)
         client.put(b"8", None)
         if ends == "killed":
             hub._publisher.flush()
-            shutil.copytree(tmp_path / "hub", tmp_path / "left")
+            leave(tmp_path / "hub", tmp_path / "left", {})
     left = tmp_path / ("left" if ends == "killed" else "hub")
     for run in range(2):
         with Hub(feed, left), HubClient(feed) as client:
