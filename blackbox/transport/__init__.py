@@ -2,7 +2,7 @@
 
 In: sockets and messages as addresses. Out: libzmq's own results. A socket belongs to the thread that created it.
 
-Shared memory, with the layout of `shared_memory.py`; a place is a buffer for one body:
+Shared memory, with the layout of `shared_memory/layout.py`; a place is a buffer for one body:
 
 - Writing a block: the publisher claims a place that every reader has passed (with `drop`, also one more than
   `hwm_blocks` old) and that no reader has pinned. It sets the place's position to -1, issues a fence, and checks the

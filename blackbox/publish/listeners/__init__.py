@@ -1,1 +1,1 @@
-"""What the peers of a slice subscribe to, acknowledge, and may send."""
+"""Subscriptions, acknowledgements and rights of the peers of a slice."""

@@ -1,6 +1,6 @@
 """Judge blocks of a slice, live and from archives: deliver, hold or drop them.
 
-Compiled; runs in the slice thread. The decisions are in `order`, `order_repair`, `order_epochs` and `epochs`.
+Compiled; runs in the slice thread. The decisions are in `receive/order/`.
 """
 
 from __future__ import annotations

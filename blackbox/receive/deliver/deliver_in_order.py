@@ -1,6 +1,6 @@
 """Deliver the current block and due held blocks, under the slow-subscriber policy.
 
-Compiled code of the slice thread. The decisions are in `order` and `order_repair`.
+Compiled code of the slice thread. The decisions are in `receive/order/`.
 """
 
 from __future__ import annotations

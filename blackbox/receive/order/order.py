@@ -6,10 +6,10 @@
       block   -- everything in it was delivered or is lost --------->  DUPLICATE
       block   -- nothing is missing before it ---------------------->  delivered
       block   -- messages before it are missing, or archives deliver -->  HOLD
-      no room -- archives can bring it again ----------------------->  LET_GO: `order_repair` begins, or goes on
+      no room -- archives can bring it again ----------------------->  LET_GO: `repair` begins, or goes on
       no room -- they cannot --------------------------------------->  MAKE_ROOM: what is missing before it is lost
       HOLD    -- the missing messages have come -------------------->  delivered
-      HOLD    -- no line can bring them, or `line_wait` is over ---->  `order_repair` begins, or they are lost
+      HOLD    -- no line can bring them, or `line_wait` is over ---->  `repair` begins, or they are lost
 
 A message of the slice is missing if all keys are wanted (`is_full`), else a message of the key, by the header's
 `previous`. A heartbeat shows messages that are missing at the end (`settle`). Times are of the monotonic clock.

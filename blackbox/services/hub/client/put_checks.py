@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -89,7 +89,7 @@ class Rows(NamedTuple):
             yield columns, future
 
 
-def _teller(future: Future[Stored]) -> Any:
+def _teller(future: Future[Stored]) -> Callable[[Stored | HubError], None]:
     def tell(result: Stored | HubError) -> None:
         if isinstance(result, HubError):
             future.set_exception(result)

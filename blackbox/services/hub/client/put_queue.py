@@ -89,7 +89,7 @@ class PutQueue:
         self._bytes += len(columns.payloads)
 
     def take(self) -> Columns | None:
-        """Remove and return the puts of the next request; None: there are none."""
+        """Remove and return the puts of the next request; None if no put waits."""
         if not self._columns:
             self._gather()
         return self._columns.popleft() if self._columns else None

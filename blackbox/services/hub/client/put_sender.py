@@ -55,7 +55,7 @@ class _Driver:
         self.called.acquire()
 
     def wake(self) -> None:
-        """Let a thread send what waits."""
+        """Let a thread send the waiting puts and questions."""
         if not self.is_there:
             self.is_there = True
             self.called.release()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from blackbox.block.form.layout import VERSION
 from blackbox.errors import HubError
 from blackbox.services.hub.client.put_queue import Columns
 from blackbox.services.hub.protocol import ENCODER, Hello, Put, Welcome
 
-_MOST_REQUESTS = 8
+_MOST_REQUESTS: Final = 8
 """Maximum unanswered requests; further puts share the next one."""
 
 

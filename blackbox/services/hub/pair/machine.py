@@ -1,6 +1,6 @@
 """One hub of a pair as a state machine: it follows the active hub, or leads and answers clients. No I/O.
 
-`step` is the only input, with all arrived messages. A `Shell` keeps files and carries messages. `pair_state.py` has the
+`step` is the only input, with all arrived messages. A `Shell` keeps files and carries messages. `state.py` has the
 rules for roles and terms. Only the duration of a failover depends on clocks: while a passive hub may take over, the
 active hub appends and answers only turns that the passive hub has.
 """

@@ -1,6 +1,6 @@
 """Decide which of the two hubs of a feed leads, and when a client may be answered.
 
-Rules without sockets, files or clocks. `pair_machine.py` talks to the peer, appends, and stores `kept` on the disk
+Rules without sockets, files or clocks. `machine.py` talks to the peer, appends, and stores `kept` on the disk
 before it sends messages that depend on it.
 
 ::
