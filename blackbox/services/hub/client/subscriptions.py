@@ -66,7 +66,7 @@ class Subscriptions:
         """End subscriptions, and forget their positions. Raises HubError, PositionError."""
         for inbox in self.chosen(prefix, symbols):
             inbox.unsubscribe()
-            del self._inboxes[inbox.subscription]
+            self._inboxes.pop(inbox.subscription, None)
         if self._reports is not None:
             self._reports.report()
 
@@ -97,12 +97,12 @@ class Subscriptions:
 
     def commit(self, timeout: float) -> None:
         """Commit the messages that `get` has returned, of all subscriptions."""
-        for inbox in self._inboxes.values():
+        for inbox in list(self._inboxes.values()):
             inbox.commit(timeout)
 
     def end(self) -> None:
         """End all subscriptions for this process."""
-        for inbox in self._inboxes.values():
+        for inbox in list(self._inboxes.values()):
             inbox.end()
 
     def end_reports(self) -> None:
@@ -112,11 +112,13 @@ class Subscriptions:
 
     def chosen(self, prefix: Prefixes | None, symbols: Iterable[str | bytes] | None) -> list[Inbox]:
         """Return subscriptions. Raises HubError for an unknown one."""
-        chosen = Subscription.chosen(prefix, symbols)
-        for each in chosen:
-            if each not in self._inboxes:
+        inboxes = []
+        for each in Subscription.chosen(prefix, symbols):
+            inbox = self._inboxes.get(each)  # one step: another thread may unsubscribe meanwhile
+            if inbox is None:
                 raise not_subscribed(each, self.names)
-        return [self._inboxes[each] for each in chosen]
+            inboxes.append(inbox)
+        return inboxes
 
     def _new_inbox(self, subscription: Subscription) -> Inbox:
         if self._directory is None:
