@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from typing import Self
 
@@ -24,6 +25,11 @@ class PlainPublisher:
         peer.settimeout(60)
         peer.sendall(_GREETING + _READY)
         return peer
+
+    @property
+    def has_another(self) -> bool:
+        """True if a further connection waits to be accepted."""
+        return bool(select.select([self._listener], [], [], 0)[0])
 
     def __enter__(self) -> Self:
         return self

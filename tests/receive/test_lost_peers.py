@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -10,13 +11,13 @@ import pytest
 import zmq
 
 from blackbox import Feed, Publisher
-from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY
+from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, NONCE_BYTES
 from blackbox.feed.feed import Slice
 from blackbox.receive.slices import subscription
 from blackbox.receive.slices.subscription import Subscription
 from blackbox.testing import RawPublisher, wait_until
 from tests.receive.subscribers import one_slice, start_in_vain, subscribed
-from tests.zmtp import PlainPublisher
+from tests.zmtp import MORE, PlainPublisher, frame
 
 
 def test_a_subscriber_of_a_restarted_publisher_counts_once_all_its_filters_are_active() -> None:
@@ -115,6 +116,30 @@ def test_a_silent_publisher_keeps_its_open_connection(transport: Any) -> None:
         publisher._call(socket.disable_monitor)
         publisher._call(news.close)
     assert not is_again
+
+
+@pytest.mark.parametrize("junk_bytes", [8, 9])
+def test_a_silent_publisher_keeps_the_connection_of_an_unaligned_answer(junk_bytes: int) -> None:
+    """An answer that shares libzmq's buffer with earlier bytes is copied before it is read."""
+    feed = msgspec.structs.replace(Feed.local("silent", slices=1), heartbeat_ns=10_000_000)
+    subscriber, _ = subscribed(feed)
+    with PlainPublisher(feed.slices[0].endpoints[0]) as publisher, ThreadPoolExecutor(1) as pool:
+        started = pool.submit(subscriber.start, 60)
+        with publisher.accept() as peer:
+            heard = b""
+            while len(heard.partition(CONFIRM_KEY)[2]) < NONCE_BYTES:
+                heard += peer.recv(4_096)
+            key = CONFIRM_KEY + heard.partition(CONFIRM_KEY)[2][:NONCE_BYTES]
+            answer = RawPublisher(feed)._control(key, (0, {}), 0, 0)
+            parts = [frame(bytes(part), flags) for part, flags in zip(answer.frames, (MORE, MORE, 0), strict=True)]
+            peer.sendall(frame(bytes(junk_bytes)) + b"".join(parts))
+            started.result()
+            state = subscriber._supervisor._slices[0].state
+            for _ in range(10):
+                looked_ns = state.look_again_at_ns
+                wait_until(lambda: state.look_again_at_ns != looked_ns, what="a check of a silent line")
+            assert not publisher.has_another
+            subscriber.terminate()
 
 
 def test_both_lines_are_reconnected_if_neither_was_ever_heard(monkeypatch: pytest.MonkeyPatch) -> None:

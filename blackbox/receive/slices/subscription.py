@@ -313,7 +313,7 @@ class Subscription:
             self._decide()
             ours = False
         line = 1 if header.flags & FLAG_LINE_B and len(self._feed_slice.lines) > 1 else 0
-        fd = int(descriptor_of(scratch + BODY_AT))
+        fd = int(descriptor_of(scratch + KEY_AT))  # not of the body, which may be an aligned copy
         self._heard_on[line] = connection_to(self._feed_slice.lines[line], fd)
         epoch = header.epoch
         tick_ns = time.monotonic_ns()
