@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.examples import examples
+from tests.examples import EXPLORES, examples
 from tests.patience import be_patient
 
 # Workers of xdist set their own width, which would change the output of commands.
@@ -32,7 +32,7 @@ be_patient()
 gc.disable()
 
 # The first example compiles, which takes longer than any deadline.
-hypothesis.settings.register_profile("blackbox", deadline=None, max_examples=examples(100))
+hypothesis.settings.register_profile("blackbox", deadline=None, max_examples=examples(100), derandomize=not EXPLORES)
 hypothesis.settings.load_profile("blackbox")
 
 pytest_plugins = ["tests.own_process", "tests.spark_session"]

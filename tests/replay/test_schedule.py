@@ -22,6 +22,8 @@ from tests.examples import examples
 START = 1_700_000_000_000_000_000
 S = 1_000_000_000
 SPEEDS = (None, 0.5, 1.0, 2.0, 10.0)
+UNIT = 100_000_000
+"""Unit of random times in ns. After several speeds fractions of it are still whole ns, so nothing is rounded."""
 Command = Callable[[Controls], None]
 
 
@@ -293,6 +295,9 @@ scripts = st.lists(
 def test_deliveries_match_a_slow_reference(
     times: list[int], speed: float | None, script: list[tuple[int, str, int]], max_silence_ns: int | None
 ) -> None:
+    times = [time * UNIT for time in times]
+    script = [(at * UNIT, word, value * UNIT if word == "seek" else value) for at, word, value in script]
+    max_silence_ns = None if max_silence_ns is None else max_silence_ns * UNIT
     expected = Reference(times, max_silence_ns).play(speed, script)
     commands = [(at, command_of(word, value)) for at, word, value in script]
     found = play(times, commands, speed=speed, max_silence_ns=max_silence_ns)
