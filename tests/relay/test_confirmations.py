@@ -11,8 +11,8 @@ import pytest
 from blackbox import Publisher
 from blackbox.block.position import End
 from blackbox.errors import NotConfirmedError
-from blackbox.services.relay import requests_up as upstream
-from blackbox.services.relay.requests_up import Upstream
+from blackbox.services.relay import failover
+from blackbox.services.relay.failover import Failover
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.examples import examples
 from tests.late_answers import late_answers
@@ -66,14 +66,14 @@ def test_a_silent_source_keeps_its_open_connection(
 ) -> None:
     """A source that waits for a slow subscriber is silent: a reconnect would lose what it sends."""
     looks: list[float] = []
-    why_switch = Upstream.why_switch
+    why_switch = Failover.why_switch
 
-    def note(way: Upstream, silent_since: float, now: float, has_unread: bool, is_answered: bool | None) -> str:
+    def note(source: Failover, silent_since: float, now: float, has_unread: bool, is_answered: bool | None) -> str:
         looks.append(now)
-        return why_switch(way, silent_since, now, has_unread, is_answered)
+        return why_switch(source, silent_since, now, has_unread, is_answered)
 
-    monkeypatch.setattr(Upstream, "why_switch", note)
-    monkeypatch.setattr(upstream, "_ALONE_S", 0.0)
+    monkeypatch.setattr(Failover, "why_switch", note)
+    monkeypatch.setattr(failover, "_ALONE_S", 0.0)
     feeds = chain(heartbeat_ns=10_000_000, transport=transport)
     with RawPublisher(feeds[0]), relayed(feeds) as (relay,):
         wait_until(lambda: line_of(relay).is_connected, what="a connection")

@@ -7,6 +7,7 @@ from collections import deque
 from random import Random
 from typing import Any, NamedTuple
 
+from blackbox.block.form.ack_format import Acknowledgement
 from blackbox.block.form.format import (
     ACCEPT_KEY,
     CONFIRM_KEY,
@@ -19,11 +20,13 @@ from blackbox.block.form.format import (
 from blackbox.publish.listeners.peers import Why
 from blackbox.publish.listeners.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from blackbox.services.relay.cover import SmallestCover
+from blackbox.services.relay.requests_below import ForwardedAcks
 from blackbox.services.relay.requests_up import Upstream
 from tests.examples import examples
 
 SCHEDULES = examples(2_400)
 STEPS = 150
+ACK = Acknowledgement(b"", 1, 0, 0, 0, 0, "recorder")
 BEAT_S = 1.0
 MOST_REFUSALS = 2
 """Refused prefixes per answer."""
@@ -147,6 +150,7 @@ class World:
         self.now = self.changed_at = 1_000.0
         self.heard_at = 0.0
         self.upstream = Upstream(self.sources, SmallestCover(), self.hold_s, BEAT_S, "relay", self.new_nonce)
+        self.acks = ForwardedAcks([self.upstream])
         self.upstream.lose(self.now)
         self.peers = [Peer() for _ in range(3)]
         self.recorders = set[bytes]()
@@ -165,7 +169,7 @@ class World:
 
     @property
     def source(self) -> Source:
-        return self.sources[self.upstream.address]
+        return self.sources[self.upstream.source.address]
 
     @property
     def wanted(self) -> set[bytes]:
@@ -202,7 +206,7 @@ class World:
             if self.connection is not None:
                 self.connection.up.append(message)
         self.upstream.out.clear()
-        self.awaited = int.from_bytes(self.upstream.nonce, "little")
+        self.awaited = int.from_bytes(self.upstream.confirmations.nonce, "little")
 
     def climb(self, count: int) -> None:
         """Let the source read up to `count` messages."""
@@ -224,7 +228,7 @@ class World:
     def turn(self, count: int = 99) -> None:
         """Receive some blocks, pass them to the upstream, and do what it decides."""
         answers = list[Said]()
-        ranges = self.upstream.ranges
+        ranges = self.upstream.expected.ranges
         for connection in (*self.old, self.connection):
             while connection is not None and connection.down and count:
                 count -= 1
@@ -265,15 +269,15 @@ class World:
                 peer.confirmed.discard(prefix)
 
     def switch_if_silent(self) -> None:
-        if not self.upstream.is_suspect(self.heard_at, self.now):
+        if not self.upstream.source.is_suspect(self.heard_at, self.now):
             return
         before = self.source
         is_answered = self.random.choice([None, True]) if before.is_up else False
-        if why := self.upstream.why_switch(self.heard_at, self.now, False, is_answered):
+        if why := self.upstream.source.why_switch(self.heard_at, self.now, False, is_answered):
             if why == "sends withdrawn keys":
                 assert before.ignores, "dropped although it ignored no withdrawals"
             else:
-                assert why == ("is silent" if self.upstream.is_connected else "cannot be reached")
+                assert why == ("is silent" if self.upstream.source.is_connected else "cannot be reached")
                 assert self.now - max(self.heard_at, self.changed_at) >= 3 * BEAT_S, "no time to connect"
             self.break_()
             self.news.clear()
@@ -283,7 +287,7 @@ class World:
             assert len(self.sources) == 1 or self.source is not before
 
     def answer_below(self) -> None:
-        assert not self.has_ended or not (self.upstream.nonce or self.upstream.is_confirmed(0)), (
+        assert not self.has_ended or not (self.upstream.confirmations.nonce or self.upstream.is_confirmed(0)), (
             "a nonce without a source"
         )
         for peer in self.peers:
@@ -328,7 +332,10 @@ class World:
 
     def record(self) -> None:
         said = RECORDED_KEY + bytes([self.random.randrange(4)])
-        (self.upstream.withdraw_recorded if said in self.recorders else self.upstream.note_recorded)(said)
+        if said in self.recorders:
+            self.acks.withdraw(0, said)
+        else:
+            self.acks.note(0, said, ACK)
         self.recorders ^= {said}
 
     def move_data(self) -> None:
@@ -416,7 +423,7 @@ class World:
         assert {each for each in self.asked if each.startswith(RECORDED_KEY)} == self.recorders
         accepted = [each for each in known.in_force if each.startswith(ACCEPT_KEY)]
         assert len(accepted) == bool(upstream.filters), "the source does not count this relay, or counts it twice"
-        assert upstream.nonce == b""
+        assert upstream.confirmations.nonce == b""
 
     def others(self) -> set[bytes]:
         return {each for each in self.asked if each.startswith((ACCEPT_KEY, RECORDED_KEY))}

@@ -53,7 +53,7 @@ def test_a_half_read_message_is_completed_after_its_source_has_ended() -> None:
 
         def is_lost() -> bool:
             way.read_news()
-            return not way.upstream.is_connected
+            return not way.upstream.source.is_connected
 
         wait_until(is_lost, PATIENCE_S)
         assert xsub.poll(0)
@@ -62,8 +62,8 @@ def test_a_half_read_message_is_completed_after_its_source_has_ended() -> None:
 
 def test_a_source_can_be_left_while_a_message_is_half_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with half_read() as (_, way, xsub):
-        monkeypatch.setattr(way.upstream, "is_suspect", lambda *_: True)
-        monkeypatch.setattr(way.upstream, "why_switch", lambda *_: "sends withdrawn keys")
+        monkeypatch.setattr(way.upstream.source, "is_suspect", lambda *_: True)
+        monkeypatch.setattr(way.upstream.source, "why_switch", lambda *_: "sends withdrawn keys")
         way.look(is_needed=False)
         with pytest.raises(zmq.Again):
             xsub.recv_multipart(zmq.DONTWAIT)

@@ -44,7 +44,8 @@ class Line:
 
     def look(self, wait_s: float) -> None:
         self.now += wait_s
-        if self.upstream.is_suspect(self.now, self.now) and self.upstream.why_switch(self.now, self.now, False, True):
+        source = self.upstream.source
+        if source.is_suspect(self.now, self.now) and source.why_switch(self.now, self.now, False, True):
             self.drops += 1
             self.upstream.switch("why", self.now)
             self.upstream.out.clear()
@@ -70,7 +71,7 @@ class Line:
         for _ in range(times):
             self.look(1.0)
             for key in keys:
-                if key.startswith(tuple(self.filters)) and not is_in(self.upstream.ranges, key):
+                if key.startswith(tuple(self.filters)) and not is_in(self.upstream.expected.ranges, key):
                     self.unwanted.append(key)
                     self.upstream.note_unwanted(key)
                     self.look(0.0)
@@ -112,13 +113,13 @@ def test_a_source_that_ignores_withdrawals_is_reconnected(caplog: pytest.LogCapt
 
 
 def test_many_withdrawn_filters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.services.relay.requests_up._MOST_WITHDRAWN", 3)
+    monkeypatch.setattr("blackbox.services.relay.key_ranges._MOST_WITHDRAWN", 3)
     line, prefixes = Line(ignores=range(4)), [b"AA", b"AB", b"B", b"BA"]
     line.want(*prefixes)
     line.go_on()
     line.want(*prefixes, by=-1)
     line.go_on(times=3)
-    assert line.upstream.ranges is not None
+    assert line.upstream.expected.ranges is not None
     line.go_on(*prefixes, times=9)
     assert line.said.count(UNSUBSCRIBE + b"AA") == 1, "it is forgotten"
 

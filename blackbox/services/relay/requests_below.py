@@ -12,10 +12,12 @@ from blackbox.block.form.format import PATH_KEY, SHARED_KEY, WANT_KEY
 from blackbox.feed.feed import Feed
 from blackbox.native.tables.prefix_trie import build_trie
 from blackbox.publish.listeners.peers import MOST_TOLD_REFUSALS, Why
-from blackbox.publish.listeners.subscriptions import MOST_WANTS, Asked, Place, Subscriptions
+from blackbox.publish.listeners.subscriptions import MOST_WANTS, SUBSCRIBE, UNSUBSCRIBE, Asked, Place, Subscriptions
 from blackbox.services.relay.requests_up import Upstream
 
 _MOST_WANTS_ABOVE: Final = MOST_WANTS // 2
+_MOST_ACKS: Final = 1_024
+"""Most active acknowledgements of recorders; the oldest ones above that are withdrawn."""
 _SPARE_FILTERS: Final = 2_048
 """Filters above that are not for data, such as acknowledgements: the source has room for these too."""
 
@@ -31,7 +33,7 @@ class Below(Subscriptions):
     """
 
     def __init__(self, feed: Feed, slice_id: int, upstreams: Sequence[Upstream]) -> None:
-        super().__init__(feed, len(upstreams), _PassedUp(upstreams))
+        super().__init__(feed, len(upstreams), ForwardedAcks(upstreams))
         self.wants_path = False
         self.readers = build_trie([])
         self._shared: set[Place] = set()
@@ -91,19 +93,27 @@ class Below(Subscriptions):
             self._upstreams[line].want(everything, 1 if is_too_much else -1, time.monotonic())
 
 
-class _PassedUp:
-    """Forwards acknowledgements of recorders."""
+class ForwardedAcks:
+    """Acknowledgements of recorders, which go up unchanged."""
 
     def __init__(self, upstreams: Sequence[Upstream]) -> None:
         self._upstreams = upstreams
+        self._active = [dict[bytes, None]() for _ in upstreams]
 
     def begin_epoch(self, epoch: int) -> None:
         """Do nothing: recorders withdraw their acknowledgements of an earlier epoch."""
 
     def note(self, line: int, said: bytes, _what: Acknowledgement) -> None:
-        """Forward a recorder's acknowledgement."""
-        self._upstreams[line].note_recorded(said)
+        """Forward an acknowledgement."""
+        active = self._active[line]
+        if said not in active:
+            active[said] = None
+            self._upstreams[line].out.append(SUBSCRIBE + said)
+            if len(active) > _MOST_ACKS:
+                self.withdraw(line, next(iter(active)))
 
     def withdraw(self, line: int, said: bytes) -> None:
-        """Forward its withdrawal."""
-        self._upstreams[line].withdraw_recorded(said)
+        """Forward a withdrawal."""
+        if said in self._active[line]:
+            del self._active[line][said]
+            self._upstreams[line].out.append(UNSUBSCRIBE + said)

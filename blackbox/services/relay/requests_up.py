@@ -25,9 +25,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-import numpy
-from numpy.typing import NDArray
-
 from blackbox.block.form.format import (
     ACCEPT_KEY,
     CONFIRM_KEY,
@@ -42,39 +39,89 @@ from blackbox.publish.listeners.peers import Why
 from blackbox.publish.listeners.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from blackbox.receive.slices.subscription import MOST_PATIENT_S
 from blackbox.services.relay.cover import Changes, Cover, CoverByKind, Interest
-from blackbox.services.relay.key_ranges import ranges_of
-from blackbox.transport.inproc import is_inproc
+from blackbox.services.relay.failover import DEAD_BEATS, Failover
+from blackbox.services.relay.key_ranges import ExpectedKeys
 
 log = logging.getLogger("blackbox")
 
-_DEAD_BEATS: Final = 3
-"""Heartbeat times of silence before a relay switches to a spare, and the least wait for an answer to a nonce."""
-_UNREACHED_S: Final = 3.0
-"""Seconds before a relay with spares gives up an unreachable source; at least those heartbeat times."""
-_ALONE_S: Final = 30.0
-"""The same without spares: libzmq reconnects, except to a peer that it considers hostile. Also how long a silent
-connection is kept if the kernel does not know whether the host answers."""
-_MOST_RECORDERS: Final = 1_024
-"""Most active acknowledgements; the oldest ones above that are withdrawn."""
-_MOST_REPEATS: Final = 3
-"""Repeated withdrawals on one connection before the relay reconnects."""
-_MOST_WITHDRAWN: Final = 65_536
-"""Most withdrawn prefixes remembered per connection; above that all are forgotten and not withdrawn again."""
-_RANGES_S: Final = 50e-6
-"""Least time per filter between two updates of `ranges`, which take about a hundredth of it."""
 _UNCONFIRMED: Final = -1
 _MOST_SHOWN: Final = 5
 """Most refused prefixes named in the log."""
 
 
+class Confirmations:
+    """Nonces sent to the source; one that comes back confirms all requests sent before it.
+
+    Attributes: `nonce`, the awaited one, or empty; `version`, of the last confirmed request; `due_at`, when withdrawals
+    alone need a confirmation; `ask_at`, the earliest time of the next nonce.
+    """
+
+    def __init__(self, out: list[bytes], new_nonce: Callable[[], bytes], heartbeat_s: float) -> None:
+        self.nonce = b""
+        self.version = _UNCONFIRMED
+        self.due_at = self.ask_at = 0.0
+        self._out, self._new_nonce = out, new_nonce
+        self._dead_s = self._patience_s = DEAD_BEATS * heartbeat_s
+        self._pace_s = heartbeat_s
+        """Least time between confirmations for withdrawals alone."""
+        self._asked, self._asked_at = _UNCONFIRMED, 0.0
+        self._accepted = b""
+
+    def ask(self, version: int, now: float) -> None:
+        """Send a nonce after all requests up to `version`."""
+        if self.nonce:  # its answer may be on the way: wait longer for the next one
+            self._patience_s = min(2 * self._patience_s, max(self._dead_s, MOST_PATIENT_S))
+            self.withdraw_nonce()
+        self.nonce = self._new_nonce()
+        self._out.append(SUBSCRIBE + CONFIRM_KEY + self.nonce)
+        self._asked, self._asked_at, self.ask_at = version, now, now + self._patience_s
+        self.postpone(now)
+
+    def accept(self, now: float, line: bytes) -> None:
+        """Note that the nonce has come back. `line`: epoch and line to accept; empty: this relay subscribes to none."""
+        self._patience_s, self.ask_at = max(self._dead_s, 2 * (now - self._asked_at)), 0.0
+        before, self._accepted = self._accepted, ACCEPT_KEY + self.nonce + line if line else b""
+        if line:
+            self._out.append(SUBSCRIBE + self._accepted)
+        if before:
+            self._out.append(UNSUBSCRIBE + before)
+        self.version = self._asked
+        self.withdraw_nonce()
+
+    def postpone(self, now: float) -> None:
+        """Confirm withdrawals one heartbeat time from now."""
+        self.due_at = now + self._pace_s
+
+    def slow_down(self) -> None:
+        """Confirm withdrawals half as often: the source ignores them."""
+        self._pace_s = min(2 * self._pace_s, max(self._dead_s, MOST_PATIENT_S))
+
+    def void(self) -> None:
+        """Treat all requests as unconfirmed."""
+        self.ask_at, self._patience_s = 0.0, self._dead_s
+        self.withdraw_nonce()
+        self.withdraw_acceptance()
+
+    def withdraw_nonce(self) -> None:
+        """No longer wait for the nonce."""
+        if self.nonce:
+            self._out.append(UNSUBSCRIBE + CONFIRM_KEY + self.nonce)
+            self.nonce = b""
+
+    def withdraw_acceptance(self) -> None:
+        """No longer count as a subscriber of the source."""
+        self.version = _UNCONFIRMED
+        if self._accepted:
+            self._out.append(UNSUBSCRIBE + self._accepted)
+            self._accepted = b""
+
+
 class Upstream:
     """Requests on one line, and how many of them are confirmed. All times are seconds of one clock.
 
-    Attributes: `out`, messages to send, in order; `nonce`, of the awaited confirmation, or empty; `version`,
-    incremented by each request and withdrawal; `requested`, version of the last request; `filters`, the requested
-    prefixes of keys; `ranges`, the keys that the source may send on the socket, see `ranges_of`, or None if unknown;
-    `addresses`, the current one first; `reconnects`, number of reconnects; `has_ended`, True after the last block of an
-    epoch.
+    Attributes: `source`, its addresses and connection; `expected`, the keys that the source may send on the socket;
+    `confirmations`; `out`, messages to send, in order; `version`, incremented by each request and withdrawal;
+    `requested`, version of the last request; `filters`, the requested prefixes of keys.
     """
 
     def __init__(
@@ -87,40 +134,20 @@ class Upstream:
         new_nonce: Callable[[], bytes],
     ) -> None:
         """`cover`, `hold_s`: as in `Interest`. `what` names the slice in the log."""
-        self.addresses = list(addresses)
         self.out = [SUBSCRIBE + HEARTBEAT_KEY, SUBSCRIBE + PATH_KEY]
-        self.nonce = b""
+        self.source = Failover(addresses, DEAD_BEATS * heartbeat_s, what)
+        self.confirmations = Confirmations(self.out, new_nonce, heartbeat_s)
+        self.expected = ExpectedKeys()
         self.version = self.requested = 0
         self.filters = set[bytes]()
-        self.ranges: NDArray[numpy.int64] | None = None
-        self.reconnects = -1
-        self.is_connected = self.has_ended = False
         self._interest = Interest(CoverByKind(cover), hold_s)
-        self._dead_s = self._patience_s = _DEAD_BEATS * heartbeat_s
-        self._pace_s, self._due_at = heartbeat_s, 0.0
-        """Least time between confirmations for withdrawals alone, and when the next one is due."""
-        self._what, self._new_nonce = what, new_nonce
+        self._what = what
         self._keys, self._are_keys_new = build_trie([]), False
         self._in_memory = False
         """True if data is requested in shared memory, False on the socket."""
-        self._confirmed = self._asked = _UNCONFIRMED
-        """Versions."""
-        self._asked_at = self._ask_at = self._changed_at = 0.0
-        self._accepted = b""
-        self._recorders = dict[bytes, None]()
         self._covered = dict[bytes, None]()
         """Prefixes to withdraw once the prefixes that cover them, requested in `_covered_at`, are confirmed."""
         self._covered_at = 0
-        self._withdrawn = dict[bytes, int]()
-        """Version in which each filter was withdrawn on this connection."""
-        self._repeats, self._is_ignored = 0, False
-        self._ranges_version, self._ranges_at = _UNCONFIRMED, 0.0
-        """Confirmed version of `ranges`, and the earliest time of its next update."""
-
-    @property
-    def address(self) -> str:
-        """Address in use."""
-        return self.addresses[0]
 
     @property
     def keys(self) -> Trie:
@@ -136,66 +163,29 @@ class Upstream:
 
     def is_confirmed(self, version: int) -> bool:
         """Return True if all requests up to `version` are confirmed above."""
-        return self._confirmed >= version
+        return self.confirmations.version >= version
 
     # The connection
 
     def connect(self, now: float) -> None:
         """Note a new connection. The source may be another one, so nothing is confirmed or refused."""
-        if not self.is_connected:
-            self.reconnects += 1
-            if self.reconnects:
-                log.warning("%s: the connection to %s is restored", self._what, self.address)
-        self.is_connected = True
         self._change(self._interest.ask_again())
-        self._begin(now)
+        self._begin(True, now)
 
     def lose(self, now: float) -> None:
         """Note that there is no connection."""
-        if self.is_connected:
-            log.warning("%s: the connection to %s is gone", self._what, self.address)
-        self.is_connected = False
-        self._begin(now)
+        self._begin(False, now)
 
     def switch(self, why: str, now: float) -> None:
         """Switch to the next address."""
         self.lose(now)
-        before = self.address
-        self.addresses.append(self.addresses.pop(0))
-        if self.address != before:
-            log.warning("%s: %s %s: switches to %s", self._what, before, why, self.address)
+        self.source.switch(why)
 
-    def _begin(self, now: float) -> None:
-        self._changed_at, self.has_ended, self._due_at = now, False, now + self._pace_s
-        self._repeats, self._is_ignored = 0, False
-        # Unconfirmed withdrawals may apply to a new connection that was not yet reported here.
-        self._withdrawn = {prefix: at for prefix, at in self._withdrawn.items() if at > self._confirmed}
-        self.void()
-
-    def void(self) -> None:
-        """Treat all requests as unconfirmed."""
-        self._confirmed, self._ask_at, self._patience_s = _UNCONFIRMED, 0.0, self._dead_s
-        self._withdraw_nonce()
-        self._withdraw_acceptance()
-
-    def is_suspect(self, silent_since: float, now: float) -> bool:
-        """Return True if the source was silent for too long or sent unwanted data; then call `why_switch`."""
-        return self._is_ignored or now - max(silent_since, self._changed_at) >= self._dead_s
-
-    def why_switch(self, silent_since: float, now: float, has_unread: bool, is_answered: bool | None) -> str:
-        """Return why to `switch` from a suspect source; empty: keep the connection.
-
-        `has_unread`: messages wait in the socket. `is_answered`: the source's host answers; None: unknown.
-        """
-        silent_s, is_alone = now - max(silent_since, self._changed_at), len(self.addresses) == 1
-        if self._is_ignored:
-            return "sends withdrawn keys"
-        if not self.is_connected:
-            return "cannot be reached" if silent_s >= (_ALONE_S if is_alone else _UNREACHED_S) else ""
-        may_speak = is_inproc(self.address) or not self.has_ended
-        is_there = silent_s < _ALONE_S if is_answered is None else is_answered
-        # A source that waits for a slow subscriber is silent too, and a reconnect would lose what it sends meanwhile.
-        return "is silent" if may_speak and not has_unread and not (is_alone and is_there) else ""
+    def _begin(self, is_connected: bool, now: float) -> None:
+        self.source.change(is_connected, now)
+        self.expected.reconnect(self.confirmations.version)
+        self.confirmations.postpone(now)
+        self.confirmations.void()
 
     # Interest
 
@@ -210,7 +200,7 @@ class Upstream:
             for prefix in sorted(self.filters):
                 new, old = (SHARED_KEY, b"") if in_memory else (b"", SHARED_KEY)
                 self.out += SUBSCRIBE + new + prefix, UNSUBSCRIBE + old + prefix
-        self.void()
+        self.confirmations.void()
 
     def _change(self, changes: Changes) -> None:
         """Request prefixes, then withdraw others."""
@@ -241,73 +231,50 @@ class Upstream:
         gone = self.filters.intersection(withdraw)
         self.filters |= new
         self.filters -= gone
-        self._withdrawn |= dict.fromkeys(gone, self.version)
-        if len(self._withdrawn) > _MOST_WITHDRAWN:
-            self._withdrawn.clear()
-            self.requested = self.version  # `ranges` is unknown until all withdrawals are confirmed
+        if not self.expected.withdraw(gone, self.version):
+            self.requested = self.version  # the ranges are unknown until all withdrawals are confirmed
         self._are_keys_new |= bool(new or gone)
         if gone and not self.filters:  # no peer below: the source must not count this relay as a subscriber
-            self._withdraw_acceptance()
-            self._confirmed = _UNCONFIRMED
+            self.confirmations.withdraw_acceptance()
 
     # Confirmations
 
     def look(self, now: float, is_needed: bool) -> None:
         """Send due withdrawals, and request a confirmation if it is due. `is_needed`: a peer below waits for one."""
         self._change(self._interest.settle(now))
-        is_needed |= self._confirmed < self.requested and bool(self.filters or self._covered)
-        if self._confirmed == self.version:
-            self._due_at = now + self._pace_s
-        is_needed |= now >= self._due_at
-        if is_needed and self.is_connected and not self.has_ended and now >= self._ask_at:
-            if self.nonce:  # its answer may be on the way: wait longer for the next one
-                self._patience_s = min(2 * self._patience_s, max(self._dead_s, MOST_PATIENT_S))
-                self._withdraw_nonce()
-            self.nonce = self._new_nonce()
-            self.out.append(SUBSCRIBE + CONFIRM_KEY + self.nonce)
-            self._asked, self._asked_at, self._ask_at = self.version, now, now + self._patience_s
-            self._due_at = now + self._pace_s
-        self._update_ranges(now)
-
-    def _update_ranges(self, now: float) -> None:
+        confirmations = self.confirmations
+        if confirmations.version == self.version:
+            confirmations.postpone(now)
+        has_new = confirmations.version < self.requested and bool(self.filters or self._covered)
+        can_ask = self.source.is_connected and not self.source.has_ended and now >= confirmations.ask_at
+        if can_ask and (is_needed or has_new or now >= confirmations.due_at):
+            confirmations.ask(self.version, now)
         if self._in_memory or not self.is_confirmed(self.requested):
-            self.ranges = None
-        elif (self.ranges is None or self._ranges_version < self._confirmed) and now >= self._ranges_at:
-            unconfirmed = (prefix for prefix, version in self._withdrawn.items() if version > self._confirmed)
-            self.ranges = ranges_of(self.filters.union(unconfirmed))
-            self._ranges_version, self._ranges_at = self._confirmed, now + _RANGES_S * len(self.filters)
+            self.expected.ranges = None
+        else:
+            self.expected.update(self.filters, confirmations.version, now)
 
     def note_unwanted(self, key: bytes) -> None:
-        """Note data of a key in none of `ranges`. Withdraw again filters whose withdrawal the source has confirmed."""
-        covering = {key[:size] for size in range(len(key) + 1)} & self._withdrawn.keys() - self.filters
-        if again := sorted(prefix for prefix in covering if self._withdrawn[prefix] <= self._confirmed):
-            self._repeats += 1
-            self._is_ignored = self._repeats > _MOST_REPEATS
-            if self._is_ignored:
-                self._pace_s = min(2 * self._pace_s, max(self._dead_s, MOST_PATIENT_S))
-                text = "%s: %s sends key %r, which was withdrawn %d times: reconnecting"
-                log.warning(text, self._what, self.address, key, self._repeats)
-                return
+        """Note data of an unexpected key. Withdraw again filters whose withdrawal the source has confirmed."""
+        again = self.expected.withdrawn_again(key, self.filters, self.confirmations.version)
+        if again and self.expected.is_ignored:
+            self.source.ignores = True
+            self.confirmations.slow_down()
+            text = "%s: %s sends key %r, which was withdrawn %d times: reconnecting"
+            log.warning(text, self._what, self.source.address, key, self.expected.repeats)
+        elif again:
             for prefix in again:
                 self.out += SUBSCRIBE + prefix, UNSUBSCRIBE + prefix
             self.version += 1
-            self._withdrawn |= dict.fromkeys(again, self.version)
+            self.expected.withdraw(again, self.version)
 
     def answer(self, now: float, epoch: int, flags: int) -> None:
         """Note that the nonce has come back, and accept it."""
-        if not self.nonce:
+        if not self.confirmations.nonce:
             return  # the connection was lost meanwhile
-        self._patience_s, self._ask_at = max(self._dead_s, 2 * (now - self._asked_at)), 0.0
-        before, self._accepted = self._accepted, b""
-        if self.filters:
-            line = bytes([flags & FLAG_LINE_B != 0])
-            self._accepted = ACCEPT_KEY + self.nonce + epoch.to_bytes(8, "little") + line
-            self.out.append(SUBSCRIBE + self._accepted)
-        if before:
-            self.out.append(UNSUBSCRIBE + before)
-        self._confirmed = self._asked
-        self._withdraw_nonce()
-        if self._covered and self._confirmed >= self._covered_at:
+        line = epoch.to_bytes(8, "little") + bytes([flags & FLAG_LINE_B != 0])
+        self.confirmations.accept(now, line if self.filters else b"")
+        if self._covered and self.is_confirmed(self._covered_at):
             covered, self._covered = [*self._covered], {}
             self._send([], covered)
 
@@ -316,7 +283,7 @@ class Upstream:
 
         One answer may hold only some of them. Return the newly refused prefixes wanted below.
         """
-        if not self.nonce:
+        if not self.confirmations.nonce:
             return []  # the connection was lost meanwhile
         known = frozenset(self.refused)
         refused = {prefix.removeprefix(SHARED_KEY): why for prefix, why in refused.items()}
@@ -324,48 +291,22 @@ class Upstream:
         if new := sorted(self.refused.keys() - known):
             names = sorted({prefix.removeprefix(WANT_KEY) for prefix in new})
             shown = ", ".join(map(repr, names[:_MOST_SHOWN])) + (", ..." if len(names) > _MOST_SHOWN else "")
-            log.warning("%s: %s refused this relay the topics %s", self._what, self.address, shown)
+            log.warning("%s: %s refused this relay the topics %s", self._what, self.source.address, shown)
         subscribe = self._uncovered(changes.subscribe)
         covered = [prefix for prefix in refused if prefix in self._covered]
         self._uncovered(covered)
         self._send(subscribe, changes.withdraw + covered)
-        self._withdraw_nonce()
+        self.confirmations.withdraw_nonce()
         if changes.withdraw or covered:
-            self._ask_at = 0.0
+            self.confirmations.ask_at = 0.0
         return new
 
     def begin_epoch(self) -> None:
         """Note a new epoch: confirmations were for the previous one."""
-        self._confirmed = _UNCONFIRMED
+        self.confirmations.version = _UNCONFIRMED
 
     def note_ended(self, has_ended: bool) -> None:
         """Note if the last message ended an epoch: the publisher no longer answers."""
-        if has_ended and not self.has_ended:
-            self.void()
-        self.has_ended = has_ended
-
-    def _withdraw_nonce(self) -> None:
-        if self.nonce:
-            self.out.append(UNSUBSCRIBE + CONFIRM_KEY + self.nonce)
-            self.nonce = b""
-
-    def _withdraw_acceptance(self) -> None:
-        if self._accepted:
-            self.out.append(UNSUBSCRIBE + self._accepted)
-            self._accepted = b""
-
-    # Recorders
-
-    def note_recorded(self, said: bytes) -> None:
-        """Forward a recorder's acknowledgement."""
-        if said not in self._recorders:
-            self._recorders[said] = None
-            self.out.append(SUBSCRIBE + said)
-            if len(self._recorders) > _MOST_RECORDERS:
-                self.withdraw_recorded(next(iter(self._recorders)))
-
-    def withdraw_recorded(self, said: bytes) -> None:
-        """Withdraw a recorder's acknowledgement."""
-        if said in self._recorders:
-            del self._recorders[said]
-            self.out.append(UNSUBSCRIBE + said)
+        if has_ended and not self.source.has_ended:
+            self.confirmations.void()
+        self.source.has_ended = has_ended

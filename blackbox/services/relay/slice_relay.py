@@ -330,7 +330,7 @@ class SliceRelay:
             if state.has_path:
                 state.has_path = 0
                 self._read_path(line)
-            if not upstream.is_connected and line.above:
+            if not upstream.source.is_connected and line.above:
                 line.above, line.path_at_ns = (), 0
             if state.began:
                 state.began = 0

@@ -108,7 +108,7 @@ class UpstreamSocket:
             self._xsub.close(linger=0)
 
     def _connect(self) -> None:
-        address = self.upstream.address
+        address = self.upstream.source.address
         source = self._sources[address]
         allow_ipv6(self._xsub, address)
         use_keys(self._xsub, source.keys)
@@ -130,7 +130,7 @@ class UpstreamSocket:
     def _flush(self) -> None:
         """Send all messages of `out`. Without a connection they stay there: libzmq's queue would be unbounded."""
         out = self.upstream.out
-        if not self.upstream.is_connected:
+        if not self.upstream.source.is_connected:
             if len(out) > self._most_waiting:
                 out[:] = in_the_end(out)
                 self._most_waiting = 2 * len(out) + _LEAST_WAITING
@@ -139,8 +139,8 @@ class UpstreamSocket:
             for message in out:
                 self._xsub.send(message)
             out.clear()
-        self._state.nonce = int.from_bytes(self.upstream.nonce, "little", signed=True)
-        ranges = self.upstream.ranges
+        self._state.nonce = int.from_bytes(self.upstream.confirmations.nonce, "little", signed=True)
+        ranges = self.upstream.expected.ranges
         self._state.ranges, self._state.range_count = (0, 0) if ranges is None else (ranges.ctypes.data, len(ranges[0]))
 
     def read_news(self) -> None:
@@ -150,13 +150,13 @@ class UpstreamSocket:
             if (failure := failure_of(event["event"], event["value"])) is not None:
                 self._note_failure(failure)
             elif event["event"] == zmq.EVENT_CONNECTED:
-                self._connection = connection_to(self.upstream.address, event["value"])
+                self._connection = connection_to(self.upstream.source.address, event["value"])
             else:
                 self._note_connection(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def _note_failure(self, failure: Failure) -> None:
         """Log a rejected connection, once per address and reason."""
-        address = self.upstream.address
+        address = self.upstream.source.address
         failures = self._failures.setdefault(address, set())
         keys = self._sources[address].keys
         before = refusal_of(failures, keys)
@@ -173,13 +173,13 @@ class UpstreamSocket:
         """Let the upstream decide what is due, and do it. `is_needed`: a peer below waits for a confirmation."""
         upstream, now, heard_at = self.upstream, time.monotonic(), self._state.heard_ns / 1e9
         self._look_at_memory()
-        if upstream.is_suspect(heard_at, now):
+        if upstream.source.is_suspect(heard_at, now):
             has_unread = bool(int(self._xsub.get(zmq.EVENTS)) & zmq.POLLIN)
-            if why := upstream.why_switch(heard_at, now, has_unread, self._is_answered()):
+            if why := upstream.source.why_switch(heard_at, now, has_unread, self._is_answered()):
                 if has_unread:  # libzmq has read a first part and would abort without the rest
                     self._xsub.recv_multipart()
                 with suppress(zmq.ZMQError):
-                    self._xsub.disconnect(upstream.address)
+                    self._xsub.disconnect(upstream.source.address)
                 self.read_news()  # of the old connection
                 upstream.switch(why, now)
                 self._connect()
@@ -188,15 +188,15 @@ class UpstreamSocket:
 
     def _is_answered(self) -> bool | None:
         """Return True if the source's host answers, None if that is unknown."""
-        if is_inproc(self.upstream.address):
-            return not is_bound_anew(self.upstream.address, self._bound_number)
+        if is_inproc(self.upstream.source.address):
+            return not is_bound_anew(self.upstream.source.address, self._bound_number)
         return None if self._connection is None else self._connection.is_answered()
 
     def _look_at_memory(self) -> None:
         """Leave the memory of a source that has ended; choose again when the next one is heard."""
         is_heard, self._heartbeats = self._state.heartbeats != self._heartbeats, self._state.heartbeats
         if self.memory.leave_gone():
-            self.upstream.void()
+            self.upstream.confirmations.void()
         elif self.memory.is_open and is_heard and not self._state.ended:
             self._decide()
 
@@ -207,7 +207,7 @@ class UpstreamSocket:
 
     def answer(self) -> None:
         """Note that the nonce has come back."""
-        if self.upstream.nonce and self.memory.is_open:
+        if self.upstream.confirmations.nonce and self.memory.is_open:
             self._decide()
         else:
             self.upstream.answer(time.monotonic(), self._state.epoch, self._state.answer_flags)
