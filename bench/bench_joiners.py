@@ -11,6 +11,7 @@ The feed continues at 10,000 messages a second. 16 join at a time, all on the sa
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,7 @@ from typing import Final
 import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.measure.beside import late_beside
-from bench.measure.contest import Contest
+from bench.measure.contest import Contest, expect
 from bench.processes.child import Child
 from bench.rivals.rival import need, tcp
 from bench.rivals.servers import Missing, redis_server
@@ -66,7 +66,7 @@ def test_latency_while_many_join(benchmark: BenchmarkFixture, tmp_path: Path) ->
         listener = stack.enter_context(Child("bench.processes.recovered:listen", feed=feed))
         alone, join = partial(time.sleep, _ALONE_S), partial(_join, joiners)
         for name, meanwhile in (("no joiner", alone), (f"{_JOINERS:,} join", join)):
-            contest.add(name, partial(late_beside, contest, name, listener, meanwhile))
+            contest.add(name, partial(_late_beside, contest, name, listener, meanwhile))
         contest.run(benchmark)
 
 
@@ -79,3 +79,13 @@ def _house(stack: ExitStack, place: Path) -> tuple[Feed, Child]:
     publisher.ask({})
     recorder.ask({"messages": _MESSAGES})
     return feed, stack.enter_context(Child("bench.processes.joiners:join", feed=feed, topics=_TOPICS))
+
+
+def _late_beside(contest: Contest, name: str, listener: Child, meanwhile: Callable[[], object]) -> float:
+    """Return the p99 latency at `listener` while `meanwhile` ran, in µs; keep all its percentiles."""
+    listener.ask({})
+    meanwhile()
+    told = listener.ask({})
+    expect("messages lost", told.pop("gaps"), 0)
+    contest.percentiles(name, told)
+    return float(told["p99"])

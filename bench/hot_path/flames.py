@@ -46,34 +46,31 @@ def flames(title: str, told: str, stacks: Stacks, unit: str) -> str:
         root.add(stack, cost)
     scale = _WIDTH / (root.cost or 1.0)
     bottom = _TOP + _ROW * root.depth(scale)
+
+    def drawn(name: str, box: _Box, left: float, colour: int, level: int) -> Iterator[str]:
+        width = box.cost * scale
+        if width < _LEAST:
+            return
+        top = bottom - _ROW * (level + 1)
+        shade = 0.84 - 0.06 * (level % 5)
+        yield (
+            f'<rect class="box fill" style="--c:color-mix(in srgb, var(--c{colour}) {100 * shade:.0f}%, #223)" '
+            f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{_ROW}">'
+            f"<title>{escape(name)}: {box.cost:.1f} {unit}</title></rect>"
+        )
+        letters = int((width - 8) / _LETTER)
+        if letters > 2:
+            shown = name if len(name) <= letters else name[: letters - 1] + "…"
+            yield caption(left + 4, top + 13, shown, "on")
+        for called, inner in sorted(box.calls.items(), key=lambda item: -item[1].cost):
+            yield from drawn(called, inner, left, colour, level + 1)
+            left += inner.cost * scale
+
     parts = [
         "<style>.box { stroke: var(--card); } .box:hover { opacity: 0.8; } .on { fill: #fff; font-size: 11px; }</style>"
     ]
-    at = float(_LEFT)
+    left = float(_LEFT)
     for place, (name, box) in enumerate(sorted(root.calls.items(), key=lambda item: -item[1].cost)):
-        parts += _drawn(name, box, at, bottom, scale, place % DISTINCT, 0, unit)
-        at += box.cost * scale
+        parts += drawn(name, box, left, place % DISTINCT, 0)
+        left += box.cost * scale
     return picture(title, told, parts, bottom + 14)
-
-
-def _drawn(
-    name: str, box: _Box, left: float, bottom: float, scale: float, colour: int, level: int, unit: str
-) -> Iterator[str]:
-    width = box.cost * scale
-    if width < _LEAST:
-        return
-    top = bottom - _ROW * (level + 1)
-    shade = 0.84 - 0.06 * (level % 5)
-    yield (
-        f'<rect class="box fill" style="--c:color-mix(in srgb, var(--c{colour}) {100 * shade:.0f}%, #223)" '
-        f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{_ROW}">'
-        f"<title>{escape(name)}: {box.cost:.1f} {unit}</title></rect>"
-    )
-    letters = int((width - 8) / _LETTER)
-    if letters > 2:
-        shown = name if len(name) <= letters else name[: letters - 1] + "…"
-        yield caption(left + 4, top + 13, shown, "on")
-    at = left
-    for called, inner in sorted(box.calls.items(), key=lambda item: -item[1].cost):
-        yield from _drawn(called, inner, at, bottom, scale, colour, level + 1, unit)
-        at += inner.cost * scale

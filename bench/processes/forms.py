@@ -2,10 +2,9 @@
 
 as fast as possible                                      latency of each message
 "compiled"  count, digest, sum of each topic             "late"           on(prefix)
-"together"  of all topics, for many callbacks            "late compiled"  on_compiled(prefix)
-"batch"     a pass over columns     "each"  a call       "late batches"   on_batch(prefix), may be slow
+"batch"     a pass over columns                          "late compiled"  on_compiled(prefix)
+"each"      a call                                       "late batches"   on_batch(prefix), may be slow
 "digest"    a call: digest only                          "stages"         a call a block, median µs a stage
-"python"    a batch callback with a Python step for each message
 "stream", "stream of batches", "stream in asyncio"       a loop over a stream: digest only
 """
 
@@ -32,14 +31,11 @@ from bench.workload.tally import (
     EVERY_ROW,
     Tally,
     count_compiled,
-    count_together,
     expect_tally,
     state_of,
-    sum_of,
     tally,
 )
 from blackbox import Batch, Message, Subscriber
-from blackbox.native.memory.arrays import shared_array
 from blackbox.native.system.posix import now_ns
 from blackbox.receive.stream import Stream
 
@@ -64,12 +60,6 @@ def compiled(subscriber: Subscriber, order: Order) -> Findings:
     state = numpy.zeros((load.topics, 3), numpy.int64)
     callbacks = [subscriber.on_compiled(prefix, state=state)(count_compiled) for prefix in prefixes]
     return lambda _: _checked(state_of(callbacks), order)
-
-
-def _together(subscriber: Subscriber, order: Order) -> Findings:
-    state = numpy.zeros((1, 4), numpy.int64)
-    callbacks = [subscriber.on_compiled(prefix, state=state)(count_together) for prefix in order.work.prefixes]
-    return lambda _: _summed(numpy.sum([callback.total() for callback in callbacks], axis=(0, 1)), order)
 
 
 def batch(subscriber: Subscriber, order: Order) -> Findings:
@@ -190,35 +180,8 @@ def digest_of(load: Load, prefix: bytes = b"") -> int:
     return so_far
 
 
-def _python(subscriber: Subscriber, order: Order) -> Findings:
-    """Register `on_batch` for each prefix, with a Python step for each message; also used with `processes=True`."""
-    prefixes = order.work.prefixes
-    totals = shared_array((len(prefixes), len(subscriber.feed.slices), 4), numpy.int64)
-    for place, prefix in enumerate(prefixes):
-
-        @subscriber.on_batch(prefix)
-        def count(batch: Batch, by_slice: NDArray[numpy.int64] = totals[place]) -> None:
-            total = calls = 0
-            for payload in batch.payload_list():
-                calls += 1
-                total += payload[0]
-            times, mine = batch.ts_event, by_slice[batch.block.slice_id]
-            mine += (calls, 0, total, int(times[0] <= mine[1]) + int((numpy.diff(times) <= 0).sum()))
-            mine[1] = times[-1]
-
-    return lambda _: _summed(totals.sum(axis=(0, 1)), order)
-
-
 def _checked(state: NDArray[Any], order: Order) -> dict[str, Any]:
     expect_tally(state, order.load, order.work.prefixes)
-    return {}
-
-
-def _summed(totals: NDArray[numpy.int64], order: Order) -> dict[str, Any]:
-    """Check the sums over all topics: count, last time, sum, out of order."""
-    expect("count", int(totals[0]), order.load.messages)
-    expect("messages out of order", int(totals[3]), 0)
-    expect("checksum", int(totals[2]), sum_of(order.load))
     return {}
 
 
@@ -315,11 +278,9 @@ def _stages(subscriber: Subscriber, order: Order) -> Findings:
 
 FORMS: Final[dict[Form, Callable[[Subscriber, Order], Findings]]] = {
     "compiled": compiled,
-    "together": _together,
     "batch": batch,
     "each": each,
     "digest": _digest,
-    "python": _python,
     "stream": _from_stream(_iterate),
     "stream of batches": _from_stream(_iterate_batches, batches=True),
     "stream in asyncio": _from_stream(_iterate_in_asyncio),

@@ -25,7 +25,7 @@ _LEAST_REACHED: Final = 0.9
 """Minimum fraction of the rate that a valid run reaches."""
 
 Form = Literal[
-    "compiled", "together", "batch", "each", "digest", "python", "nothing", "blocks", "messages",
+    "compiled", "batch", "each", "digest", "nothing", "blocks", "messages",
     "stream", "stream of batches", "stream in asyncio",
     "late", "late compiled", "late batches", "stages",
 ]  # fmt: skip
@@ -38,11 +38,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     form: Form = "messages"
     prefixes: tuple[bytes, ...] = (b"",)
     workers: int = 1
-    processes: bool = False
     on_slow: Literal["raise", "warn"] | None = None
     """Policy of a receiver that sleeps on every call; None: it does not sleep."""
-    checkpoints_per_s: int = 0
-    """Checkpoints per second made by another thread."""
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -8,9 +8,7 @@ It answers an order when it has subscribed, and answers the start time of the ru
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import secrets
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,13 +64,12 @@ def _receive(order: Order, told: Iterator[Any]) -> Heard:
         if work.on_slow
         else SlowPolicy(max_lag=FOREVER_NS / 1e9, start_grace=0)
     )
-    subscriber = Subscriber(load.feed, workers=work.workers, processes=work.processes, slow=slow)
+    subscriber = Subscriber(load.feed, workers=work.workers, slow=slow)
     findings = FORMS[work.form](subscriber, order)
     due = wanted(load, work.prefixes)
     began = 0
     subscriber.start()
-    children = [child.pid or 0 for child in multiprocessing.active_children()]  # of `processes=True`
-    before = _cpu_s(children)
+    before = cpu_seconds()
     answer()
     try:
         if load.rate:
@@ -80,9 +77,8 @@ def _receive(order: Order, told: Iterator[Any]) -> Heard:
             if not work.on_slow:
                 _settle(subscriber, due)
         else:
-            with _checkpoints(subscriber, work.checkpoints_per_s):
-                wait_for(subscriber, due)
-        ended, cpu_s = time.time_ns(), _cpu_s(children) - before
+            wait_for(subscriber, due)
+        ended, cpu_s = time.time_ns(), cpu_seconds() - before
     finally:
         has_terminated = _end(subscriber, work)
         if not load.rate:
@@ -92,31 +88,6 @@ def _receive(order: Order, told: Iterator[Any]) -> Heard:
         expect("gaps, dropped, malformed", (received.gaps, delivery.dropped, received.malformed), (0, 0, 0))
     found = {"ended": ended, "messages": load.messages, **findings(began)}
     return Heard(cpu_s=cpu_s, has_terminated=has_terminated, blocks=received.blocks, **found)
-
-
-@contextmanager
-def _checkpoints(subscriber: Subscriber, per_s: int) -> Iterator[None]:
-    """Make `per_s` checkpoints per second within the block."""
-    over = threading.Event()
-
-    def make() -> None:
-        while not over.wait(1 / per_s):
-            with subscriber.checkpoint():
-                pass
-
-    threads = [threading.Thread(target=make)] if per_s else []
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
-def _cpu_s(children: list[int]) -> float:
-    return cpu_seconds() + sum(map(cpu_seconds, children))
 
 
 def _end(subscriber: Subscriber, work: Work) -> bool:

@@ -143,7 +143,7 @@ def curves(title: str, told: str, x_label: str, shown: Sequence[Curve]) -> str:
         y_ticks = list(rate_ticks(high))
         y = Axis(0, y_ticks[-1][0], _PLOT, upward=True)
     x_ticks = [(at, short(at)) for at in xs]
-    return _plot(title, told, x_label, x, y, x_ticks, y_ticks, shown)
+    return _plot(title, told, x_label, (x, x_ticks), (y, y_ticks), shown)
 
 
 def percentiles(title: str, told: str, shown: Sequence[Curve]) -> str:
@@ -153,7 +153,7 @@ def percentiles(title: str, told: str, shown: Sequence[Curve]) -> str:
     y = Axis(y_ticks[0][0], y_ticks[-1][0], _PLOT, upward=True, scale=math.log10)
     first = min(point[0] for curve in shown for point in curve.points)
     x = Axis(min(first, 0.5), 1, _WIDTH - _LEFT - 2 * _EDGE, scale=_nines)
-    return _plot(title, told, "fraction of messages with latency ≤ y", x, y, _PERCENTS, y_ticks, shown)
+    return _plot(title, told, "fraction of messages with latency ≤ y", (x, _PERCENTS), (y, y_ticks), shown)
 
 
 def _nines(share: float) -> float:
@@ -169,12 +169,11 @@ def _plot(
     title: str,
     told: str,
     x_label: str,
-    x: Axis,
-    y: Axis,
-    x_ticks: Iterable[Tick],
-    y_ticks: Iterable[Tick],
+    across: tuple[Axis, Iterable[Tick]],
+    upward: tuple[Axis, Iterable[Tick]],
     shown: Sequence[Curve],
 ) -> str:
+    (x, x_ticks), (y, y_ticks) = across, upward
     legend, top = _legend(shown)
     bottom, left = top + _PLOT, _LEFT + _EDGE / 2
     right = _WIDTH - _EDGE - _EDGE / 2

@@ -1,7 +1,7 @@
 """The work of subscribers and its verification: count, digest and sum of each topic.
 
-    compiled callback   count_compiled, count_together      a call per message   Tally
-    columns             tally                               blocks by hand       BlockTally
+    compiled callback   count_compiled      a call per message   Tally
+    columns             tally               blocks by hand       BlockTally
 
 Bytes 0 (sum) and 8 (digest) of a payload are read. Changes of other bytes go undetected, and so does swapping two
 successive messages of a topic with the same byte 8 (one pair in 256).
@@ -41,15 +41,6 @@ def count_compiled(batch: Any, state: Any) -> None:
         state[topic, 0] += 1
         state[topic, 1] = digest(state[topic, 1], batch.payloads[row * batch.stride + 8])
         state[topic, 2] += batch.payloads[row * batch.stride]
-
-
-def count_together(batch: Any, state: Any) -> None:
-    """Count all topics in one row: int64[1, 4] of count, last time, sum and messages out of order."""
-    for row in batch.rows:
-        state[0, 0] += 1
-        state[0, 3] += batch.ts_event[row] <= state[0, 1]
-        state[0, 1] = batch.ts_event[row]
-        state[0, 2] += batch.payloads[row * batch.stride]
 
 
 @njit(nogil=True, cache=True)
