@@ -6,6 +6,7 @@ import secrets
 from typing import Final, NamedTuple
 
 from blackbox.block.form.block import Block
+from blackbox.block.form.encode import Origin
 from blackbox.block.form.format import PATH_KEY
 from blackbox.block.position import End
 from blackbox.errors import BlockError, RelayError
@@ -29,10 +30,11 @@ def new_hop(name: str) -> Hop:
     return Hop(secrets.token_bytes(_ID_BYTES), name)
 
 
-def encode_path(hops: tuple[Hop, ...], slice_id: int, key_rule: int, epoch: int) -> Block:
+def encode_path(hops: tuple[Hop, ...], origin: Origin) -> Block:
     """Return the block in which a relay sends its path: topics are the relays, starting at the source."""
     names = [hop.id + hop.name.encode()[:_MOST_NAME_BYTES] for hop in hops]
     ends = {name: End(place, 0) for place, name in enumerate(names, start=1)}
+    _, slice_id, key_rule, epoch = origin
     return Block.encode_ends(PATH_KEY, ends, slice_id=slice_id, key_rule=key_rule, epoch=max(1, epoch), ts_out=0)
 
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy
 
 from blackbox.block.batch.block_handler import NO_HANDLER
-from blackbox.block.form.encode import Origin, TopicTable
+from blackbox.block.form.encode import TopicTable
 from blackbox.block.form.format import HEADER_BYTES
 from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.native.memory.records import Field, record_at
@@ -165,7 +165,3 @@ class LineMemory:
             spin_ns=0,
             others_send=False,
         )
-
-    def origin(self, slice_id: int, key_rule: int) -> Origin:
-        """Return the origin of the blocks that are forwarded now."""
-        return Origin(0, slice_id, key_rule, self.state.epoch)

@@ -22,7 +22,8 @@ from blackbox.publish.publisher import HWM_BLOCKS_DROP, HWM_BLOCKS_WAIT
 from blackbox.receive.slices.subscription import address_from
 from blackbox.services.relay.cover import Cover, SmallestCover
 from blackbox.services.relay.hops import new_hop
-from blackbox.services.relay.slice_relay import Line, Settings, SliceRelay, needs_of
+from blackbox.services.relay.line import Line
+from blackbox.services.relay.slice_relay import Settings, SliceRelay, needs_of
 from blackbox.services.relay.upstream_socket import Source
 from blackbox.transport.security.curve import keys_of_line
 
@@ -167,7 +168,6 @@ class Relay:
                 downstream,
                 slice_id,
                 _sources_of(sources, downstream, slice_id),
-                any(_uses_inproc(feed, slice_id) for feed in (downstream, *sources)),
                 settings,
                 me,
                 self._ended.set,
@@ -270,7 +270,7 @@ class Relay:
 def _line_of(each: SliceRelay, number: int, line: Line, name: str) -> RelayLine:
     state, upstream = line.state, line.upstream
     return RelayLine(
-        slice_id=each.slice_id,
+        slice_id=line.origin.slice_id,
         line="AB"[number],
         source=upstream.source.address,
         transport=SHARED_MEMORY if line.way.memory.at.state else transport_of(upstream.source.address),
@@ -291,10 +291,6 @@ def _line_of(each: SliceRelay, number: int, line: Line, name: str) -> RelayLine:
         filters_below=each.below.filter_count(wants=False),
         filters_above=len(upstream.filters),
     )
-
-
-def _uses_inproc(feed: Feed, slice_id: int) -> bool:
-    return any(transport_of(endpoint) == "inproc" for endpoint in feed.slices[slice_id].endpoints)
 
 
 def _memory_of(source: Feed, below: Slice, slice_id: int) -> str:

@@ -76,7 +76,7 @@ class Below(Subscriptions):
         """Make peers ask again whose confirmed filters the source now refuses, so that they receive the refusal."""
         filters = {kind + prefix for prefix in new for kind in (b"", SHARED_KEY)}
         with self.changed:
-            for peer in self.peers(line) if filters else ():
+            for peer in self.peers(line):
                 if peer.acceptances and peer.newest not in self.asked and not filters.isdisjoint(peer.filters):
                     self.unwelcome[peer.fd, peer.cookie] = "the source refuses what it asked for: it is to ask again"
 
