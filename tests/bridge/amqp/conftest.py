@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import socket
 from collections.abc import Iterator
 from typing import Final
 
@@ -12,6 +13,8 @@ import amqp
 import pytest
 
 from bench.rivals.servers import Missing
+from blackbox.services.bridge.amqp import connection as amqp_connection
+from blackbox.services.bridge.amqp import exchange, queue, source
 from blackbox.services.bridge.amqp.connection import Address, hang_up
 from tests.bridge.amqp.rabbitmq import RabbitMq
 
@@ -45,12 +48,17 @@ def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
     server.close()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no bridge reconnect because RabbitMQ answers late: it would send unanswered messages again."""
+    for module in (amqp_connection, exchange, queue, source):
+        monkeypatch.setattr(module, "SOCKET_S", _ANSWER_S)
+    if amqp_connection._SETTINGS:
+        monkeypatch.setitem(amqp_connection._SETTINGS, socket.TCP_USER_TIMEOUT, int(1_000 * _ANSWER_S))
+
+
 @pytest.fixture
 def channel(rabbit: RabbitMq) -> Iterator[amqp.Channel]:
-    at = Address.of(rabbit.url)
-    # On a busy machine RabbitMQ may take longer than a bridge waits for it.
-    limits = {"connect_timeout": _ANSWER_S, "read_timeout": _ANSWER_S, "write_timeout": _ANSWER_S}
-    connection = amqp.Connection(at.host, at.user, at.password, virtual_host=at.vhost, **limits)
-    connection.connect()
+    connection = Address.of(rabbit.url).connect()
     yield connection.channel()
     hang_up(connection)

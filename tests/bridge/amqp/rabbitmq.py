@@ -6,7 +6,6 @@ It is the distribution's: installed, or unpacked by `make servers`. It ends with
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -105,10 +104,6 @@ class RabbitMq:
         """Kill it."""
         self._node.kill()
         self._node.wait()
-
-    def pause(self, on: bool) -> None:
-        """Stop or continue the process."""
-        os.kill(self._node.pid, signal.SIGSTOP if on else signal.SIGCONT)
 
     def close(self) -> None:
         """End it."""

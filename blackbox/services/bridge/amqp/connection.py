@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ SOCKET_S: Final = 5.0
 """Time to wait for an answer before the broker counts as unreachable."""
 UNANSWERED: Final = PreconditionFailed
 """Reply code of a broker to a client that has not acknowledged a message for too long."""
+_SETTINGS: Final = {socket.TCP_USER_TIMEOUT: int(1_000 * SOCKET_S)} if hasattr(socket, "TCP_USER_TIMEOUT") else {}
+"""Of the TCP socket. The library's own limit of 1 s ends connections at a short stall of the network."""
 _PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _EXPECTED: Final = "amqp://USER:PASSWORD@HOST:PORT/VHOST, a / in VHOST as %2F"
 _MOST_KEY_BYTES: Final = 255
@@ -75,6 +78,7 @@ class Address(NamedTuple):
             connect_timeout=SOCKET_S,
             read_timeout=SOCKET_S,
             write_timeout=SOCKET_S,
+            socket_settings=_SETTINGS,
         )
         try:
             with self.errors():
