@@ -10,13 +10,13 @@ import pytest
 
 from blackbox.replay.tables.block_table import END
 from blackbox.replay.tables.hold_until_due import HeldMessages
-from blackbox.replay.tables.interleave import Heap, interleave, next_long_run
+from blackbox.replay.tables.interleave import Heap, Listed, interleave, next_long_run
 
-Listed = list[tuple[int, int, int]]
+Messages = list[tuple[int, int, int]]
 """The block, row and time of each message."""
 
 
-def listed_in_turn(times: list[list[int]], ranks: list[int], until_ns: int, room: int) -> tuple[Listed, int]:
+def listed_in_turn(times: list[list[int]], ranks: list[int], until_ns: int, room: int) -> tuple[Messages, int]:
     """Return the messages that `interleave` lists, at most `room` per call, and the number that it finds misplaced."""
     held = numpy.zeros(len(times), HeldMessages.dtype)
     columns = [numpy.array(column, numpy.int64) for column in times]
@@ -29,18 +29,15 @@ def listed_in_turn(times: list[list[int]], ranks: list[int], until_ns: int, room
         held[number]["first_row"] = number
     places = numpy.empty((2, len(times) + 1), numpy.int64)
     heap = Heap(places[0].ctypes.data, places[1].ctypes.data, len(times) + 1)
-    blocks, rows = numpy.empty(room, numpy.int32), numpy.empty(room, numpy.int32)
-    to_times = numpy.empty(room, numpy.int64)
-    found: Listed = []
+    to = Listed(numpy.empty(room, numpy.int32), numpy.empty(room, numpy.int32), numpy.empty(room, numpy.int64))
+    found: Messages = []
     latest_ns = misplaced = 0
     while True:
-        count, more, latest_ns = interleave(
-            held.ctypes.data, len(held), until_ns, latest_ns, heap, blocks, rows, to_times
-        )
+        count, more, latest_ns = interleave(held.ctypes.data, len(held), until_ns, latest_ns, heap, to)
         if not count:
             return found, misplaced
         misplaced += more
-        found += zip(*(column[:count].tolist() for column in (blocks, rows, to_times)), strict=True)
+        found += zip(*(column[:count].tolist() for column in to), strict=True)
 
 
 @pytest.mark.parametrize("many", [1, 2, 5, 8, 9, 40])

@@ -14,7 +14,7 @@ from blackbox.archive.files.format import OFFSET_BLOCK_HEADER, RECORD, RECORD_HE
 from blackbox.archive.read.reader import UNCHECKED
 from blackbox.block.form.validate import Fault
 from blackbox.feed.symbol_choice import TopicChoice
-from blackbox.replay.tables.block_table import Selection
+from blackbox.replay.tables.block_table import BEGINNING, END, Selection
 from blackbox.replay.tables.measure_blocks import BlockRow, BlockTableAt, due_rows, measure, next_in_range
 from tests.journals import Put, Row, record_of
 
@@ -34,10 +34,17 @@ class Measured:
     """Rows `[first, stop)` of one recorded block, in a table."""
 
     def __init__(
-        self, record: bytes, first: int = 0, stop: int = 1, prefixes: Sequence[bytes] = (b"",), *, by_event: bool = True
+        self,
+        record: bytes,
+        first: int = 0,
+        stop: int = 1,
+        prefixes: Sequence[bytes] = (b"",),
+        *,
+        by_event: bool = True,
+        times: tuple[int, int] = (BEGINNING, END),
     ) -> None:
         self.memory = numpy.frombuffer(bytearray(record), numpy.uint8)
-        self.selection = Selection(0, TopicChoice(tuple(prefixes)), "ts_event" if by_event else "ts_out")
+        self.selection = Selection(0, TopicChoice(tuple(prefixes)), "ts_event" if by_event else "ts_out", *times)
         address = self.memory.ctypes.data
         self.table: Any = numpy.zeros(1, BlockRow.dtype)
         self.row = self.table[0]
@@ -103,11 +110,11 @@ def test_a_known_bad_block_is_not_checked(fault: Fault) -> None:
 @given(ROWS, st.integers(0, 9), st.integers(0, 9), st.data())
 def test_rows_in_a_time_range(rows: list[Row], start: int, stop: int, data: st.DataObject) -> None:
     first, end = bounds_in(rows, data)
-    measured = Measured(record_of(Put(tuple(rows)), 0), first, end)
+    measured = Measured(record_of(Put(tuple(rows)), 0), first, end, times=(start, stop))
     found = []
     at = first
     while at < end:
-        low, at = next_in_range(measured.at, at, start, stop)
+        low, at = next_in_range(measured.at, at)
         found += list(range(low, at))
         assert low < at or at == end
         assert at == end or not start <= rows[at].ts_event < stop

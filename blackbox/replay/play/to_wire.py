@@ -62,7 +62,6 @@ def gather(blocks: BlockTableAt, numbering: NumberingAt, to: Columns) -> int:
         block = block_row_at(blocks.address + BLOCK_ROW_BYTES * place)
         body = block.body
         header = read_header(block.header)
-        fixed = header.flags & FLAG_FIXED != 0
         layout = layout_of(header)
         numbers = numpy.empty(header.topics, numpy.int32)
         offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
@@ -76,8 +75,7 @@ def gather(blocks: BlockTableAt, numbering: NumberingAt, to: Columns) -> int:
                 if number == FULL:
                     return FULL
                 numbers[topic] = number
-        stride = header.stride if fixed else -1
-        listed = _gather_rows(body, block.first_row, block.stop_row, header.count, stride, numbers, layout, to, rows)
+        listed = _gather_rows(header, layout, block, numbers, to, rows)
         if header.flags & FLAG_NULLS:
             _mark_nulls(header, layout, block, numbers, int32s_at(to.lengths, listed)[rows:])
         rows = listed
@@ -85,30 +83,21 @@ def gather(blocks: BlockTableAt, numbering: NumberingAt, to: Columns) -> int:
 
 
 @inner
-def _gather_rows(
-    body: int,
-    first: int,
-    stop: int,
-    count: int,
-    stride: int,
-    numbers: NDArray[numpy.int32],
-    layout: Any,
-    to: Columns,
-    rows: int,
-) -> int:
-    """List rows `[first, stop)` of one block whose topics have these numbers; -1: not played."""
+def _gather_rows(header: Header, layout: Any, block: Any, numbers: NDArray[numpy.int32], to: Columns, rows: int) -> int:
+    """List the rows to play of one block whose topics have these numbers; -1: not played."""
+    body, count, is_fixed, stride = block.body, header.count, header.flags & FLAG_FIXED != 0, header.stride
     ts_event = int64s_at(body, count)
     topic_index = int32s_at(body + layout.topic_index, count)
     payload_offsets = int32s_at(body + layout.payload_offsets, count + 1)
     times, topics = int64s_at(to.ts_event, rows + count), int32s_at(to.topics, rows + count)
     starts, lengths = int64s_at(to.starts, rows + count), int32s_at(to.lengths, rows + count)
-    for row in range(first, stop):
+    for row in range(block.first_row, block.stop_row):
         number = numbers[unsigned(topic_index[row])]
         if number < 0:
             continue
         times[rows] = ts_event[row]
         topics[rows] = number
-        if stride >= 0:
+        if is_fixed:
             starts[rows] = body + layout.payloads + row * stride
             lengths[rows] = stride
         else:

@@ -41,7 +41,7 @@ class Selection:
         self.by = by
         self.start, self.stop = start, stop
         trie = NO_TOPICS if topics.takes_all else topics.trie()
-        self.wanted = Wanted(key_rule, trie, int(topics.takes_all), int(by == "ts_event"))
+        self.wanted = Wanted(key_rule, trie, int(topics.takes_all), int(by == "ts_event"), start, stop)
 
     @property
     def is_limited(self) -> bool:
@@ -136,12 +136,11 @@ class BlockTable(NamedTuple):
 
     def _rows_in_range(self, block: int) -> NDArray[Any]:
         """Return a row for each sequence of consecutive messages of a block in the range."""
-        selection = self.selection
         bounds = []
         end = int(self.rows["stop_row"][block])
         first, stop = 0, int(self.rows["first_row"][block])
         while stop < end:
-            first, stop = next_in_range(self.at(block, block + 1), stop, selection.start, selection.stop)
+            first, stop = next_in_range(self.at(block, block + 1), stop)
             if first < stop:
                 bounds.append((first, stop))
         parts = self._replace(rows=numpy.repeat(self.rows[block : block + 1], len(bounds)))
@@ -174,4 +173,4 @@ def warm_up_tables() -> None:
     """Compile the code that makes tables, before a replay starts."""
     warm_up(measure, NO_BLOCKS)
     warm_up(due_rows, NO_BLOCKS, 0, 0)
-    warm_up(next_in_range, NO_BLOCKS, 0, 0, 0)
+    warm_up(next_in_range, NO_BLOCKS, 0)

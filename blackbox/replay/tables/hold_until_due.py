@@ -102,8 +102,6 @@ def hold(
     blocks: BlockTableAt,
     sent: NDArray[numpy.int64],
     places: NDArray[numpy.int64],
-    start_ns: int,
-    stop_ns: int,
     latest_ns: int,
     numbering: NumberingAt,
     feed: int,
@@ -123,13 +121,12 @@ def hold(
         if row.fault != 0:
             continue
         header = read_header(row.header)
-        numbers = arena.numbers[topics : topics + header.topics]
+        numbers, rows = arena.numbers[topics : topics + header.topics], arena.rows[messages:]
+        times = arena.times[messages:]
         if not _number_topics(header, row.body, blocks.wanted, numbering, feed, numbers):
             return Holding(NO_ROOM, latest_ns, late)
-        rows, times = arena.rows[messages:], arena.times[messages:]
-        count, is_plain, latest_ns, more = _list_wanted(
-            header, row, start_ns, stop_ns, latest_ns, min(first_ns, sent[number]), numbers, rows, times
-        )
+        opening_ns, room = min(first_ns, sent[number]), Arena(numbers, rows, times)
+        count, is_plain, latest_ns, more = _list_wanted(header, row, blocks.wanted, latest_ns, opening_ns, room)
         late += more
         if count == 0:
             continue
@@ -213,15 +210,7 @@ def _first_time(blocks: BlockTableAt) -> int:
 
 @inner
 def _list_wanted(
-    header: Header,
-    block: BlockRow,
-    start_ns: int,
-    stop_ns: int,
-    latest_ns: int,
-    opening_ns: int,
-    numbers: NDArray[numpy.int32],
-    rows: NDArray[numpy.int32],
-    times: NDArray[numpy.int64],
+    header: Header, block: BlockRow, wanted: Wanted, latest_ns: int, opening_ns: int, to: Arena
 ) -> tuple[int, bool, int, int]:
     """List the wanted rows of a block and their times; `opening_ns` applies before the first message with a time.
 
@@ -230,9 +219,10 @@ def _list_wanted(
     Returns the number of rows, True in that common case, the latest time, and the number of late rows.
     """
     ts_event = int64s_at(block.body, header.count)
-    if _is_plain(block.first_row, ts_event, start_ns, stop_ns, latest_ns, numbers):
+    if _is_plain(block.first_row, ts_event, wanted, latest_ns, to.numbers):
         return header.count - block.first_row, True, ts_event[header.count - 1], numpy.int64(0)
     topic_index = int32s_at(block.body + 8 * header.count, header.count)
+    numbers, rows, times, start_ns, stop_ns = to.numbers, to.rows, to.times, wanted.start_ns, wanted.stop_ns
     taken = numpy.uint64(0)
     late = numpy.int64(0)
     before = numpy.int64(BEGINNING)
@@ -257,16 +247,11 @@ def _list_wanted(
 
 @inner
 def _is_plain(
-    first_row: int,
-    ts_event: NDArray[numpy.int64],
-    start_ns: int,
-    stop_ns: int,
-    latest_ns: int,
-    numbers: NDArray[numpy.int32],
+    first_row: int, ts_event: NDArray[numpy.int64], wanted: Wanted, latest_ns: int, numbers: NDArray[numpy.int32]
 ) -> bool:
     """Return True if all rows from the first on are wanted, have a time, and are in order after the latest time."""
-    last = len(ts_event) - 1
-    if last < first_row or ts_event[first_row] < max(start_ns, latest_ns, _NO_TIME + 1) or ts_event[last] >= stop_ns:
+    last, least_ns = len(ts_event) - 1, max(wanted.start_ns, latest_ns, _NO_TIME + 1)
+    if last < first_row or ts_event[first_row] < least_ns or ts_event[last] >= wanted.stop_ns:
         return False
     in_order = all_wanted = True
     for row in range(numpy.uint64(first_row), numpy.uint64(last)):

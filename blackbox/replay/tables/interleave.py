@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ from blackbox.replay.slice_numbering import SEVERAL_SLICES
 from blackbox.replay.tables.hold_until_due import HELD_BYTES, held_at
 from blackbox.replay.tables.measure_blocks import BLOCK_ROW_BYTES, block_row_at
 
+BLOCK_BYTES: Final = 4 << 20
+"""Size of a new block. One block usually holds all messages gathered at a time."""
+
 
 class Heap(NamedTuple):
     """Min-heap of the blocks with remaining messages: their numbers, and the times of their next messages."""
@@ -37,6 +40,14 @@ class Heap(NamedTuple):
     due_ns: int
     """Address of int64[n]."""
     room: int
+
+
+class Listed(NamedTuple):
+    """Room for a list of messages in order: the number of the block, the row and the time of each."""
+
+    blocks: NDArray[numpy.int32]
+    rows: NDArray[numpy.int32]
+    times: NDArray[numpy.int64]
 
 
 @inner
@@ -99,37 +110,28 @@ def _make_heap(held: int, count: int, until_ns: int, heap: Heap) -> int:
 
 
 @njit(nogil=True, cache=True)
-def interleave(
-    held: int,
-    count: int,
-    until_ns: int,
-    latest_ns: int,
-    heap: Heap,
-    to_blocks: NDArray[numpy.int32],
-    to_rows: NDArray[numpy.int32],
-    to_times: NDArray[numpy.int64],
-) -> tuple[int, int, int]:
-    """List the blocks, rows and times of the next messages before `until_ns` of `count` held blocks, in order.
+def interleave(held: int, count: int, until_ns: int, latest_ns: int, heap: Heap, to: Listed) -> tuple[int, int, int]:
+    """List the next messages before `until_ns` of `count` held blocks, in order.
 
-    Returns the number listed, limited by the arrays; how many of them are earlier than a message played before; and the
+    Returns the number listed, limited by the room; how many of them are earlier than a message played before; and the
     latest time so far, initially `latest_ns`. `heap` has room for all blocks.
     """
     size = _make_heap(held, count, until_ns, heap)
     numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
     listed = misplaced = 0
-    while size > 0 and listed < len(to_rows):
+    while size > 0 and listed < len(to.rows):
         rival, rival_ns = numpy.int64(-1), until_ns
         if size > 1:
             second = 2 if size > 2 and _is_before(held, heap, 2, 1) else 1
             rival, rival_ns = numbers[second], due_ns[second]
         number = numbers[0]
         begun = listed
-        listed += _list_run(held, number, rival, rival_ns, to_blocks, to_rows, to_times, listed)
+        listed += _list_run(held, number, rival, rival_ns, to, listed)
         place = begun
-        while place < listed and to_times[place] < latest_ns:  # rows of a block are in order
+        while place < listed and to.times[place] < latest_ns:  # rows of a block are in order
             misplaced += 1
             place += 1
-        latest_ns = max(latest_ns, to_times[listed - 1])
+        latest_ns = max(latest_ns, to.times[listed - 1])
         block = held_at(held + HELD_BYTES * number)
         due_ns[0] = block.due_ns
         if block.next == block.stop or block.due_ns >= until_ns:
@@ -166,38 +168,30 @@ def _follows(blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], at: int) 
 
 
 @inner
-def _list_run(
-    held: int,
-    number: int,
-    rival: int,
-    rival_ns: int,
-    to_blocks: NDArray[numpy.int32],
-    to_rows: NDArray[numpy.int32],
-    to_times: NDArray[numpy.int64],
-    listed: int,
-) -> int:
+def _list_run(held: int, number: int, rival: int, rival_ns: int, to: Listed, listed: int) -> int:
     """List the next messages of the earliest block, before the rival's next one. Return their number, at least one."""
     block = held_at(held + HELD_BYTES * number)
     place, time = block.next, block.due_ns
     rows, times = int32s_at(block.rows, block.stop), int64s_at(block.times, block.stop)
     is_chosen, first_row, last = block.rows != 0, block.first_row, block.stop
-    to, end = listed, min(len(to_rows), listed + last - place)
+    to_blocks, to_rows, to_times = to
+    at, end = listed, min(len(to_rows), listed + last - place)
     limit_ns = rival_ns
     while True:
-        while to < end and time < limit_ns:
-            to_blocks[numpy.uint64(to)] = number
-            to_rows[numpy.uint64(to)] = rows[numpy.uint64(place)] if is_chosen else first_row + place
-            to_times[numpy.uint64(to)] = time
-            to += 1
+        while at < end and time < limit_ns:
+            to_blocks[numpy.uint64(at)] = number
+            to_rows[numpy.uint64(at)] = rows[numpy.uint64(place)] if is_chosen else first_row + place
+            to_times[numpy.uint64(at)] = time
+            at += 1
             place += 1
             if place < last:
                 time = times[numpy.uint64(place)]
         # Equal times are rare, so their order is computed only when needed.
-        if to == end or rival < 0 or time != rival_ns or limit_ns > rival_ns or not _ranks_before(held, number, rival):
+        if at == end or rival < 0 or time != rival_ns or limit_ns > rival_ns or not _ranks_before(held, number, rival):
             break
         limit_ns += 1
     block.next, block.due_ns = place, time
-    return to - listed
+    return at - listed
 
 
 class Gathered(NamedTuple):
@@ -265,7 +259,6 @@ def put_blocks(
     start: int,
     names: Names,
     origin: Origin,
-    block_bytes: int,
     to: Target,
 ) -> tuple[int, int, int]:
     """Write the gathered messages from `start` on as new blocks, each after the head of a record, while there is room.
@@ -285,7 +278,7 @@ def put_blocks(
     at, used, made = start, numpy.int64(0), numpy.int64(0)
     while at < len(blocks):
         plan = plan_block(
-            rows, columns.order, columns.topics, at, len(blocks), block_bytes, names.table, names.distinct
+            rows, columns.order, columns.topics, at, len(blocks), numpy.int64(BLOCK_BYTES), names.table, names.distinct
         )
         body_bytes = plan_bytes(plan)
         count = plan.stop - plan.start

@@ -29,8 +29,10 @@ from blackbox.replay.slice_numbering import ReplayedFeeds
 from blackbox.replay.tables.block_table import END, BlockTable, Selection
 from blackbox.replay.tables.hold_until_due import FEED_MARK_BYTES, NO_ROOM, Arena, HeldMessages, hold
 from blackbox.replay.tables.interleave import (
+    BLOCK_BYTES,
     Gathered,
     Heap,
+    Listed,
     Names,
     Target,
     gather,
@@ -44,8 +46,6 @@ _ROWS: Final = 1 << 15
 """Messages ordered at a time. Many, because each call costs a third of a millisecond."""
 _LONG_RUN: Final = 512
 """Minimum number of consecutive messages of a block that are played in place."""
-_BLOCK_BYTES: Final = 4 << 20
-"""Size of a new block. One block usually holds all messages gathered at a time."""
 _ROW_BYTES: Final = 72
 """Bytes per message besides the payload: time, topic, offset, sequence number and origin."""
 _SPARE_BYTES: Final = 64 << 10
@@ -94,6 +94,29 @@ class _Memory:
         return fresh
 
 
+class _Topics:
+    """The topics of all slices, numbered together."""
+
+    def __init__(self, max_topics: int, mark_bytes: int) -> None:
+        """`mark_bytes`: size of the mark after each name."""
+        self.numbering = Numbering(max_topics, _MEAN_TOPIC_BYTES)
+        self.max_topics = max_topics
+        self.matched = numpy.zeros(max_topics, numpy.int64)
+        """For the player: the match of each topic, plus 1."""
+        self._mark_bytes = mark_bytes
+        self._sizes = numpy.zeros(max_topics, numpy.int32)
+        self._sized = 0
+        self._distinct = distinct_scratch(max_topics)
+
+    def names(self) -> Names:
+        """Return the topics for compiled code."""
+        numbering, many = self.numbering, len(self.numbering)
+        self._sizes[self._sized : many] = numpy.diff(numbering.starts[self._sized : many + 1]) - self._mark_bytes
+        self._sized = many
+        text = TopicTable(numbering.text, numbering.starts, self._sizes)
+        return Names(text, self._distinct, self.matched.ctypes.data)
+
+
 class _Held(NamedTuple):
     """Blocks that were read together, and objects that must be kept while one of them is held."""
 
@@ -108,6 +131,43 @@ class _Held(NamedTuple):
         return unpacked + sum(array.nbytes for array in self.arena)
 
 
+class _HeldBlocks:
+    """Blocks that wait for the times of their messages.
+
+    Attributes: `rows`, HeldMessages[n]; `tables`, which they are of, by number.
+    """
+
+    def __init__(self) -> None:
+        self.rows = numpy.zeros(0, HeldMessages.dtype)
+        self.tables: dict[int, _Held] = {}
+        self._made = self._bytes = 0
+
+    def add(self, fresh: _Held, rows: NDArray[Any]) -> None:
+        """Hold blocks of a table. Raises JournalError if there are too many."""
+        rows["stream"], rows["table"] = fresh.unit.stream, self._made
+        self.tables[self._made] = fresh
+        self._made += 1
+        self._bytes += fresh.bytes
+        if self._bytes > _MOST_HELD_BYTES:
+            raise JournalError(
+                f"{self._bytes} bytes of blocks wait for the time of their messages, expected at most "
+                f"{_MOST_HELD_BYTES}: its times are far out of order: use order='sent'"
+            )
+        self.rows = numpy.concatenate([self.rows, rows])
+
+    def drop_played(self) -> None:
+        """Release the blocks without further messages."""
+        is_left = self.rows["next"] < self.rows["stop"]
+        if is_left.all():
+            return
+        self.rows = self.rows[is_left]
+        left = set(numpy.unique(self.rows["table"]).tolist())
+        for number in [number for number in self.tables if number not in left]:
+            played = self.tables.pop(number)
+            self._bytes -= played.bytes
+            played.unit.release()
+
+
 class MarketOrder:
     """Makes tables of a selection of messages in market order. Used once."""
 
@@ -117,20 +177,11 @@ class MarketOrder:
         """`max_topics`: total of all slices."""
         self._by_time, self._selection, self._feeds = by_time, selection, feeds
         self._out_of_order = out_of_order
-        self._numbering = Numbering(max_topics, _MEAN_TOPIC_BYTES)
-        self._max_topics = max_topics
-        self._sizes = numpy.zeros(max_topics, numpy.int32)
-        self._sized = 0
-        self._matched = numpy.zeros(max_topics, numpy.int64)
-        self._distinct = distinct_scratch(max_topics)
-        self._tables: dict[int, _Held] = {}
-        self._held_bytes = 0
-        self._made = 0
+        self._topics = _Topics(max_topics, FEED_MARK_BYTES if len(feeds.names) > 1 else 0)
+        self._held = _HeldBlocks()
         self._memory = _Memory()
-        self._held = numpy.zeros(0, HeldMessages.dtype)
         self._latest_ns = 0
-        self._blocks, self._rows = numpy.empty(_ROWS, numpy.int32), numpy.empty(_ROWS, numpy.int32)
-        self._times = numpy.empty(_ROWS, numpy.int64)
+        self._listed = Listed(*(numpy.empty(_ROWS, kind) for kind in (numpy.int32, numpy.int32, numpy.int64)))
         self._columns = Gathered(
             numpy.empty(_ROWS, numpy.int64),
             numpy.empty(_ROWS, numpy.int64),
@@ -159,133 +210,93 @@ class MarketOrder:
             sent = numpy.maximum.accumulate(numpy.maximum(run.heads["ts_out"], latest_out))
             latest_out = int(sent[-1])
             latest_ns = self._hold(_Held(table, _arena_of(table), unit), sent, latest_ns)
-        if all(held.unit is not unit for held in self._tables.values()):
+        if all(held.unit is not unit for held in self._held.tables.values()):
             unit.release()
 
     def _hold(self, fresh: _Held, sent: NDArray[numpy.int64], latest_ns: int) -> int:
         """Hold a table's blocks. Return the latest time of their slice."""
-        table, selection = fresh.table, self._selection
-        held = numpy.zeros(len(table.rows), HeldMessages.dtype)
+        table, segment = fresh.table, fresh.unit.span.segment
+        rows = numpy.zeros(len(table.rows), HeldMessages.dtype)
         blocks, latest_ns, late = hold(
             table.at(0, len(table.rows)),
             sent,
-            table.run.addresses - fresh.unit.span.segment.address + (fresh.unit.span.segment.number << 40),
-            selection.start,
-            selection.stop,
+            table.run.addresses - segment.address + (segment.number << 40),
             latest_ns,
-            self._numbering.at,
-            self._feeds.number(fresh.unit.span.segment),
+            self._topics.numbering.at,
+            self._feeds.number(segment),
             fresh.arena,
-            held.ctypes.data,
+            rows.ctypes.data,
         )
         if blocks == NO_ROOM:
             raise ConfigError(
                 "the recordings have more topics than fit in the order of the market, expected at most "
-                f"{self._max_topics} (max_topics of all slices) of {_MEAN_TOPIC_BYTES} bytes on average"
+                f"{self._topics.max_topics} (max_topics of all slices) of {_MEAN_TOPIC_BYTES} bytes on average"
             )
         self._out_of_order.late += late
         if blocks:
-            held = held[:blocks]
-            held["stream"], held["table"] = fresh.unit.stream, self._made
-            self._tables[self._made] = fresh
-            self._held_bytes += fresh.bytes
-            if self._held_bytes > _MOST_HELD_BYTES:
-                raise JournalError(
-                    f"{self._held_bytes} bytes of blocks wait for the time of their messages, expected at most "
-                    f"{_MOST_HELD_BYTES}: its times are far out of order: use order='sent'"
-                )
-            self._made += 1
-            self._held = numpy.concatenate([self._held, held])
-            self._measure_names()
+            self._held.add(fresh, rows[:blocks])
         return latest_ns
-
-    def _measure_names(self) -> None:
-        names = len(self._numbering)
-        starts = self._numbering.starts[self._sized : names + 1]
-        self._sizes[self._sized : names] = numpy.diff(starts) - (FEED_MARK_BYTES if len(self._feeds.names) > 1 else 0)
-        self._sized = names
 
     def _play_before(self, until_ns: int) -> Generator[BlockTable, None, None]:
         """Yield the held messages before a time."""
-        room = len(self._held) + 1
+        rows = self._held.rows
+        room = len(rows) + 1
         places = numpy.empty((2, room), numpy.int64)
         heap = Heap(places[0].ctypes.data, places[1].ctypes.data, room)
         while True:
             count, misplaced, self._latest_ns = interleave(
-                self._held.ctypes.data,
-                len(self._held),
-                until_ns,
-                self._latest_ns,
-                heap,
-                self._blocks,
-                self._rows,
-                self._times,
+                rows.ctypes.data, len(rows), until_ns, self._latest_ns, heap, self._listed
             )
             if not count:
                 break
             self._out_of_order.misplaced += misplaced
             yield from self._tables_of(count)
-        self._drop_played()
-
-    def _drop_played(self) -> None:
-        is_left = self._held["next"] < self._held["stop"]
-        if is_left.all():
-            return
-        self._held = self._held[is_left]
-        left = set(numpy.unique(self._held["table"]).tolist())
-        for number in [number for number in self._tables if number not in left]:
-            played = self._tables.pop(number)
-            self._held_bytes -= played.bytes
-            played.unit.release()
+        self._held.drop_played()
 
     def _tables_of(self, count: int) -> Generator[BlockTable, None, None]:
         """Yield the listed messages: long runs of a block in place, others gathered."""
+        blocks, rows = self._listed.blocks[:count], self._listed.rows[:count]
         at = 0
         while at < count:
-            start, stop = next_long_run(self._blocks[:count], self._rows[:count], at, _LONG_RUN)
+            start, stop = next_long_run(blocks, rows, at, _LONG_RUN)
             if at < start:
                 yield self._gathered(at, start)
             if start < stop:
-                yield self._as_it_lies(start, stop)
+                yield self._in_place(start, stop)
             at = stop
 
-    def _as_it_lies(self, start: int, stop: int) -> BlockTable:
-        held = self._held[self._blocks[start]]
-        table = self._tables[int(held["table"])].table
-        rows = table.rows[[held["row"]]]
-        rows["first_row"], rows["stop_row"] = self._rows[start], int(self._rows[stop - 1]) + 1
+    def _in_place(self, start: int, stop: int) -> BlockTable:
+        """Return a table of the listed messages `[start, stop)`, consecutive in one block."""
+        listed, held = self._listed, self._held
+        block = held.rows[listed.blocks[start]]
+        table = held.tables[int(block["table"])].table
+        rows = table.rows[[block["row"]]]
+        rows["first_row"], rows["stop_row"] = listed.rows[start], int(listed.rows[stop - 1]) + 1
         rows["count"] = stop - start
-        self._note_times(rows, start, stop)
+        rows["next_ns"] = rows["low_ns"] = listed.times[start]
+        rows["high_ns"] = listed.times[stop - 1]
         return table._replace(rows=rows, in_sequence=True)
-
-    def _note_times(self, rows: NDArray[Any], start: int, stop: int) -> None:
-        rows["next_ns"] = rows["low_ns"] = self._times[start]
-        rows["high_ns"] = self._times[stop - 1]
 
     def _gathered(self, start: int, stop: int) -> BlockTable:
         """Return a table of new blocks of the listed messages `[start, stop)`."""
-        held = self._held.ctypes.data
-        blocks, times = self._blocks[start:stop], self._times[start:stop]
-        payload_bytes = gather(held, blocks, self._rows[start:stop], self._columns)
-        names = Names(
-            TopicTable(self._numbering.text, self._numbering.starts, self._sizes),
-            self._distinct,
-            self._matched.ctypes.data,
-        )
+        held = self._held.rows.ctypes.data
+        blocks, chosen, times = (column[start:stop] for column in self._listed)
+        payload_bytes = gather(held, blocks, chosen, self._columns)
+        names = self._topics.names()
         # Schema, key rule, slice and epoch of the block are those of the first message.
-        first = self._held[blocks[0]]
-        table = self._tables[int(first["table"])].table
+        first = self._held.rows[blocks[0]]
+        table = self._held.tables[int(first["table"])].table
         head = table.run.heads[table.rows["place"][first["row"]]]
         origin = Origin(int(head["schema"]), int(first["slice_id"]), int(head["key_rule"]), int(head["epoch"]))
         parts: list[NDArray[Any]] = []
-        memory: list[NDArray[numpy.int64]] = [self._matched]
+        memory: list[NDArray[numpy.int64]] = [self._topics.matched]
         room = payload_bytes + _ROW_BYTES * (stop - start) + _SPARE_BYTES
         at = 0
         while at < stop - start:
             words = self._memory.take(room)
-            rows = numpy.zeros(room // _BLOCK_BYTES + _SPARE_BLOCKS, BlockRow.dtype)
+            rows = numpy.zeros(room // BLOCK_BYTES + _SPARE_BLOCKS, BlockRow.dtype)
             to = Target(words.ctypes.data, words.nbytes, rows.ctypes.data, len(rows))
-            at, made, room = put_blocks(held, blocks, times, self._columns, at, names, origin, _BLOCK_BYTES, to)
+            at, made, room = put_blocks(held, blocks, times, self._columns, at, names, origin, to)
             rows["place"] += sum(map(len, parts))
             parts.append(rows[:made])
             memory.append(words)

@@ -64,6 +64,10 @@ class Wanted(NamedTuple):
     """1: all topics."""
     by_event: int
     """1: each message has its own `ts_event`; 0: the row's time applies to the whole block."""
+    start_ns: int
+    """The first time."""
+    stop_ns: int
+    """The end of the times, exclusive."""
 
 
 class BlockTableAt(NamedTuple):
@@ -76,7 +80,7 @@ class BlockTableAt(NamedTuple):
 
 
 NO_TOPICS: Final = Trie(numpy.zeros(256, numpy.uint8), numpy.zeros((1, 1), numpy.int32), numpy.zeros(1, numpy.int32))
-NO_BLOCKS: Final = BlockTableAt(0, 0, Wanted(0, NO_TOPICS, 0, 0))
+NO_BLOCKS: Final = BlockTableAt(0, 0, Wanted(0, NO_TOPICS, 0, 0, 0, 0))
 
 
 @inner
@@ -168,14 +172,14 @@ def due_rows(table: BlockTableAt, until_ns: int, messages: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def next_in_range(table: BlockTableAt, row: int, start_ns: int, stop_ns: int) -> tuple[int, int]:
-    """Return the next rows `[first, stop)` of the table's first block, from `row` on, in `[start_ns, stop_ns)`.
+def next_in_range(table: BlockTableAt, row: int) -> tuple[int, int]:
+    """Return the next rows `[first, stop)` of the table's first block, from `row` on, with wanted times.
 
     Returns its `stop_row` twice if there are no more.
     """
     block = block_row_at(table.address)
     ts_event = int64s_at(block.body, read_header(block.header).count)
-    end = block.stop_row
+    end, start_ns, stop_ns = block.stop_row, table.wanted.start_ns, table.wanted.stop_ns
     while row < end and not start_ns <= ts_event[row] < stop_ns:
         row += 1
     first = row
