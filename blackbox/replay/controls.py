@@ -23,8 +23,9 @@ from blackbox.life import Life
 from blackbox.native.compile.jit import warm_up
 from blackbox.native.tables.histogram import BUCKETS, percentiles_ns, record_one
 from blackbox.replay.clock import Clock
+from blackbox.replay.progress import Progress
 from blackbox.replay.schedule import NO_LIMIT, Schedule
-from blackbox.replay.status import Lateness, MessageRate, ReplayState, ReplayStatus
+from blackbox.replay.status import Lateness, ReplayState, ReplayStatus
 
 log = logging.getLogger("blackbox")
 
@@ -94,20 +95,13 @@ class Controls:
         self._changed = threading.Condition()
         self._schedule = Schedule(speed, max_silence_ns)
         self._histogram = numpy.zeros(BUCKETS, numpy.int64)
+        self._life = ControlsLife.NEW
+        self._progress = Progress(self._schedule)
+        self._is_unlimited = False  # no wait and no pending command; read without the lock
         # Requested by commands.
         self._command = ReplayState.PLAYING
-        self._steps_left = 0
+        self._steps_left = self._steps_granted = 0
         self._seek_to: int | None = None
-        # State of the replay.
-        self._life = ControlsLife.NEW
-        self._is_unlimited = False  # no wait and no pending command; read without the lock
-        self._start_ns = 0
-        self._stop_ns = 0
-        self._messages = 0
-        self._next_ns = NO_LIMIT
-        self._steps_granted = 0
-        self._rate = MessageRate(0)
-        self._measured_from = (0, 0)
 
     # Commands
 
@@ -123,7 +117,7 @@ class Controls:
     def speed(self, value: float | None) -> None:
         _check_speed(value)
         with self._changed:
-            self._settle()
+            self._progress.settle(self._clock.now_ns())
             self._schedule.speed = value
             self._notify()
 
@@ -163,7 +157,7 @@ class Controls:
             raise TypeError(f"ts_ns was {ts_ns!r}, expected an integer, ns since 1970") from None
         with self._changed:
             if self._life is not ControlsLife.ENDED:
-                self._seek_to = self._within(ts_ns) if self._life is ControlsLife.BEGUN else ts_ns
+                self._seek_to = self._progress.within(ts_ns) if self._life is ControlsLife.BEGUN else ts_ns
             self._notify()
 
     def stop(self) -> None:
@@ -182,17 +176,20 @@ class Controls:
     def status(self) -> ReplayStatus:
         """Return the current status."""
         with self._changed:
-            now_ns = self._clock.now_ns()
-            position_ns = self._position(now_ns)
+            now_ns, progress = self._clock.now_ns(), self._progress
+            position_ns = progress.position_ns(now_ns) if self._seek_to is None else self._seek_to
+            is_begun, seconds_left = self._life is ControlsLife.BEGUN, None
+            if is_begun or self._life is ControlsLife.ENDED:
+                seconds_left = progress.seconds_left(now_ns, position_ns) if is_begun else 0.0
             return ReplayStatus(
                 state=self._state,
                 speed=self._schedule.speed,
                 position_ns=position_ns,
-                messages=self._messages,
-                start_ns=self._start_ns,
-                stop_ns=self._stop_ns,
-                messages_per_second=self._rate.per_second(now_ns) if self._life is ControlsLife.BEGUN else 0.0,
-                seconds_left=self._seconds_left(now_ns, position_ns),
+                messages=progress.messages,
+                start_ns=progress.start_ns,
+                stop_ns=progress.stop_ns,
+                messages_per_second=progress.rate.per_second(now_ns) if is_begun else 0.0,
+                seconds_left=seconds_left,
             )
 
     def lateness(self) -> Lateness:
@@ -214,17 +211,14 @@ class Controls:
             if self._life is ControlsLife.BEGUN:
                 raise ControlError("these controls are used by a replay that has not ended")
             self._change(life=ControlsLife.BEGUN)
-            self._start_ns, self._stop_ns = start_ns, stop_ns
-            self._messages = 0
-            self._rate = MessageRate(self._clock.now_ns())
-            self._go_to(start_ns)
+            self._progress.begin(start_ns, stop_ns, self._clock.now_ns())
             if self._seek_to is not None:
-                self._seek_to = self._within(self._seek_to)
+                self._seek_to = self._progress.within(self._seek_to)
 
     def rewind(self) -> None:
         """Begin the same range again. The schedule starts with the next `wait`."""
         with self._changed:
-            self._go_to(self._start_ns)
+            self._progress.go_to(self._progress.start_ns, self._clock.now_ns())
 
     def wait(self, next_ns: int) -> Grant:
         """Wait until the next message, of market time `next_ns`, is due, or a command changes the state.
@@ -236,19 +230,19 @@ class Controls:
             return _ALL
         with self._changed:
             self._schedule.expect(next_ns, self._clock.now_ns())
-            self._next_ns = next_ns
+            self._progress.next_ns = next_ns
             try:
                 return self._wait(next_ns)
             finally:
-                self._next_ns = NO_LIMIT
+                self._progress.next_ns = NO_LIMIT
 
     def played(self, messages: int, last_ns: int) -> None:
         """Count delivered messages; `last_ns` is the highest time among them."""
-        self._messages += messages
-        schedule = self._schedule
+        progress, schedule = self._progress, self._schedule
+        progress.messages += messages
         if last_ns > schedule.position_ns:
             schedule.position_ns = last_ns
-        self._rate.add(self._clock.now_ns(), messages)
+        progress.rate.add(self._clock.now_ns(), messages)
         if self._steps_granted:
             with self._changed:
                 granted, self._steps_granted = self._steps_granted, 0
@@ -270,7 +264,7 @@ class Controls:
                 return _STOP
             if self._seek_to is not None:
                 seek_to_ns, self._seek_to = self._seek_to, None
-                self._go_to(seek_to_ns)
+                self._progress.go_to(seek_to_ns, self._clock.now_ns())
                 self._notify()
                 return Grant(Action.SEEK, seek_to_ns=seek_to_ns)
             if self._steps_left:
@@ -305,7 +299,7 @@ class Controls:
         if life is not None:
             self._life = self._life.enter(life, "controls")
         if command is not None:
-            self._settle()
+            self._progress.settle(self._clock.now_ns())
             if self._command is not ReplayState.STOPPING:
                 self._command = command
             if command is not ReplayState.STEPPING:
@@ -321,38 +315,6 @@ class Controls:
             self._state is ReplayState.PLAYING and self._schedule.speed is None and self._seek_to is None
         )
         self._changed.notify_all()
-
-    def _settle(self) -> None:
-        now_ns = self._clock.now_ns()
-        self._measured_from = (now_ns, self._schedule.position_ns)
-        self._schedule.settle(now_ns)
-
-    def _go_to(self, ts_ns: int) -> None:
-        self._schedule.go_to(ts_ns)
-        self._measured_from = (self._clock.now_ns(), ts_ns)
-
-    def _within(self, ts_ns: int) -> int:
-        return min(max(ts_ns, self._start_ns), self._stop_ns)
-
-    def _position(self, now_ns: int) -> int:
-        if self._seek_to is not None:
-            return self._seek_to
-        reached_ns = self._schedule.position_ns
-        if self._next_ns == NO_LIMIT:
-            return reached_ns
-        return max(reached_ns, min(self._schedule.market_ns(now_ns), self._next_ns))
-
-    def _seconds_left(self, now_ns: int, position_ns: int) -> float | None:
-        if self._life is not ControlsLife.BEGUN:
-            return 0.0 if self._life is ControlsLife.ENDED else None
-        left_ns = max(0, self._stop_ns - position_ns)
-        if self._schedule.speed is not None:
-            return left_ns / self._schedule.speed / 1e9
-        wall_ns, market_ns = self._measured_from
-        done_ns = position_ns - market_ns
-        if done_ns <= 0 or self._schedule.is_paused:
-            return None
-        return left_ns * ((now_ns - wall_ns) / done_ns) / 1e9
 
 
 def _check_speed(speed: object) -> None:

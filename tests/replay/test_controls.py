@@ -12,8 +12,8 @@ import pytest
 from blackbox.errors import ControlError
 from blackbox.replay.clock import Clock, ManualClock
 from blackbox.replay.controls import Action, Controls, Grant
+from blackbox.replay.progress import MessageRate
 from blackbox.replay.schedule import NO_LIMIT
-from blackbox.replay.status import MessageRate
 from blackbox.testing import wait_until
 
 START = 1_700_000_000_000_000_000
@@ -130,7 +130,7 @@ class Player:
 
     def __enter__(self) -> Player:
         self._thread.start()
-        wait_until(lambda: self._controls._next_ns == self._next_ns, what="the player's waiting")
+        wait_until(lambda: self._controls._progress.next_ns == self._next_ns, what="the player's waiting")
         return self
 
     def __exit__(self, *_: object) -> None:
