@@ -223,7 +223,9 @@ class Subject:
         plain = Block.encode(pool.topics, index, payloads, ts_event=times)
         assert self.block.topics == plain.topics
         assert numpy.array_equal(self.block.payloads, plain.payloads)
-        callbacks = [Callback("batch", b"S%d" % i, print, i % 2) for i in range(_PREFIXES)]
+        callbacks = [Callback("batch", b"S%d" % i, print) for i in range(_PREFIXES)]
+        for number, callback in enumerate(callbacks):
+            callback.worker = number % 2
         self.table = Table(1, callbacks, frozenset([b""]), 2, 0)
         self._topics = Numbering(2 * TOPICS, 16)
         self._sets = numpy.zeros(2 * TOPICS, numpy.int32)

@@ -565,8 +565,8 @@ class BookCallback(Callback):
 
     function: Books
 
-    def __init__(self, prefix: bytes, books: Books, worker: int) -> None:
-        super().__init__("book", prefix, books, worker)
+    def __init__(self, prefix: bytes, books: Books) -> None:
+        super().__init__("book", prefix, books)
 
     def lose(self, gap: Gap) -> None:
         """Mark messages of a gap as lost."""

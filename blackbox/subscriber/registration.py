@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from numpy.typing import NDArray
 
 from blackbox.arguments import (
-    all_as_bytes,
     as_bytes,
     check_function,
     check_integers,
@@ -23,28 +22,23 @@ from blackbox.block.batch.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed
-from blackbox.feed.routing.prefixes import common_prefix
 from blackbox.feed.schema.prices import Prices, check_prices
-from blackbox.feed.schema.schema import load_schema
-from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice, starts_by_slice
-from blackbox.receive.callbacks.callbacks import IN_SLICE, Callback, CompiledCallback
+from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice
+from blackbox.receive.callbacks.callbacks import Callback, CompiledCallback
 from blackbox.receive.callbacks.compiled_callback import compile_callback
-from blackbox.receive.callbacks.gap_hooks import GapHook
 from blackbox.receive.callbacks.plain_values import PlainCallback
 from blackbox.receive.callbacks.timers import Timer
 from blackbox.receive.slices.catching_up import Archives
 from blackbox.receive.slices.options import Options
 from blackbox.receive.stream import Stream, WhenFull
-from blackbox.receive.supervise.shared_slices import Share
 from blackbox.receive.supervise.sharers import Sharers
 from blackbox.receive.supervise.slice_plan import slices_of_callbacks
 from blackbox.receive.supervise.supervisor import SubscriberLife, Supervisor
+from blackbox.subscriber.registry import Registry
 from blackbox.subscriber.table import Puts, Table
 
 if TYPE_CHECKING:
     from blackbox.book.books import Books
-    from blackbox.replay.play.to_callbacks import CallbackPlayer
-    from blackbox.replay.replay import Replay
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., object])
 BatchFunction = TypeVar("BatchFunction", bound=Callable[[Batch], object])
@@ -69,22 +63,14 @@ class Registration:
         """Store the settings, which are those of `Subscriber`. `shares`: the registration whose slices it uses."""
         self.feed = feed
         self._options = options
-        self._processes = processes
         if shares is None:
             sharers = Sharers(options.workers)
             plan = slices_of_callbacks(feed, sharers, options.workers)
             self._supervisor = Supervisor(feed, options, plan, processes=processes, archives=archives, sharers=sharers)
         else:
             self._supervisor = shares._supervisor
-        self._share = Share(self._supervisor)
-        registered = self._share.registered
-        self._callbacks, self._timers, self._streams = registered.callbacks, registered.timers, registered.streams
-        self._gap_hooks, self._hooks = registered.gap_hooks, registered.hooks
-        self._owner = object()
-        self._tables: list[Table] = []
-        self._player: CallbackPlayer | None = None
-        self._replay: Replay | None = None
-        """The running replay."""
+        self._registry = Registry(feed, options, self._supervisor, processes=processes)
+        self._share, self._replays = self._registry.share, self._registry.replays
 
     @property
     def state(self) -> SubscriberLife:
@@ -94,7 +80,7 @@ class Registration:
     @property
     def callbacks(self) -> tuple[Callback, ...]:
         """The registered callbacks."""
-        return tuple(self._callbacks)
+        return tuple(self._registry.registered.callbacks)
 
     def on(
         self,
@@ -138,12 +124,12 @@ class Registration:
         def register(function: AnyFunction) -> AnyFunction:
             check_function(function, *(names or ("message",)))
 
-            def make(worker: int) -> Callback:
-                if names is None:
-                    return Callback("message", prefix, function, worker, independent, message_types=wanted)
-                return PlainCallback(names, prefix, function, worker, independent, wanted, form)
-
-            self._add(make, prefix, group, chosen)
+            callback = (
+                Callback("message", prefix, function, independent=independent, message_types=wanted)
+                if names is None
+                else PlainCallback(names, prefix, function, independent, wanted, form)
+            )
+            self._registry.add(callback, group, chosen)
             return function
 
         return register
@@ -169,11 +155,8 @@ class Registration:
 
         def register(function: BatchFunction) -> BatchFunction:
             check_function(function, "batch")
-
-            def make(worker: int) -> Callback:
-                return Callback("batch", prefix, function, worker, independent, interval_ns)
-
-            self._add(make, prefix, group, chosen)
+            callback = Callback("batch", prefix, function, independent=independent, interval_ns=interval_ns)
+            self._registry.add(callback, group, chosen)
             return function
 
         return register
@@ -207,16 +190,9 @@ class Registration:
             if worker and not self._options.workers:
                 raise ValueError("worker was True, but this subscriber has workers=0: create it with at least 1")
             entry = compile_callback(function, state)
-            made = self._add(
-                lambda least: CompiledCallback(
-                    prefix, function, least if worker or group is not None else IN_SLICE, state, entry, independent
-                ),
-                prefix,
-                group,
-                chosen,
-            )
-            assert isinstance(made, CompiledCallback)
-            return made
+            callback = CompiledCallback(prefix, function, state, entry, independent)
+            self._registry.add(callback, group, chosen, in_slice=not worker and group is None)
+            return callback
 
         return register
 
@@ -241,33 +217,22 @@ class Registration:
             raise ValueError(
                 f"when_full was 'stop', which on_error={self._options.on_error!r} would log; expected 'stop'"
             )
-        if self._processes:
+        if self._registry.processes:
             raise SubscriberError("stream was called with processes=True: callbacks run in other processes")
-        weak = weakref.ref(self)  # a strong reference would form a cycle and keep its descriptors open
+        prefix = as_bytes("prefix", prefix)
+        chosen = self._chosen(symbols, prefix)
+        weak = weakref.ref(self._registry)  # a strong reference would form a cycle and keep its descriptors open
 
         def raise_failure() -> None:
-            if (owner := weak()) is not None:
-                owner._share.raise_failure()
+            if (registry := weak()) is not None:
+                registry.share.raise_failure()
 
         def remove(stream: Stream) -> None:
-            if (owner := weak()) is None:
-                return
-            with owner._supervisor.lock:  # keep its state unchanged
-                if stream in owner._streams:
-                    owner._streams.remove(stream)
-                    if owner.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
-                        owner.remove(stream._put)
+            if (registry := weak()) is not None:
+                registry.remove_stream(stream)
 
-        prefix = as_bytes("prefix", prefix)
-        symbols = None if symbols is None else all_as_bytes("symbols", symbols)
         stream = Stream(prefix, limit, when_full, batches, raise_failure, remove)
-        with self._supervisor.lock:
-            self._share.add_stream(stream)  # before its first message
-            try:
-                self.on_batch(prefix, symbols=symbols, group=group)(stream._put)
-            except BaseException:
-                self._streams.remove(stream)
-                raise
+        self._registry.add_stream(stream, chosen, group)
         return stream
 
     def book(
@@ -293,8 +258,8 @@ class Registration:
         rule, most = self.feed.symbol_rule, self.feed.max_topics
         name = schema or self.feed.schema_name
         books = Books(name, prefix=prefix, symbol_rule=rule, max_symbols=most, max_bytes=max_bytes)
-        self._add(lambda worker: BookCallback(prefix, books, worker), prefix, group, self._chosen(symbols, prefix))
-        if self._replay is not None:
+        self._registry.add(BookCallback(prefix, books), group, self._chosen(symbols, prefix))
+        if self._replays.current is not None:
             books.lose_sync()  # it lacks everything played before
         elif self.state is SubscriberLife.RUNNING:
             for slice_id in range(len(self.feed.slices)):
@@ -314,30 +279,30 @@ class Registration:
         It needs a snapshot at `start`. `client`: the `HubClient` of the feed's hub for `put` and `delete` of the table.
         Raises ConfigError for a client of another feed; SubscriberError with `processes=True`, and after the start.
         """
-        if self._processes:
+        if self._registry.processes:
             raise SubscriberError("table was called with processes=True: callbacks run in other processes")
         if client is not None and client.feed.name != self.feed.name:
             raise ConfigError(f"client was of feed {client.feed.name!r}, expected one of {self.feed.name!r}")
         prefix = as_bytes("prefix", prefix)
         chosen = self._chosen(symbols, prefix)
-        weak = weakref.ref(self)
+        weak = weakref.ref(self._registry)
 
         def check_life() -> None:
-            if (owner := weak()) is not None:
-                owner._share.raise_failure()
-            if owner is None or owner.state is SubscriberLife.ENDED:
+            if (registry := weak()) is not None:
+                registry.share.raise_failure()
+            if registry is None or registry.share.state is SubscriberLife.ENDED:
                 raise SubscriberError(f"table {prefix!r}: its subscriber ended during the wait")
 
         def wait_complete(slice_ids: Collection[int], timeout: float) -> bool:
-            owner = weak()
-            return owner is not None and owner._supervisor.wait_complete(slice_ids, timeout)
+            registry = weak()
+            return registry is not None and registry.supervisor.wait_complete(slice_ids, timeout)
 
         with self._supervisor.lock:
             if self.state is not SubscriberLife.NEW:
                 raise SubscriberError("table was called while running: call it before start")
             table = Table(self.feed, prefix, client, check_life, wait_complete, chosen)
-            self._add(lambda worker: Callback("batch", prefix, table._take, worker), prefix, group, chosen)
-            self._tables.append(table)
+            self._registry.add(Callback("batch", prefix, table._take), group, chosen)
+            self._registry.tables.append(table)
         return table
 
     def every(
@@ -357,10 +322,7 @@ class Registration:
 
         def register(function: Callable[[int], object]) -> Callable[[int], object]:
             check_function(function, "time")
-            with self._supervisor.lock:
-                if self.state is not SubscriberLife.NEW or self._replay is not None:
-                    raise SubscriberError("every was called while running: call it before start or replay")
-                self._timers.append(Timer(interval_ns, function, group))
+            self._registry.add_timer(Timer(interval_ns, function, group))
             return function
 
         return register
@@ -380,14 +342,11 @@ class Registration:
         `Batch.conflated`. In a replay it is called where recordings lack messages between those played.
         """
         prefix = decorator_prefix(prefix, "on_gap")
-        starts = TopicChoice.of(self.feed, prefix, symbols).starts
+        topics = TopicChoice.of(self.feed, prefix, symbols)
 
         def register(function: Callable[[Gap], object]) -> Callable[[Gap], object]:
             check_function(function, "gap")
-            with self._supervisor.lock:
-                self._check_may_change()
-                self._gap_hooks.append(GapHook(starts, function, group, self._owner))
-                self._renew()
+            self._registry.add_gap_hook(topics, function, group)
             return function
 
         return register
@@ -399,7 +358,7 @@ class Registration:
         of the slice runs meanwhile. Messages lost between two epochs cannot be counted: see `on_reset`.
         """
         check_function(hook, "slice_id", "epoch")
-        self._hooks.on_epoch.append(hook)
+        self._registry.registered.hooks.on_epoch.append(hook)
         return hook
 
     def on_reset(self, hook: Callable[[], object]) -> Callable[[], object]:
@@ -410,7 +369,7 @@ class Registration:
         emptied.
         """
         check_function(hook)
-        self._hooks.on_reset.append(hook)
+        self._registry.registered.hooks.on_reset.append(hook)
         return hook
 
     def on_live(self, hook: Callable[[int], object]) -> Callable[[int], object]:
@@ -421,10 +380,7 @@ class Registration:
         a slice goes live after falling back to archives; never for a slice that begins live, or in a replay.
         """
         check_function(hook, "slice_id")
-        with self._supervisor.lock:
-            self._check_may_change()
-            self._hooks.on_live.append(hook)
-            self._renew()
+        self._registry.add_live_hook(hook)
         return hook
 
     def remove(self, function: Callable[..., Any] | Callback) -> None:
@@ -435,90 +391,13 @@ class Registration:
 
         Raises ValueError if it was not registered.
         """
-        with self._supervisor.lock:
-            gone = [c for c in self._callbacks if c is function or c.function == function]
-            timers = [timer for timer in self._timers if timer.function == function]
-            hooks = [hook for hook in self._gap_hooks if hook.function == function]
-            self._check_may_change()
-            for timer in timers:
-                timer.active = False
-                self._timers.remove(timer)
-            for hook in hooks:
-                self._gap_hooks.remove(hook)
-            if not gone and not timers and not hooks:
-                raise ValueError(f"{function!r} was not registered as a callback")
-            for callback in gone:
-                self._forget(callback)
-            self._renew()
+        self._registry.remove(function)
 
     def _on_batch_of(self, topics: TopicChoice, function: BatchFunction) -> None:
         """Call `f(batch)` once per block with the chosen messages."""
-        for prefix in topics.prefixes if topics.symbols is None else ():
-            self._check_slices(prefix)
-
-        def make(worker: int) -> Callback:
-            callback = Callback("batch", b"", function, worker)
-            callback.prefixes = topics.prefixes
-            return callback
-
-        self._add(make, common_prefix(topics.prefixes), None, topics.symbols)
-
-    def _check_slices(self, prefix: bytes) -> None:
-        if not self.feed.slices_for(prefix):
-            raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
+        callback = Callback("batch", b"", function)
+        callback.prefixes = topics.prefixes
+        self._registry.add(callback, None, topics.symbols)
 
     def _chosen(self, symbols: Iterable[str | bytes] | None, prefix: bytes) -> SymbolChoice | None:
         return None if symbols is None else SymbolChoice.of(self.feed, symbols, prefix)
-
-    def _add(
-        self, make: Callable[[int], Callback], prefix: bytes, group: str | None, symbols: SymbolChoice | None = None
-    ) -> Callback:
-        if symbols is not None and not starts_by_slice(self.feed, symbols.starts):
-            raise ConfigError(
-                f"feed {self.feed.name!r}: no slice can hold topics of the symbols {sorted(symbols.names)}"
-            )
-        self._check_slices(prefix)
-        with self._supervisor.lock:
-            self._check_may_change()
-            loads = self._supervisor.sharers.loads
-            least = loads.index(min(loads)) if loads else IN_SLICE
-            callback = make(next((c.worker for c in self._callbacks if group is not None and c.group == group), least))
-            callback.group, callback.owner = group, self._owner
-            if symbols is not None:
-                callback.choose(symbols)
-            if self.state is SubscriberLife.RUNNING or self._replay is not None:
-                self._check([callback])
-            self._supervisor.sharers.count([callback], 1)
-            self._callbacks.append(callback)
-            try:
-                self._renew()
-            except BaseException:
-                self._forget(callback)  # its slice's thread could not be started
-                raise
-        return callback
-
-    def _forget(self, callback: Callback) -> None:
-        callback.active = False
-        self._callbacks.remove(callback)
-        self._supervisor.sharers.count([callback], -1)
-        self._supervisor.remove(callback)
-
-    def _check_may_change(self) -> None:
-        if self.state in (SubscriberLife.STOPPING, SubscriberLife.ENDED):
-            self._share.raise_failure()
-            raise SubscriberError("callbacks of a subscriber that has ended cannot be changed")
-        if self.state is SubscriberLife.RUNNING and self._processes:
-            raise SubscriberError("callbacks cannot be changed while running with processes=True")
-
-    def _renew(self) -> None:
-        """Update running slices or replays with the callbacks."""
-        if self._replay is not None and self._player is not None:
-            self._player.change(self._callbacks)
-        self._share.renew()
-
-    def _check(self, callbacks: Iterable[Callback]) -> None:
-        """Raise ConfigError unless the schemas have the fields and types that callbacks use."""
-        replay = self._replay
-        schemas = [load_schema(self.feed.schema)] if replay is None else [feed.schema for feed in replay.feeds.of_slice]
-        for callback in callbacks:
-            callback.check(schemas)

@@ -143,7 +143,7 @@ class Subscriber(Registration):
 
         Raises SubscriberError if this one has `processes` or a `name`, or the last one has ended.
         """
-        if self._processes:
+        if self._registry.processes:
             raise SubscriberError("share was called with processes=True: callbacks cannot be added or removed")
         if self._consumer is not None:
             raise SubscriberError("share was called on a subscriber with a name: its positions belong to its callbacks")
@@ -199,7 +199,7 @@ class Subscriber(Registration):
             self._share.start(timeout, begin)
             if self._consumer is not None:
                 self._consumer.keep_beginning(self._supervisor.first_positions(), begin)
-                self._consumer.keep_by_itself(self._share.checkpoint, self._wanted_prefixes)
+                self._consumer.keep_by_itself(self._share.checkpoint, self._registry.wanted_prefixes)
         except BaseException:
             self._leave()
             raise
@@ -213,33 +213,12 @@ class Subscriber(Registration):
         snapshot = beginning.snapshot
         if snapshot is not None and self._options.slow.action == "conflate":
             raise ConfigError(f"snapshot was {snapshot!r} with the policy 'conflate', which delivers out of order")
-        if self._tables and snapshot != "latest":
+        if self._registry.tables and snapshot != "latest":
             raise ConfigError(f"snapshot was {snapshot!r} with a table, expected 'latest'")
         answer_s = _ARCHIVES_S if timeout is None else timeout
-        begin = beginning_of(self.feed, self._client, beginning, answer_s, self._wanted_prefixes())
-        if snapshot == "books":
-            self._expect_books(begin)
-        for table in self._tables:
-            table._begin(
-                {slice_id: begin(slice_id) for slice_id in self.feed.slices_for(table.prefix)} if begin else {}
-            )
+        begin = beginning_of(self.feed, self._client, beginning, answer_s, self._registry.wanted_prefixes())
+        self._registry.expect(begin, books=snapshot == "books")
         return begin
-
-    def _wanted_prefixes(self) -> list[bytes]:
-        """Return what topics of callbacks start with."""
-        return [start for callback in self._callbacks for start, _ in callback.starts]
-
-    def _expect_books(self, begin: Callable[[int], Since | None] | None) -> None:
-        """Prepare books for a snapshot. Books that the archives cannot vouch for are out of sync from the beginning."""
-        from blackbox.book.books import BookCallback
-
-        starts = [] if begin is None else [(n, begin(n)) for n in range(len(self.feed.slices))]
-        unsure = [slice_id for slice_id, since in starts if since is not None and since.is_unsure]
-        for callback in self._callbacks:
-            if isinstance(callback, BookCallback):
-                callback.function.expect_image()
-                for slice_id in unsure:
-                    callback.function.lose_sync(slice_id)
 
     @contextmanager
     def checkpoint(self, timeout: float = 10.0) -> Iterator[dict[int, Any]]:
@@ -283,11 +262,11 @@ class Subscriber(Registration):
     def _begin_live(self) -> None:
         """Leave replay mode, and check the callbacks. Raises SubscriberError, ConfigError."""
         with self._supervisor.lock:
-            if self._replay is not None:
+            if self._replays.current is not None:
                 raise SubscriberError("start was called during a replay, expected it to end first")
             if self.state is SubscriberLife.NEW:
-                self._player = None  # statistics are live from now on
-                self._check(self._callbacks)
+                self._replays.slices = None  # statistics are live from now on
+                self._registry.check(self.callbacks)
 
     def replay(
         self, recordings: Recording | Iterable[Recording] | Replay, **settings: Unpack[ReplaySettings]
@@ -309,7 +288,6 @@ class Subscriber(Registration):
         Raises CallbackError as `run`; SubscriberError if it was started, or is replaying; ConfigError for books=True
         without a `book`; TypeError for an unknown setting, or one in addition to a Replay.
         """
-        from blackbox.replay.play.to_callbacks import CallbackPlayer
         from blackbox.replay.replay import Replay, check_settings
 
         check_settings(recordings, settings)
@@ -319,51 +297,8 @@ class Subscriber(Registration):
                 raise SubscriberError(
                     f"replay was called when it was {self.state.value}, expected a subscriber that never started"
                 )
-            if self._replay is not None:
-                raise SubscriberError("replay was called during another replay")
-            if replay.builds_books and all(callback.kind != "book" for callback in self._callbacks):
-                raise ConfigError(
-                    "books was set for a replay to a subscriber without order books, expected "
-                    "`book = subscriber.book(prefix)` before it, or books=False"
-                )
-            player = CallbackPlayer(
-                replay.feeds,
-                tuple(self._callbacks),
-                self._options.on_error,
-                self._hooks.on_reset,
-                replay.topics,
-                self._player,
-                self._timers,
-                tuple(self._gap_hooks),
-                replay.recordings,
-                replay.slices,
-            )
-            self._player, self._replay = player, replay
-        try:
-            self._check(self._callbacks)
-            self._check_symbols(replay)
-            for stream in tuple(self._streams):
-                stream._begin()
-            return replay.run(player, player.timers)
-        except BaseException as error:
-            for stream in tuple(self._streams):
-                stream._end(failure=error)
-            raise
-        finally:
-            for stream in tuple(self._streams):
-                stream._end()
-            player.close()  # first: its workers may still play, and another replay would share their tables
-            self._replay = None
-
-    def _check_symbols(self, replay: Replay) -> None:
-        """Raise ConfigError if callbacks choose symbols and a replayed feed has another symbol rule."""
-        rule = self.feed.symbol_rule
-        other = next((feed for feed in replay.feeds.of_slice if feed.symbol_rule != rule), None)
-        if other is not None and any(callback.symbols is not None for callback in self._callbacks):
-            raise ConfigError(
-                f"callbacks chose symbols by {rule} of feed {self.feed.name!r}, but feed {other.name!r} has "
-                f"{other.symbol_rule}: choose its topics by prefix"
-            )
+            self._replays.begin(replay)
+        return self._replays.run()
 
     def wait_confirmed(
         self,
@@ -394,7 +329,7 @@ class Subscriber(Registration):
         `start`.
         """
         self._begin_live()
-        if not self._callbacks and self.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
+        if not self.callbacks and self.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
             raise SubscriberError('run was called without callbacks, add one: @subscriber.on(b"") receives all topics')
         try:
             self._share.run(self.start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
@@ -411,7 +346,7 @@ class Subscriber(Registration):
         Also stops a running replay, as its controls do. Raises what `run` raises; SubscriberError if callbacks take
         longer than `timeout` seconds (it then terminates).
         """
-        if not self._stop_replay():
+        if not self._replays.stop():
             try:
                 self._share.stop(timeout)
             finally:
@@ -422,22 +357,14 @@ class Subscriber(Registration):
 
         A callback that does not return in `timeout` seconds is abandoned in its daemon thread, and an error is logged.
         """
-        if not self._stop_replay():
+        if not self._replays.stop():
             self._share.terminate(timeout)
             self._leave()
 
     def request_stop(self) -> None:
         """Request the end as `stop` does, but return at once: `run` then ends."""
-        if not self._stop_replay():
+        if not self._replays.stop():
             self._share.request_stop()
-
-    def _stop_replay(self) -> bool:
-        replay = self._replay
-        if replay is not None:
-            replay.controls.stop()
-            for stream in tuple(self._streams):
-                stream._end(at_once=False)
-        return replay is not None
 
     def __enter__(self) -> Self:
         return self if self.state is SubscriberLife.RUNNING else self.start()
@@ -449,20 +376,19 @@ class Subscriber(Registration):
             self.terminate()
 
     def __repr__(self) -> str:
-        return f"Subscriber({self.feed!r}, {len(self._callbacks)} callbacks, {self.state.value})"
+        return f"Subscriber({self.feed!r}, {len(self.callbacks)} callbacks, {self.state.value})"
 
     # Information
 
     def statistics(self) -> Statistics:
         """Return a snapshot of all counters; exact once it has ended."""
-        return self._supervisor.statistics() if self._player is None else self._player.statistics()
+        played = self._replays.slices
+        return self._supervisor.statistics() if played is None else played.statistics()
 
     def topics(self, slice_id: int) -> list[bytes]:
         """Return the topics seen in one slice: a batch's `topic_numbers` are indices into this list."""
-        if self._player is not None:
-            numbering = self._player.topics[slice_id : slice_id + 1]
-            return numbering[0].names() if numbering else []
-        return self._supervisor.topics(slice_id)
+        played = self._replays.slices
+        return self._supervisor.topics(slice_id) if played is None else played.names(slice_id)
 
     @property
     def is_finished(self) -> bool:

@@ -108,7 +108,7 @@ def test_the_latest_day_is_the_newest_by_date_not_by_directory_name(tmp_path: Pa
 
 def replayed(recordings: Any, **settings: Any) -> list[str]:
     found: list[str] = []
-    given = recordings.recordings if isinstance(recordings, Replay) else recordings
+    given = recordings.playlist.recordings if isinstance(recordings, Replay) else recordings
     subscriber = Subscriber(next(iter(given)).feed)
 
     @subscriber.on(b"A.")

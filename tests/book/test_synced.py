@@ -273,7 +273,7 @@ def test_stop_and_seek_end_the_building_of_books(tmp_path: Path, monkeypatch: py
             getattr(replay.controls, command)(*([580] if command == "seek" else []))
 
     monkeypatch.setattr(Books, "__call__", call_off)
-    monkeypatch.setattr("blackbox.replay.replay._CACHE_BYTES", 1)
+    monkeypatch.setattr("blackbox.replay.playback._CACHE_BYTES", 1)
     subscriber.replay(replay)
     if command == "stop":
         assert (len(book.orders(b"A")), played) == (sum(calls), [])

@@ -60,7 +60,7 @@ class Callback:
         kind: Kind,
         prefix: bytes,
         function: Callable[..., Any],
-        worker: int,
+        *,
         independent: bool = False,
         interval_ns: int | None = None,
         message_types: Sequence[str] | None = None,
@@ -69,7 +69,7 @@ class Callback:
         self.prefixes: tuple[bytes, ...] = (prefix,)
         """Prefixes of its topics. None is a prefix of another."""
         self.function = function
-        self.worker = worker
+        self.worker = IN_SLICE
         self.independent = independent
         self.group: str | None = None
         self.owner: object = None
@@ -181,15 +181,9 @@ class CompiledCallback(Callback):
     """
 
     def __init__(
-        self,
-        prefix: bytes,
-        function: Callable[..., None],
-        worker: int,
-        state: NDArray[Any],
-        entry: Any,
-        independent: bool = False,
+        self, prefix: bytes, function: Callable[..., None], state: NDArray[Any], entry: Any, independent: bool
     ) -> None:
-        super().__init__("compiled", prefix, function, worker, independent)
+        super().__init__("compiled", prefix, function, independent=independent)
         self._initial = state.copy()
         self._entry = entry
         self.states: dict[int, NDArray[Any]] = {}

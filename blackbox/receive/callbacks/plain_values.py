@@ -53,12 +53,11 @@ class PlainCallback(Callback):
         fields: Sequence[str],
         prefix: bytes,
         function: Callable[..., Any],
-        worker: int,
-        independent: bool = False,
-        message_types: Sequence[str] | None = None,
-        prices: Prices = "integer",
+        independent: bool,
+        message_types: Sequence[str] | None,
+        prices: Prices,
     ) -> None:
-        super().__init__("message", prefix, function, worker, independent, message_types=message_types)
+        super().__init__("message", prefix, function, independent=independent, message_types=message_types)
         self.fields = tuple(fields)
         self._prices = prices
         self._of_record = tuple(name.removeprefix(RECORD) for name in fields if name not in OWN)
