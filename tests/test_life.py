@@ -14,7 +14,7 @@ from blackbox.publish.publisher import PublisherLife
 from blackbox.publish.send.slice_sender import SenderLife
 from blackbox.receive.deliver.worker import WorkerLife
 from blackbox.receive.state import SliceLife
-from blackbox.receive.stream import StreamLife
+from blackbox.receive.stream_queue import StreamLife
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.replay.controls import ControlsLife
 from blackbox.services.hub.pair.state import PairLife

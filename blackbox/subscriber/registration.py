@@ -30,7 +30,8 @@ from blackbox.receive.callbacks.plain_values import PlainCallback
 from blackbox.receive.callbacks.timers import Timer
 from blackbox.receive.slices.catching_up import Archives
 from blackbox.receive.slices.options import Options
-from blackbox.receive.stream import Stream, WhenFull
+from blackbox.receive.stream import Stream
+from blackbox.receive.stream_queue import StreamQueue, WhenFull
 from blackbox.receive.supervise.sharers import Sharers
 from blackbox.receive.supervise.slice_plan import slices_of_callbacks
 from blackbox.receive.supervise.supervisor import SubscriberLife, Supervisor
@@ -231,7 +232,7 @@ class Registration:
             if (registry := weak()) is not None:
                 registry.remove_stream(stream)
 
-        stream = Stream(prefix, limit, when_full, batches, raise_failure, remove)
+        stream = Stream(StreamQueue(prefix, limit, when_full), batches, raise_failure, remove)
         self._registry.add_stream(stream, chosen, group)
         return stream
 

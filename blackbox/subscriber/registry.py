@@ -74,7 +74,7 @@ class Registry:
         with self.supervisor.lock:
             self.share.add_stream(stream)  # before its first message
             try:
-                self.add(Callback("batch", stream.prefix, stream._put), group, symbols)
+                self.add(Callback("batch", stream.prefix, stream._queue.put), group, symbols)
             except BaseException:
                 self.registered.streams.remove(stream)
                 raise
@@ -85,7 +85,7 @@ class Registry:
             if stream in self.registered.streams:
                 self.registered.streams.remove(stream)
                 if self.share.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
-                    self.remove(stream._put)
+                    self.remove(stream._queue.put)
 
     def add_timer(self, timer: Timer) -> None:
         """Add a timer. Raises SubscriberError after the start, or during a replay."""

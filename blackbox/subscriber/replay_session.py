@@ -48,15 +48,15 @@ class ReplaySession:
         try:
             self._check(replay)
             for stream in tuple(streams):
-                stream._begin()
+                stream._queue.begin()
             return replay.run(player, player.timers)
         except BaseException as error:
             for stream in tuple(streams):
-                stream._end(failure=error)
+                stream._queue.end(failure=error)
             raise
         finally:
             for stream in tuple(streams):
-                stream._end()
+                stream._queue.end()
             player.close()  # first: its workers may still play, and another replay would share their tables
             self.current = self._player = None
 
@@ -87,5 +87,5 @@ class ReplaySession:
             return False
         replay.controls.stop()
         for stream in tuple(self._registered.streams):
-            stream._end(at_once=False)
+            stream._queue.end(at_once=False)
         return True

@@ -14,7 +14,7 @@ import numpy
 
 from blackbox.archive.data_frames import Frames
 from blackbox.archive.read.filter import Selection
-from blackbox.archive.serve.newest import Entry, NewestCopy, NewestRows
+from blackbox.archive.serve.newest import Entry, NewestRows
 from blackbox.arguments import as_bytes, check_function
 from blackbox.block.batch.batch import Batch
 from blackbox.block.batch.received_block import BatchFeed, ReceivedBlock
@@ -52,6 +52,54 @@ class Puts(Protocol):
         """Put a message; see `HubClient.put`."""
 
 
+class _Progress:
+    """Positions that a table has reached, and how much of its image is missing. Its lock is that of the table.
+
+    Attributes: `changed`, the lock; `at`, the position after the last message, by slice; `synced`, set once the image
+    is complete; `waiting`, the number of waiting threads.
+    """
+
+    def __init__(self, check_life: Callable[[], None]) -> None:
+        self._check_life = check_life
+        self.changed = threading.Condition(threading.Lock())
+        self.at: dict[int, Position] = {}
+        self.synced = threading.Event()
+        self.waiting = 0
+        self._left = -1
+        """Messages of the image not received yet; -1: unknown."""
+
+    def begin(self, at: dict[int, Position], left: int) -> None:
+        """Expect an image of `left` messages."""
+        self.at, self._left = at, left
+        self.take_image(0)
+
+    def take_image(self, count: int) -> None:
+        """Note messages of the image."""
+        self._left -= count
+        if self._left == 0:
+            self.synced.set()
+            self.changed.notify_all()
+
+    def has(self, until: At) -> bool:
+        """Return True if the table is synced and has reached these positions."""
+        return self.synced.is_set() and all(self.at.get(each, (0, 0)) >= position for each, position in until.items())
+
+    def wait(self, is_so: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until it is so. Return False at the timeout. Raises SubscriberError if the subscriber has ended."""
+        end = time.monotonic() + (inf if timeout is None else timeout)
+        with self.changed:
+            self.waiting += 1
+            try:
+                while not is_so():
+                    if (left := end - time.monotonic()) <= 0:
+                        return False
+                    self._check_life()
+                    self.changed.wait(min(left, _LOOK_S))
+                return True
+            finally:
+                self.waiting -= 1
+
+
 class Table(Frames, Mapping[bytes, bytes]):
     """The newest payload of each topic that begins with `prefix`. Created by `Subscriber.table`.
 
@@ -79,33 +127,29 @@ class Table(Frames, Mapping[bytes, bytes]):
         topics.
         """
         self._symbols = symbols
-        self._client, self._check_life, self._wait_complete = client, check_life, wait_complete
+        self._client, self._wait_complete = client, wait_complete
         self.prefix, self.feed, self.schema = prefix, feed, load_schema(feed.schema)
         self._rows = NewestRows(
             f"table {prefix!r}", feed.key_rule, feed.max_topics * max(1, len(feed.slices_for(prefix)))
         )
-        self._at: dict[int, Position] = {}
-        self._left = -1
-        """Messages of the image not received yet; -1: unknown."""
-        self._changed = threading.Condition(threading.Lock())
-        self._waiting = 0
-        self._synced = threading.Event()
+        self._progress = _Progress(check_life)
+        self._changed = self._progress.changed
         self._on_change: list[Callable[[bytes, bytes | None], object]] = []
 
     @property
     def synced(self) -> bool:
         """True if the image is complete. From then on the table is as of `at`."""
-        return self._synced.is_set()
+        return self._progress.synced.is_set()
 
     def wait_synced(self, timeout: float | None = None) -> bool:
         """Wait until the image is complete. Return False at the timeout. Raises SubscriberError if it has ended."""
-        return self._wait(lambda: self.synced, timeout)
+        return self._progress.wait(self._progress.synced.is_set, timeout)
 
     @property
     def at(self) -> dict[int, Position]:
         """Position after the last message in the table, by slice."""
         with self._changed:
-            return dict(self._at)
+            return dict(self._progress.at)
 
     def wait(self, until: Place | At, timeout: float = 10.0) -> bool:
         """Wait until the table is synced and has a message, or has reached another table's `at`. Return False if late.
@@ -121,28 +165,11 @@ class Table(Frames, Mapping[bytes, bytes]):
         """
         end, place = time.monotonic() + timeout, until if isinstance(until, Place) else None
         at = {until.slice_id: Position(until.epoch, until.sequence + 1)} if isinstance(until, Place) else until
-        if not self._wait(lambda: self._has(at), timeout):
+        if not self._progress.wait(lambda: self._progress.has(at), timeout):
             return False
         with self._changed:
             has_all = self.feed.key_rule == 0 or (place is not None and self._rows.has(place))
         return has_all or self._wait_complete(at.keys(), end - time.monotonic())
-
-    def _wait(self, is_so: Callable[[], bool], timeout: float | None) -> bool:
-        end = time.monotonic() + (inf if timeout is None else timeout)
-        with self._changed:
-            self._waiting += 1
-            try:
-                while not is_so():
-                    if (left := end - time.monotonic()) <= 0:
-                        return False
-                    self._check_life()
-                    self._changed.wait(min(left, _LOOK_S))
-                return True
-            finally:
-                self._waiting -= 1
-
-    def _has(self, until: At) -> bool:
-        return self.synced and all(self._at.get(each, (0, 0)) >= position for each, position in until.items())
 
     def on_change(self, function: OnChange) -> OnChange:
         """Decorate `f(topic, payload)`, called for each topic that has changed; payload None: it was removed.
@@ -218,12 +245,12 @@ class Table(Frames, Mapping[bytes, bytes]):
     def snapshot(self) -> tuple[dict[bytes, bytes], dict[int, Position]]:
         """Return all payloads by topic, and `at`, in one consistent state."""
         with self._changed:
-            copy, at = self._rows.copy(), dict(self._at)
+            copy, at = self._rows.copy(), dict(self._progress.at)
         return copy.as_dict(), at
 
     def digest(self) -> str:
         """Return a SHA-256, in hexadecimal, of all topics and payloads. Equal tables have the same digest."""
-        payloads, found = self._copy().as_dict(), hashlib.sha256()
+        payloads, found = self.snapshot()[0], hashlib.sha256()
         for topic, payload in sorted(payloads.items()):
             found.update(_SIZES.pack(len(topic), len(payload)) + topic + payload)
         return found.hexdigest()
@@ -241,10 +268,6 @@ class Table(Frames, Mapping[bytes, bytes]):
         for block in blocks:
             yield Batch(block, None, ReceivedBlock.of_block(block, feed, 0, is_image=True))
 
-    def _copy(self) -> NewestCopy:
-        with self._changed:
-            return self._rows.copy()
-
     def __getitem__(self, topic: str | bytes) -> bytes:
         found = self.entry(topic)
         if found is None:
@@ -255,15 +278,17 @@ class Table(Frames, Mapping[bytes, bytes]):
         return self._rows.with_value
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._copy().topics())
+        with self._changed:
+            copy = self._rows.copy()
+        return iter(copy.topics())
 
     def items(self) -> ItemsView[bytes, bytes]:
         """Return topics and payloads in one consistent state: topics may be removed during iteration."""
-        return self._copy().as_dict().items()
+        return self.snapshot()[0].items()
 
     def values(self) -> ValuesView[bytes]:
         """Return payloads, as `items`."""
-        return self._copy().as_dict().values()
+        return self.snapshot()[0].values()
 
     def __repr__(self) -> str:
         return (
@@ -272,21 +297,19 @@ class Table(Frames, Mapping[bytes, bytes]):
 
     def _begin(self, images: Mapping[int, Since | None]) -> None:
         """Empty the table and expect the image of each slice. Called before any of it arrives."""
-        with self._changed:
-            self._rows.clear()
-            self._at, self._left = {}, 0
+        at, left = dict[int, Position](), 0
         for slice_id, since in images.items():
             if since is not None:
-                blocks = since.image or ()
-                self._left += sum(self._may_have(topic) for block in blocks for topic in block.topics)
+                left += sum(self._may_have(topic) for block in since.image or () for topic in block.topics)
                 if since.position is not None:
-                    self._at[slice_id] = since.position
+                    at[slice_id] = since.position
         with self._changed:
-            self._look()
+            self._rows.clear()
+            self._progress.begin(at, left)
 
     def _take(self, batch: Batch) -> None:
         """Add messages: the callback. Raises SubscriberError above the maximum size of a table."""
-        block = batch.block
+        block, progress = batch.block, self._progress
         last = block.count - 1 if batch.rows is None else int(batch.rows[-1])
         with self._changed:
             try:
@@ -294,13 +317,12 @@ class Table(Frames, Mapping[bytes, bytes]):
             except JournalError as error:
                 raise SubscriberError(str(error)) from None
             if batch.is_image:
-                self._left -= len(batch)
-                self._look()
+                progress.take_image(len(batch))
             else:
-                at, reached = self._at.get(block.slice_id), Position(block.epoch, block.number_of(last) + 1)
+                at, reached = progress.at.get(block.slice_id), Position(block.epoch, block.number_of(last) + 1)
                 # Repaired messages of a key may follow higher sequences of other keys.
-                self._at[block.slice_id] = max(at, reached) if at and at.epoch == reached.epoch else reached
-                if self._waiting:
+                progress.at[block.slice_id] = max(at, reached) if at and at.epoch == reached.epoch else reached
+                if progress.waiting:
                     self._changed.notify_all()
         if self._on_change:
             newest = _newest_of(batch)
@@ -310,11 +332,6 @@ class Table(Frames, Mapping[bytes, bytes]):
 
     def _may_have(self, topic: bytes) -> bool:
         return topic.startswith(self.prefix) and (self._symbols is None or self._symbols.has(topic))
-
-    def _look(self) -> None:
-        if self._left == 0:
-            self._synced.set()
-            self._changed.notify_all()
 
 
 def _newest_of(batch: Batch) -> Batch:

@@ -30,7 +30,7 @@ def wait_received(client: HubClient, count: int) -> None:
     (inbox,) = client._durable._inboxes.values()
     opening = inbox._opening
     assert opening is not None
-    wait_until(lambda: opening.stream._messages == count, 60)
+    wait_until(lambda: opening.stream._queue.messages == count, 60)
 
 
 def rest(client: HubClient) -> list[int]:
@@ -80,7 +80,7 @@ def test_messages_of_a_killed_client_are_delivered_too(tmp_path: Path) -> None:
         client.put(b"A", b"%d" % number)
     client.get(b"", 60)
     (inbox,) = client._durable._inboxes.values()
-    wait_until(lambda: inbox._opening.stream._messages == 19, 60)
+    wait_until(lambda: inbox._opening.stream._queue.messages == 19, 60)
     os.kill(os.getpid(), signal.SIGKILL)
     """
     with Hub(feed, tmp_path / "hub"), Script(code, feed) as script:

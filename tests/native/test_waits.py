@@ -12,12 +12,13 @@ import pytest
 from blackbox.native.system import waits
 from blackbox.native.system.waits import acquire, as_done, is_done_in, join, result_of, step_of, take
 from blackbox.receive.stream import Stream
+from blackbox.receive.stream_queue import StreamQueue
 from blackbox.replay.clock import Clock, ManualClock
 from tests.interrupts import is_interrupted
 
 
 def stream() -> Stream:
-    return Stream(b"", 10, "wait", False, lambda: None, lambda _stream: None)
+    return Stream(StreamQueue(b"", 10, "wait"), False, lambda: None, lambda _stream: None)
 
 
 def of_future() -> tuple[Callable[[], object], Callable[[], object]]:
@@ -44,12 +45,12 @@ def of_thread() -> tuple[Callable[[], object], Callable[[], object]]:
 
 def of_stream() -> tuple[Callable[[], object], Callable[[], object]]:
     reading = stream()
-    return lambda: list(reading), reading._end
+    return lambda: list(reading), reading._queue.end
 
 
 def of_get() -> tuple[Callable[[], object], Callable[[], object]]:
     reading = stream()
-    return lambda: reading.get(1e6), reading._end
+    return lambda: reading.get(1e6), reading._queue.end
 
 
 def of_clock(clock: Clock, until_ns: int | None) -> tuple[Callable[[], object], Callable[[], object]]:

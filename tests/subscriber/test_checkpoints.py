@@ -17,6 +17,7 @@ from blackbox.block.position import Position
 from blackbox.errors import SubscriberError
 from blackbox.receive.callbacks.checkpoint import Checkpoint
 from blackbox.receive.stream import Stream
+from blackbox.receive.stream_queue import StreamQueue
 from blackbox.receive.supervise import supervisor
 from blackbox.testing import wait_until
 from tests.archive.written_days import few
@@ -352,7 +353,7 @@ def test_undone_messages_match_plain_lists(
         day.put(slice_id, Put(tuple(Row(topic, b"") for _ in range(count)), first, time, time, epochs[slice_id]))
         following[run] = first + count
     come = list(Recording.open(day.path).batches()) if of else []
-    stream = Stream(b"", 1_000, "wait", batches, lambda: None, lambda _: None)
+    stream = Stream(StreamQueue(b"", 1_000, "wait"), batches, lambda: None, lambda _: None)
     waits: list[list[tuple[Batch, int]]] = []
     took: list[tuple[Batch, int]] = []
 
@@ -368,7 +369,7 @@ def test_undone_messages_match_plain_lists(
             batch = come.pop(0)
             items = [(batch, number) for number in batch.sequence.tolist()]
             waits += [items] if batches else [[item] for item in items]
-            stream._put(batch)
+            stream._queue.put(batch)
         elif step == "take" and waits:
             stream.get(ENOUGH_S)
             took = waits.pop(0)
@@ -399,7 +400,7 @@ def test_a_stream_made_while_a_checkpoint_begins_is_in_it(monkeypatch: pytest.Mo
         made.append(subscriber.stream(b"", limit=1))
         subscriber.wait_confirmed()
         publish(publisher, 50, 50)
-        wait_until(lambda: made[0]._messages > 0)
+        wait_until(lambda: made[0]._queue.messages > 0)
 
     with Publisher(feed, when_full="wait") as publisher, subscriber:
         publish(publisher, 0, 50)

@@ -190,7 +190,7 @@ class Share:
             if leaves:
                 self._enter(SubscriberLife.STOPPING)
                 for stream in self.registered.streams:
-                    stream._end(at_once=at_once)
+                    stream._queue.end(at_once=at_once)
                 supervisor.leave(self.registered)
             return self._own is not SubscriberLife.RUNNING
 

@@ -42,9 +42,9 @@ class Registered:
         self.callbacks.remove(callback)
         self._refusals.append((callback.prefix, error))
         for stream in tuple(self.streams):
-            if callback.function == stream._put:
+            if callback.function == stream._queue.put:
                 self.streams.remove(stream)
-                stream._end(failure=error)
+                stream._queue.end(failure=error)
                 return
         log.error("%s: callback %s was removed", error, callback.name)
 
@@ -92,7 +92,7 @@ class Sharers:
         for timer in registered.timers:
             timer.active = False
         for stream in registered.streams:
-            stream._end()
+            stream._queue.end()
         self.count(registered.callbacks, -1)
 
     def count(self, callbacks: Iterable[Callback], by: int) -> None:

@@ -161,7 +161,7 @@ class Supervisor:
         with self.lock:
             self._state = self._state.enter(state, f"subscriber of feed {self.feed.name!r}")
             for stream in self.sharers.streams() if state in (SubscriberLife.STOPPING, SubscriberLife.ENDED) else ():
-                stream._end(at_once=state is SubscriberLife.ENDED)
+                stream._queue.end(at_once=state is SubscriberLife.ENDED)
 
     def check_new(self) -> None:
         """Raise SubscriberError unless it can be started."""
@@ -332,14 +332,14 @@ class Supervisor:
             with self.lock:
                 self._cutting = 0
                 for stream in self.sharers.streams():
-                    stream._end_cut()
+                    stream._queue.cut(begins=False)
             checkpoint.release()
             self._one_cut.release()
 
     def begin_cut(self, streams: Iterable[Stream]) -> None:
         """Include these streams in the current checkpoint, if any. Call with `lock` held."""
         for stream in streams if self._cutting else ():
-            stream._begin_cut()
+            stream._queue.cut(begins=True)
 
     def _undone(self, by_reader: bool) -> dict[int, Position]:
         """Return by slice the position of the stream's reader that is furthest behind."""

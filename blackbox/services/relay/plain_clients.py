@@ -140,7 +140,7 @@ class PlainRelay:
         self._enter(RelayLife.CLOSED)
         with suppress(BlackBoxError):  # the thread gets the error from the stream
             self._subscriber.stop()
-        self._stream._end()
+        self._stream._queue.end()
         if self._thread.ident is not None:
             join(self._thread)
 
@@ -210,7 +210,7 @@ class PlainRelay:
             self.error = RelayError(f"{self._what} failed: {error}")
             self.error.__cause__ = error
         finally:
-            self._stream._end()  # a slice may be waiting for room in it
+            self._stream._queue.end()  # a slice may be waiting for room in it
             close_messages(self._scratch.ctypes.data, 1)
             self._close_socket()
 

@@ -279,7 +279,7 @@ class Inbox:
         if self._kept is not None:
             subscriber.on_batch(prefix, symbols=symbols)(self._kept.put)
         stream = subscriber.stream(prefix, symbols=symbols, limit=self._limit)
-        stream._on_change = self._arrivals.add
+        stream._queue.on_change = self._arrivals.add
         subscriber.on_gap(prefix, symbols=symbols)(self._tell)
         opening = _Opening(subscriber, stream)
         opening.started.add_done_callback(lambda _: self._arrivals.add())
