@@ -23,6 +23,7 @@ from blackbox.book.book import has_room, head_at, settle, show
 from blackbox.errors import ConfigError
 from blackbox.feed.schema.schema import load_registered
 from blackbox.native.compile.jit import njit, warm_up
+from blackbox.native.compile.numba_internals import c_address
 from blackbox.native.memory.intrinsics import call_for_integer
 
 BOOK_GROUP: Final = "blackbox.books"
@@ -72,13 +73,13 @@ class BookFeed(NamedTuple):
     def address(self) -> int:
         """Address of `apply` as a C function. Raises ConfigError if it does not return an int64."""
         warm_up(self.apply, 0, 0, 0)
-        compiled = self.apply.overloads[(types.int64,) * 3]
-        if compiled.signature.return_type != types.int64:
+        arguments = (types.int64,) * 3
+        returned = self.apply.overloads[arguments].signature.return_type
+        if returned != types.int64:
             raise ConfigError(
-                f"{self.apply.__name__} of a book returned {compiled.signature.return_type}, expected int64: "
-                "IGNORED, WITHIN or COMPLETE"
+                f"{self.apply.__name__} of a book returned {returned}, expected int64: IGNORED, WITHIN or COMPLETE"
             )
-        return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name))
+        return c_address(self.apply, arguments)
 
 
 def load_book_feed(schema: str) -> BookFeed:

@@ -34,8 +34,8 @@ from blackbox.archive.record.crash_recovery import file_head, remove_empty
 from blackbox.archive.record.journal_state import BUFFER_BYTES, COUNTERS, SEALED_MAX, JournalState, lose_segment
 from blackbox.block.batch.block_handler import IDLE, BlockHandlerAt
 from blackbox.errors import JournalError
-from blackbox.native.memory.writeback import begin_writing
 from blackbox.native.system.limits import Needs
+from blackbox.native.system.posix import begin_writing
 from blackbox.transport.wakeup import Pipe
 
 if TYPE_CHECKING:

@@ -6,19 +6,22 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from functools import wraps
+from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import numba
 from numba import typeof
-from numba.core.ccallback import CFunc
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import cpu_target
-from numba.core.sigutils import normalize_signature
 
 from blackbox.errors import LimitError
-from blackbox.native.compile.kernel_cache import cache_root, held_by_one_process, lock_of, use_kernel_cache
-from blackbox.native.compile.late_code import KernelCache
+from blackbox.native.compile.kernel_cache import cache_root, held_by_one_process, use_kernel_cache
+from blackbox.native.compile.numba_internals import (
+    global_compiler_lock,
+    load_llvm,
+    make_cfunc,
+    use_cache,
+    wrap_compile,
+)
 from blackbox.native.system.interrupts import interrupts_held
 from blackbox.native.system.limits import Needs, check_limits, start_thread
 
@@ -33,7 +36,7 @@ _was_logged = threading.Event()
 
 use_kernel_cache()
 with interrupts_held():
-    cpu_target.target_context  # noqa: B018  # initialises LLVM, which prints an error if interrupted
+    load_llvm()
 
 
 @wraps(numba.njit)
@@ -45,7 +48,9 @@ def njit(function: Any = None, *, cache: bool = False, **options: Any) -> Any:
 
 
 def _made(function: Any, signature: str | None, is_cached: bool, options: dict[str, Any]) -> Any:
-    made = _in_turn(numba.njit(function, **options), is_cached)
+    made = numba.njit(function, **options)
+    lock = use_cache(made, function) if is_cached else None
+    wrap_compile(made, partial(_in_turn, lock))
     if signature is not None:  # numba must know the cache before it compiles
         made.compile(signature)
         made.disable_compile()
@@ -56,9 +61,9 @@ def cfunc(signature: Any, *, cache: bool = False, **options: Any) -> Callable[[A
     """Wrap numba's `cfunc`, and delay Ctrl-C while it compiles."""
 
     def compiled(function: Any) -> Any:
-        made: Any = CFunc(function, normalize_signature(signature), locals={}, options=options)
+        made = make_cfunc(function, signature, options)
         if cache:
-            made._cache = KernelCache(function)
+            use_cache(made, function)
         with interrupts_held():
             made.compile()
         return made
@@ -66,20 +71,14 @@ def cfunc(signature: Any, *, cache: bool = False, **options: Any) -> Callable[[A
     return compiled
 
 
-def _in_turn(function: Any, is_cached: bool) -> Any:
-    compile_: Callable[[Any], Any] = function.compile
-    if is_cached:
-        function._cache = KernelCache(function.py_func)
-
-    def compile_in_turn(signature: Any) -> Any:
-        # numba's lock comes first: its holder may need the file lock that another thread waits for.
-        others = held_by_one_process(lock_of(function._cache)) if is_cached else nullcontext()
-        # Delay Ctrl-C last: LLVM's callbacks would swallow it during compilation.
-        with _logged() if is_cached else nullcontext(), global_compiler_lock, others, interrupts_held():
-            return compile_(signature)
-
-    function.compile = compile_in_turn
-    return function
+@contextmanager
+def _in_turn(lock: Path | None) -> Iterator[None]:
+    """Compile or load in one thread at a time; a cached function also in one process at a time."""
+    # numba's lock comes first: its holder may need the file lock that another thread waits for.
+    # Delay Ctrl-C last: LLVM's callbacks would swallow it during compilation.
+    others = nullcontext() if lock is None else held_by_one_process(lock)
+    with nullcontext() if lock is None else _logged(), global_compiler_lock, others, interrupts_held():
+        yield
 
 
 @contextmanager

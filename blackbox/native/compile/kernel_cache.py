@@ -23,7 +23,6 @@ from types import FunctionType
 from typing import Final, Self
 
 from numba.core import config
-from numba.core.caching import FunctionCache
 
 from blackbox.user_cache import user_cache
 
@@ -57,11 +56,6 @@ def use_kernel_cache() -> None:
 def cache_root() -> Path:
     """Return the directory of all kernels: in `NUMBA_CACHE_DIR` if set, else in the user's cache."""
     return (Path(config.CACHE_DIR) if config.CACHE_DIR else user_cache()) / "kernels"
-
-
-def lock_of(kernel: FunctionCache) -> Path:
-    """Return the lock file of a kernel, held while a process loads or compiles it."""
-    return Path(kernel.cache_path) / f"{kernel._impl.filename_base}.lock"  # numba has no public name for it
 
 
 @contextmanager

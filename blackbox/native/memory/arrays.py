@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from typing import Any
 
@@ -11,15 +12,18 @@ from numpy.typing import NDArray
 
 def shared_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Return a zeroed array in memory shared with processes forked later."""
-    size = max(1, int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize)
-    return numpy.frombuffer(mmap.mmap(-1, size), dtype, int(numpy.prod(shape))).reshape(shape)
+    return _mapped(shape, dtype, mmap.MAP_SHARED)
 
 
 def fresh_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Return a zeroed array on fresh pages: untouched pages cost nothing, while `numpy.zeros` may clear all of it."""
-    count = int(numpy.prod(shape))
+    return _mapped(shape, dtype, mmap.MAP_PRIVATE)
+
+
+def _mapped(shape: tuple[int, ...], dtype: Any, flags: int) -> NDArray[Any]:
+    count = math.prod(shape)
     size = max(1, count * numpy.dtype(dtype).itemsize)
-    return numpy.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE), dtype, count).reshape(shape)
+    return numpy.frombuffer(mmap.mmap(-1, size, flags), dtype, count).reshape(shape)
 
 
 class _Foreign:

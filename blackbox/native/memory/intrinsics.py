@@ -13,8 +13,8 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from blackbox.native.compile.inner_compiler import InnerCompiler
 from blackbox.native.compile.jit import njit
+from blackbox.native.compile.numba_internals import InnerCompiler
 
 _WORD = ir.IntType(64)
 _BYTE_POINTER = ir.IntType(8).as_pointer()

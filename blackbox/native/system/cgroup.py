@@ -19,7 +19,7 @@ def usable_memory(root: Path = _ROOT, mine: Path = _MINE) -> int:
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [
         int(text)
-        for text in (*_told(root, mine, "", "memory.max"), *_told(root, mine, "memory", "memory.limit_in_bytes"))
+        for text in (*_texts(root, mine, "", "memory.max"), *_texts(root, mine, "memory", "memory.limit_in_bytes"))
         if text != _NO_LIMIT
     ]
     return min([machine, *limits])
@@ -27,23 +27,19 @@ def usable_memory(root: Path = _ROOT, mine: Path = _MINE) -> int:
 
 def usable_cpus(root: Path = _ROOT, mine: Path = _MINE) -> int:
     """Return how many CPUs this process may use, at least 1: its affinity, or the lowest quota of its cgroups."""
-    shares = [text.split() for text in _told(root, mine, "", "cpu.max")]
-    quotas = _told(root, mine, "cpu", "cpu.cfs_quota_us")
-    periods = _told(root, mine, "cpu", "cpu.cfs_period_us")
+    shares = [text.split() for text in _texts(root, mine, "", "cpu.max")]
+    quotas = _texts(root, mine, "cpu", "cpu.cfs_quota_us")
+    periods = _texts(root, mine, "cpu", "cpu.cfs_period_us")
     shares += [[quota, period] for quota, period in zip(quotas, periods, strict=True) if quota != "-1"]
     limits = [math.ceil(int(quota) / int(period)) for quota, period in shares if quota != _NO_LIMIT]
     return max(1, min([len(os.sched_getaffinity(0)), *limits]))
 
 
-def _told(root: Path, mine: Path, controller: str, name: str) -> list[str]:
-    """Return the texts of a file in the cgroup of this process and in all its ancestors.
+def _texts(root: Path, mine: Path, controller: str, name: str) -> Iterator[str]:
+    """Yield the texts of a file in the cgroup of this process and in all its ancestors.
 
     `controller`: of cgroup v1; empty: v2.
     """
-    return list(_texts(root, mine, controller, name))
-
-
-def _texts(root: Path, mine: Path, controller: str, name: str) -> Iterator[str]:
     with suppress(OSError):
         for line in mine.read_text().splitlines():
             number, _, rest = line.partition(":")

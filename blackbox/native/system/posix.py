@@ -1,4 +1,4 @@
-"""POSIX calls for compiled code: clocks, file descriptors, process exit. None takes the GIL."""
+"""POSIX calls, most for compiled code and without the GIL: clocks, file descriptors, process exit."""
 
 from __future__ import annotations
 
@@ -120,3 +120,16 @@ def barrier_of_all_threads() -> bool:
 def poke(writer: int, scratch: int) -> None:
     """Make a wake-up pipe readable. A write to a full pipe may fail: the pipe is readable already."""
     write_file(writer, scratch, 1)
+
+
+_SYNC_FILE_RANGE_WRITE: Final = 2
+"""SYNC_FILE_RANGE_WRITE in linux/fs.h."""
+_sync_file_range: Final = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+
+def begin_writing(fd: int, start: int, size: int) -> None:
+    """Start writing `size` bytes of a file to the disk, on Linux. Makes nothing durable; errors are ignored."""
+    if _sync_file_range is not None:
+        _sync_file_range(fd, start, size, _SYNC_FILE_RANGE_WRITE)

@@ -15,20 +15,18 @@ from numba import types
 from numba.core.cgutils import voidptr_t
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
-from numba.np import arrayobj
 from numpy.typing import NDArray
 
 _Load = Callable[[NDArray[numpy.uint8], int], int]
 _Store = Callable[[NDArray[numpy.uint8], int, int], None]
 
-_make_array: Any = arrayobj.make_array
 _BYTE = ir.IntType(8)
 _INT64 = ir.IntType(64)
 
 
 def _place(context: Any, builder: Any, kind: Any, data: Any, offset: Any, word: Any) -> Any:
     """Return a pointer to the word at `offset` in array `data`."""
-    start = builder.bitcast(_make_array(kind)(context, builder, value=data).data, voidptr_t)
+    start = builder.bitcast(context.make_array(kind)(context, builder, value=data).data, voidptr_t)
     place = builder.gep(start, [offset], source_etype=_BYTE)
     return builder.bitcast(place, word.as_pointer())
 
