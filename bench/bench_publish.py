@@ -24,7 +24,7 @@ from bench.rivals.rival import tcp
 from bench.workload.load import Load, column_rows
 from bench.workload.messages import make_pool
 from blackbox import Feed, Publisher
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 
 CALLS = 300_000
 MANY = 4_000_000

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from blackbox.block.batch.batch import Batch, Message
     from blackbox.block.gap import Gap
     from blackbox.errors import BlackBoxError, CallbackError, ConfigError, GapError, SlowSubscriberError
-    from blackbox.feed.feed import Feed, Slice
+    from blackbox.feed.feed import Feed
     from blackbox.feed.schema.schema import Schema
+    from blackbox.feed.slice import Slice
     from blackbox.feed.source import Source
     from blackbox.publish.publisher import Publisher
     from blackbox.receive.slow_subscriber import SlowPolicy
@@ -74,7 +75,7 @@ _MODULE_OF = {
     "Relay": "services.relay.relay",
     "Replay": "replay.replay",
     "Schema": "feed.schema.schema",
-    "Slice": "feed.feed",
+    "Slice": "feed.slice",
     "SlowPolicy": "receive.slow_subscriber",
     "Source": "feed.source",
     "Stream": "receive.stream",

@@ -1,6 +1,7 @@
 """Feeds with several slices, for tests that publish nothing."""
 
-from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.feed import Feed
+from blackbox.feed.slice import Slice
 
 
 def feed_of_prefixes(*prefixes: tuple[str, ...]) -> Feed:

@@ -17,9 +17,9 @@ import zstandard
 from blackbox import ConfigError, Feed, Schema
 from blackbox.block.form import layout
 from blackbox.block.form.layout import ENTRY, FILE_HEAD, MARK, RECORD, VERSION, Structure
-from blackbox.feed.feed import Slice
 from blackbox.feed.schema.document import SchemaDocument
 from blackbox.feed.schema.schema import load_schema
+from blackbox.feed.slice import Slice
 from tests import wire
 
 CHECKED = 8

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from blackbox.errors import ConfigError
+from blackbox.feed.toml import table_in
 
 PREFIX = "BLACKBOX_FEED_"
 _NUMBER = re.compile(r"[+-]?\d[\d_]*")
@@ -41,7 +42,7 @@ def _place_of(
 ) -> tuple[dict[str, Any], str, Any]:
     """Return the table, key and type of the setting called `name`, the end of `variable`."""
     for field in msgspec.structs.fields(struct):
-        inside = _struct_in(field.type)
+        inside = table_in(field.type)
         if inside is None:
             if name == field.name.upper():
                 return table, field.name, field.type
@@ -65,26 +66,14 @@ def _item_of(variable: str, table: dict[str, Any], key: str, position: int) -> d
     return item if isinstance(item, dict) else {}  # `from_document` reports an entry that is not a table
 
 
-def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """Return the struct type of a setting that is a table or a list of tables."""
-    if isinstance(kind, UnionType) or get_origin(kind) is tuple:
-        tables = [each for each in get_args(kind) if isinstance(each, type) and issubclass(each, msgspec.Struct)]
-        return tables[0] if tables and str not in get_args(kind) else None
-    return None
-
-
 def _hint(variable: str, name: str, struct: type[msgspec.Struct]) -> str:
     from difflib import get_close_matches  # only needed on errors
 
     known = []
     for field in msgspec.structs.fields(struct):
-        upper, inside = field.name.upper(), _struct_in(field.type)
-        if inside is None:
-            known.append(upper)
-        elif get_origin(field.type) is tuple:
-            known += [f"{upper}_0_{each.upper()}" for each in inside.__struct_fields__]
-        else:
-            known += [f"{upper}_{each.upper()}" for each in inside.__struct_fields__]
+        upper, inside = field.name.upper(), table_in(field.type)
+        item = "_0" * (get_origin(field.type) is tuple)
+        known += [upper] if inside is None else [f"{upper}{item}_{each.upper()}" for each in inside.__struct_fields__]
     before = variable.removesuffix(name)
     close = get_close_matches(name, known, n=1, cutoff=0.5)
     return (

@@ -15,31 +15,20 @@ import msgspec
 
 from blackbox.arguments import as_bytes
 from blackbox.errors import ConfigError
-from blackbox.feed.endpoint import (
-    SHARED_MEMORY,
-    check_archive,
-    check_bind,
-    check_endpoint,
-    check_interface,
-    free_endpoints,
-    transport_of,
-)
+from blackbox.feed.endpoint import check_archive, free_endpoints, transport_of
 from blackbox.feed.environment import override
 from blackbox.feed.routing.key_rule import MAX_CHANNELS, MAX_KEY_BYTES, key_of, key_rule_of, start_of_keys
 from blackbox.feed.routing.slices import PrefixRouting, ShareRouting, check_prefix, check_topic
 from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.feed.schema.schema import Schema
 from blackbox.feed.security import Security, path_in
+from blackbox.feed.slice import MAX_LINES, MAX_SLICES, Slice, check_binds, texts_of
 from blackbox.feed.toml import check_ranges, check_types, from_document
 from blackbox.regular_file import read_regular
 from blackbox.timestamps import zone_of
 
 log = logging.getLogger("blackbox")
 
-MAX_LINES = 2
-SPIN_NS = 2_000_000
-MAX_SLICES = 65_536
-MAX_CPU = 65_535
 MAX_NAME_LENGTH = 64
 _MOST_BYTES = 64 << 20
 """Largest feed file in bytes."""
@@ -57,126 +46,6 @@ _FEED_RANGES = {
     "max_topics": (1, 2**31 - 1),
     "max_subscriptions": (1, 2**31 - 1),
 }
-
-
-class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One slice of a feed: its endpoints and its topics.
-
-    Its id is its position in `Feed.slices`, from 0. It has either `prefixes` or a `share`. The only slice of a feed may
-    have neither; it then takes every topic.
-    """
-
-    endpoints: tuple[str, ...]
-    """Endpoints at which the slice is published: one, or two for the redundant lines A and B, and optionally shared
-    memory.
-
-    `tcp://HOST:PORT`, `ipc://PATH` or `inproc://NAME`. The publisher binds them and subscribers connect to them, so
-    HOST is an address of the publisher's host. `shm://NAME` comes in addition to the lines: subscribers of the same
-    user on the publisher's host read blocks from it, others use the lines. No default."""
-
-    bind: str | tuple[str, ...] = ()
-    """Address that the publisher binds instead of `endpoints`, such as `tcp://0.0.0.0:17801`. Default: none.
-
-    For two lines a list of two. Set it if the publisher's host does not have the address that subscribers use, as in a
-    container, or if that is a name. Applies to publishers and relays."""
-
-    prefixes: tuple[str, ...] = ()
-    """Topics that start with one of these belong to this slice. Text, sent as UTF-8.
-
-    No prefix may start with a prefix of another slice. Default: none."""
-
-    share: tuple[int, int] | None = None
-    """(index, of): topics whose symbol hashes to `index` of `of` belong to this slice.
-
-    The shares of all slices must cover 0 to `of` - 1, each once. The hash is that of the symbol's root, the text before
-    its first separator, so `BRK.A` and `BRK.B` stay together. Default: none."""
-
-    cpus: tuple[int, ...] = ()
-    """CPUs for the sender, slice and worker threads. Unit: CPU numbers. Default: any CPU.
-
-    Applies to publisher and subscriber, each on its own host."""
-
-    io_cpus: tuple[int, ...] = ()
-    """CPUs for the slice's ZeroMQ I/O thread. Unit: CPU numbers. Default: any CPU.
-
-    Applies to publisher and subscriber, each on its own host."""
-
-    idle: str = "park"
-    """Behaviour of the slice's threads while idle. Default: `park`, sleep until there is work.
-
-    `spin` polls for 2 ms before sleeping. That saves up to some tens of µs of lag and costs a core per subscriber, and
-    one for a publisher with `when_full="wait"`. With "drop" the publishing thread sends, so there is no thread to wake.
-    A slice that is idle for longer than 2 ms costs no more than with `park`. Applies to both."""
-
-    interface: str = ""
-    """Address of the network interface that subscribers connect from. Default: the system's.
-
-    Applies to subscribers, tcp endpoints only."""
-
-    allowed_keys: str = ""
-    """Directory of public key files of peers that may connect to this slice, instead of `security.allowed_keys`.
-
-    Default: none, the feed's setting applies. Archives use the feed's setting. Applies to publishers and relays."""
-
-    def __post_init__(self) -> None:
-        """Check each setting on its own. Raises ConfigError."""
-        check_types(self)
-        for endpoint in self.endpoints:
-            check_endpoint(endpoint)
-        lines, shared = len(self.lines), len(self.endpoints) - len(self.lines)
-        if not 1 <= lines <= MAX_LINES or shared > 1:
-            beside = f" and {shared} in shared memory" if shared else ""
-            raise ConfigError(
-                f"endpoints were {lines}{beside}, expected 1 or {MAX_LINES} (lines A and B) and at most one shm://"
-            )
-        _check_bind("bind", self.bound, self.lines)
-        for prefix in self.prefixes:
-            check_prefix(prefix.encode())
-        if self.share is not None:
-            if self.prefixes:
-                raise ConfigError("prefixes and a share were both set, expected one of the two")
-            _check_share(*self.share)
-        _check_cpus("cpus", self.cpus)
-        _check_cpus("io_cpus", self.io_cpus)
-        if self.idle not in ("park", "spin"):
-            raise ConfigError(f"idle was {self.idle!r}, expected 'park' or 'spin'")
-        if self.interface:
-            check_interface(self.interface)
-            for endpoint in self.lines:
-                if transport_of(endpoint) != "tcp":
-                    raise ConfigError(
-                        f"interface was {self.interface!r} with endpoint {endpoint!r}, expected tcp endpoints only"
-                    )
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The endpoints of line A and, if there is one, line B."""
-        return tuple(endpoint for endpoint in self.endpoints if transport_of(endpoint) != SHARED_MEMORY)
-
-    @property
-    def bound(self) -> tuple[str, ...]:
-        """The address bound for each line."""
-        return _texts(self.bind) or self.lines
-
-    @property
-    def shared_memory(self) -> str:
-        """The name of the slice's shared memory, or an empty string."""
-        shared = [endpoint for endpoint in self.endpoints if transport_of(endpoint) == SHARED_MEMORY]
-        return shared[0].removeprefix(f"{SHARED_MEMORY}://") if shared else ""
-
-    @property
-    def spin_ns(self) -> int:
-        """Time that its threads poll before they sleep."""
-        return SPIN_NS if self.idle == "spin" else 0
-
-    def __repr__(self) -> str:
-        """Show the endpoints and the topics."""
-        what = "all topics"
-        if self.share is not None:
-            what = f"share {self.share[0]} of {self.share[1]}"
-        elif self.prefixes:
-            what = f"{len(self.prefixes)} prefix{'es' * (len(self.prefixes) > 1)}"
-        return f"Slice({' + '.join(self.endpoints)}, {what})"
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -318,12 +187,12 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             _check_session(self.time_zone, self.day_start)
             _check_endpoints_differ(self.slices)
             _check_archives(self.archives)
-            _check_bind("archives_bind", _texts(self.archives_bind) or self.archives, self.archives)
+            check_binds("archives_bind", texts_of(self.archives_bind) or self.archives, self.archives)
             for what in ("hub", "hub_backup"):
                 endpoint, bind = getattr(self, what), getattr(self, f"{what}_bind")
                 if endpoint:
                     check_archive(endpoint, what)
-                _check_bind(f"{what}_bind", _texts(bind or endpoint), _texts(endpoint))
+                check_binds(f"{what}_bind", texts_of(bind or endpoint), texts_of(endpoint))
             _check_allowed(self.slices, self.security)
             _ = self.routing
         except ConfigError as error:
@@ -414,7 +283,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def bound(self, endpoint: str) -> str:
         """Return the address to bind for an endpoint of an archive or hub."""
         pairs = [
-            *zip(self.archives, _texts(self.archives_bind), strict=False),
+            *zip(self.archives, texts_of(self.archives_bind), strict=False),
             (self.hub, self.hub_bind),
             (self.hub_backup, self.hub_backup_bind),
         ]
@@ -526,21 +395,6 @@ def check_name(name: str) -> None:
         )
 
 
-def _check_share(index: int, of: int) -> None:
-    if not 1 <= of <= MAX_SLICES:
-        raise ConfigError(f"share was one of {of}, expected one of 1 to {MAX_SLICES}")
-    if not 0 <= index < of:
-        raise ConfigError(f"share was {index} of {of}, expected 0 to {of - 1}")
-
-
-def _check_cpus(setting: str, cpus: tuple[int, ...]) -> None:
-    for cpu in cpus:
-        if not 0 <= cpu <= MAX_CPU:
-            raise ConfigError(f"{setting} had CPU {cpu}, expected 0 to {MAX_CPU}")
-    if len(set(cpus)) < len(cpus):
-        raise ConfigError(f"{setting} were {cpus}, expected each CPU once")
-
-
 def _check_template(template: str) -> None:
     try:
         parts: list[Any] = list(string.Formatter().parse(template))
@@ -580,22 +434,6 @@ def _check_allowed(slices: tuple[Slice, ...], security: Security | None) -> None
     for slice_id, part in enumerate(slices):
         if part.allowed_keys and security is None:
             raise ConfigError(f"slice {slice_id} had allowed_keys without a table [security], expected both")
-
-
-def _texts(setting: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Return a setting of one text or several as a tuple; an empty text gives an empty one."""
-    return (setting,) * bool(setting) if isinstance(setting, str) else setting
-
-
-def _check_bind(what: str, binds: tuple[str, ...], endpoints: tuple[str, ...]) -> None:
-    """Raise ConfigError unless there is one address to bind for each endpoint."""
-    if len(binds) != len(endpoints):
-        raise ConfigError(f"{what} had {len(binds)} addresses, expected one for each of the {len(endpoints)} endpoints")
-    for bind, endpoint in zip(binds, endpoints, strict=True):
-        if bind != endpoint:
-            check_bind(what, bind)
-            if transport_of(endpoint) != "tcp":
-                raise ConfigError(f"{what} was {bind!r} for {endpoint!r}, expected an endpoint on tcp")
 
 
 def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:

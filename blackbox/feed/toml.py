@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -15,15 +15,20 @@ _SHOWN_LENGTH = 60
 _TOML_NAMES = {"object": "table", "null": "nothing"}
 _MISMATCH = re.compile(r"Expected (?P<expected>.+), got (?P<actual>.+)")
 _MISSING = re.compile(r"Object missing required field `(?P<key>.+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.*)`", re.DOTALL)
 _STEP = re.compile(r"\.(?P<key>\w+)|\[(?P<position>\d+)\]")
 
 
 def from_document(document: Mapping[str, Any], struct: type[StructT]) -> StructT:
     """Make a struct from parsed TOML. Raises ConfigError; for an unknown key it names the nearest known one."""
-    for where, key, known in _unknown_keys(document, struct, ""):
-        raise ConfigError(f"unknown key {where + key!r}, {_nearest(key, known)}")
     made: StructT = _convert(document, struct, "")
     return made
+
+
+def table_in(kind: Any) -> type[msgspec.Struct] | None:
+    """Return the struct of a setting that is a table, an optional table, or a list of tables."""
+    inner = (get_args(kind) or (kind,))[0]
+    return inner if isinstance(inner, type) and issubclass(inner, msgspec.Struct) else None
 
 
 def to_toml(settings: msgspec.Struct) -> str:
@@ -76,7 +81,11 @@ def _convert(value: Any, expected: Any, name: str) -> Any:
         text, _, path = str(error).partition(" - at `$")
         path = path.rstrip("`")
         where = (name + path).removeprefix(".")
-        if isinstance(error.__cause__, ConfigError):
+        unknown = _UNKNOWN.fullmatch(text)
+        if unknown:
+            key = unknown["key"]
+            message = f"unknown key {(f'{where}.{key}' if where else key)!r}, {_nearest(key, _keys_at(expected, path))}"
+        elif isinstance(error.__cause__, ConfigError):
             message = f"{where}: {text}" if where else text
         else:
             message = _reworded(text, where, _value_at(value, path))
@@ -107,23 +116,13 @@ def _value_at(value: Any, path: str) -> Any:
     return value
 
 
-def _unknown_keys(
-    document: Mapping[str, Any], struct: type[msgspec.Struct], where: str
-) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    known = struct.__struct_fields__
-    for key in document:
-        if key not in known:
-            yield where, key, known
-    for field in msgspec.structs.fields(struct):
-        # Settings nest in three forms: a list of tables, a table, and an optional table.
-        inner = getattr(field.type, "__args__", (field.type,))[0]
-        tables = document.get(field.name)
-        if isinstance(inner, type) and issubclass(inner, msgspec.Struct) and type(tables) is list:
-            for position, table in enumerate(tables):
-                if isinstance(table, Mapping):
-                    yield from _unknown_keys(table, inner, f"{where}{field.name}[{position}].")
-        elif isinstance(inner, type) and issubclass(inner, msgspec.Struct) and isinstance(tables, Mapping):
-            yield from _unknown_keys(tables, inner, f"{where}{field.name}.")
+def _keys_at(kind: Any, path: str) -> tuple[str, ...]:
+    """Return the keys of the table at a path in a struct."""
+    for step in _STEP.finditer(path):
+        if step["key"]:
+            kind = table_in(next(field.type for field in msgspec.structs.fields(kind) if field.name == step["key"]))
+    known: tuple[str, ...] = kind.__struct_fields__
+    return known
 
 
 def _nearest(key: str, known: tuple[str, ...]) -> str:

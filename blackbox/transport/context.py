@@ -10,7 +10,7 @@ from functools import cache
 import zmq
 
 from blackbox.errors import ConfigError
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 from blackbox.native.system.limits import Needs, check_limits
 
 MAX_SUBSCRIPTIONS = 1_000_000

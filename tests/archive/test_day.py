@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from blackbox.archive.files.day import Lock, Manifest, day_end_ns, make_directory, recorded_days, session_date
 from blackbox.errors import JournalError
-from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.feed import Feed
+from blackbox.feed.slice import Slice
 
 ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia/Lord_Howe", "Pacific/Apia")
 STARTS = ("00:00", "02:30", "11:59:59", "12:00", "17:00", "23:59:59")

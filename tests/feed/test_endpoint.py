@@ -13,7 +13,8 @@ import pytest
 
 from blackbox.errors import ConfigError
 from blackbox.feed import endpoint as ports
-from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.feed import Feed
+from blackbox.feed.slice import Slice
 
 
 @pytest.mark.parametrize(

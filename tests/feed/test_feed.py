@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.errors import ConfigError
-from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.feed import Feed
 from blackbox.feed.security import Security
+from blackbox.feed.slice import Slice
 from blackbox.feed.toml import from_document, to_toml
 from tests.feeds_made import feed_of_prefixes
 

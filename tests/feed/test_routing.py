@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from blackbox.block.form import format as layout
 from blackbox.errors import ConfigError
-from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.feed import Feed
 from blackbox.feed.routing.compiled_routing import NO_SLICE, Routes, route, routes_of
 from blackbox.feed.routing.slices import MAX_TOPIC_BYTES, PrefixRouting, ShareRouting
 from blackbox.feed.routing.symbol import SymbolRule
+from blackbox.feed.slice import Slice
 from blackbox.native.compile.jit import njit
 from tests.feeds_made import feed_of_prefixes, feed_of_shares
 

@@ -11,8 +11,9 @@ import pytest
 
 from blackbox import ConfigError, Feed
 from blackbox.feed import security
-from blackbox.feed.feed import Slice, as_recorded, with_archive
+from blackbox.feed.feed import as_recorded, with_archive
 from blackbox.feed.security import Security, is_loopback, warn_if_open
+from blackbox.feed.slice import Slice
 
 FILE = 'name = "quotes"\n[[slices]]\nendpoints = ["tcp://10.0.0.1:17001"]\n[security]\n'
 

@@ -12,7 +12,7 @@ from blackbox import Feed
 from blackbox.block.form.block import Block
 from blackbox.block.form.format import HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 from blackbox.services.monitor.heartbeats import Heartbeats, LineHealth, LineState
 from blackbox.testing import RawPublisher, wait_until
 

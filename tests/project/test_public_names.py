@@ -27,7 +27,7 @@ NAMES = {
     "Relay": "blackbox.services.relay.relay",
     "Replay": "blackbox.replay.replay",
     "Schema": "blackbox.feed.schema.schema",
-    "Slice": "blackbox.feed.feed",
+    "Slice": "blackbox.feed.slice",
     "SlowPolicy": "blackbox.receive.slow_subscriber",
     "SlowSubscriberError": "blackbox.errors",
     "Source": "blackbox.feed.source",

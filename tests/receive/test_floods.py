@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from blackbox import Feed
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 from blackbox.receive.slices.flood_guard import FloodGuard
 from blackbox.receive.state import SliceCounters
 from blackbox.testing import RawPublisher, wait_until

@@ -12,7 +12,7 @@ import zmq
 
 from blackbox import Feed, Publisher
 from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, NONCE_BYTES
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 from blackbox.receive.slices import subscription
 from blackbox.receive.slices.subscription import Subscription
 from blackbox.testing import RawPublisher, wait_until

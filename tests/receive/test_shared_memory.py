@@ -9,7 +9,7 @@ import pytest
 
 from blackbox import Batch, Feed, Publisher, Subscriber
 from blackbox.errors import EndpointError
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 from blackbox.testing import Collector, wait_until
 from blackbox.transport.shared_memory.layout import LARGE_PLACES, MAGIC, READERS
 from blackbox.transport.shared_memory.reader import attach

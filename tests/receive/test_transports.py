@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from blackbox import Feed, Publisher, Subscriber
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 from blackbox.services.monitor.heartbeats import Heartbeats
 from blackbox.testing import Collector, wait_until
 from tests.receive.subscribers import PATIENT

@@ -15,7 +15,7 @@ import pytest
 from blackbox import ConfigError, Feed, Publisher, Recorder, Relay, Subscriber
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.errors import ArchiveError, NotConfirmedError
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 from blackbox.services.monitor.heartbeats import Heartbeats
 from blackbox.testing import Collector, wait_until
 from tests.archive.archives import all_numbers, free_endpoint

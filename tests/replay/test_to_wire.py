@@ -16,7 +16,7 @@ import pytest
 from blackbox import Batch, ConfigError, Feed, Publisher, Recorder, Recording, Replay, SlowPolicy, Subscriber
 from blackbox.archive.files.marks import MarkKind, marks_of
 from blackbox.errors import PublisherError
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 from blackbox.feed.source import open_source
 from blackbox.receive.statistics import Statistics
 from blackbox.replay.play.to_wire import LEAST_STORED_BYTES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blackbox import Feed
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 from tests.journals import Day, Put, Row
 from tests.spark.reading import load
 

@@ -8,7 +8,7 @@ from random import Random
 import msgspec
 
 from blackbox import Feed, Publisher, SlowPolicy, Subscriber
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 from blackbox.testing import wait_until
 from tests.torture.numbered import Numbers, publish_numbered
 from tests.torture.nursery import Nursery

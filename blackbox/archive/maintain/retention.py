@@ -52,7 +52,7 @@ _LOOK_S: Final = 60.0
 _PATIENCE_S: Final = 10.0
 
 
-class Retention(msgspec.Struct, frozen=True):
+class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of a feed's recordings; None: no limit.
 
     Days are session dates and include the current one. Days that all named consumers have passed are deleted beyond

@@ -10,9 +10,10 @@ import msgspec
 
 from blackbox.cli.feed.listeners import use_of
 from blackbox.feed.endpoint import transport_of
-from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import load_schema
 from blackbox.feed.security import is_loopback
+from blackbox.feed.slice import Slice
 
 _OUTGOING: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

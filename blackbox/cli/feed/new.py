@@ -14,9 +14,10 @@ import typer
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import ConfigError
-from blackbox.feed.feed import MAX_LINES, MAX_SLICES, Feed
+from blackbox.feed.feed import Feed
 from blackbox.feed.routing.key_rule import MAX_CHANNELS
 from blackbox.feed.schema.schema import load_schema
+from blackbox.feed.slice import MAX_LINES, MAX_SLICES
 from blackbox.feed.toml import from_document
 
 _HEAD: Final = """\

@@ -13,8 +13,9 @@ from blackbox.analysis.report.numbers import counted
 from blackbox.documents import Decoder
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.environment import override
-from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import RAW
+from blackbox.feed.slice import Slice
 from blackbox.feed.source import Source, open_source, options_of, source_kind
 from blackbox.feed.toml import from_document
 

@@ -15,8 +15,9 @@ from blackbox.block.form.encode import Origin, TopicTable
 from blackbox.block.form.format import FLAG_END, HEARTBEAT_KEY
 from blackbox.block.position import End
 from blackbox.errors import BlackBoxError, NotRecordedError, PublisherError
-from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.feed import Feed
 from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
+from blackbox.feed.slice import Slice
 from blackbox.life import Life
 from blackbox.native.compile.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.compile.kept_arguments import Kept

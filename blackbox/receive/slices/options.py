@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from blackbox.arguments import check_integers, duration_ns
-from blackbox.feed.feed import Slice
+from blackbox.feed.slice import Slice
 from blackbox.native.compile.jit import WARM_UP_NEEDS
 from blackbox.native.system.limits import Needs
 from blackbox.receive.callbacks.match_table import MAX_WORKERS

@@ -14,7 +14,8 @@ import msgspec
 
 from blackbox.errors import ConfigError, RelayError
 from blackbox.feed.endpoint import SHARED_MEMORY, transport_of
-from blackbox.feed.feed import Feed, Slice, check_is_feed
+from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.slice import Slice
 from blackbox.life import Life
 from blackbox.native.system.limits import check_limits
 from blackbox.publish.listeners.peers import PeerStatistics, most_of

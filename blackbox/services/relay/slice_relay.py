@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from blackbox.block.form.encode import Origin
 from blackbox.errors import BlackBoxError, RelayError
-from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.feed import Feed
+from blackbox.feed.slice import Slice
 from blackbox.life import Life
 from blackbox.native.compile.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.system.limits import Needs, start_thread
