@@ -49,7 +49,8 @@ from blackbox.transport.inproc import bound_number, is_bound_anew, is_inproc
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.libzmq import descriptor_of, message_bytes
 from blackbox.transport.security.curve import ClientKeys, use_keys
-from blackbox.transport.shared_memory.reader import ReaderAt, SharedSource
+from blackbox.transport.shared_memory.reader import ReaderAt
+from blackbox.transport.shared_memory.source import SharedSource
 from blackbox.transport.tcp_info import Connection, connection_to
 from blackbox.transport.wakeup import Pipe
 

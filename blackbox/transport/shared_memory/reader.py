@@ -1,17 +1,12 @@
-"""The subscriber's side of shared memory: read blocks in place, and release their places."""
+"""The subscriber's side of shared memory, compiled: read blocks in place, and release their places."""
 
 from __future__ import annotations
 
-import ctypes
-import logging
-import mmap
-import os
 import socket
 from typing import Any, Final, NamedTuple
 
 import numpy
 from numba import types
-from numpy.typing import NDArray
 
 from blackbox.block.form.format import HEADER_BYTES
 from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
@@ -38,46 +33,25 @@ from blackbox.transport.shared_memory.layout import (
     DESCRIPTOR_BYTES,
     DESCRIPTORS,
     HEADER_AT,
-    HELLO,
     KEY_AT,
-    MAGIC,
     PINS_AT,
     PLACE_POSITIONS_AT,
     PLACES,
-    READERS,
     SMALL_PLACES,
-    WELCOME,
-    Head,
     Layout,
-    Peer,
-    Slot,
-    address_of,
     bit_of,
     descriptor_at,
     head_at,
-    is_any_readable,
-    is_memory,
-    is_supported,
-    layout_of,
-    open_socket,
     place_offset,
     place_room,
     slot_at,
 )
-from blackbox.transport.wakeup import Pipe
 
-log = logging.getLogger("blackbox")
-
-_ANSWER_S = 1.0
-"""Longest wait for a publisher's answer, in seconds; a stopped publisher does not answer."""
 _SOCKET_EVERY: Final = 8
 """Blocks taken from memory between two checks of the sockets."""
-_TRIES: Final = 5
-"""Control blocks to wait for shared memory that was there before: the first may be of the old publisher."""
-_GONE: Final = (1 << 63) - 1
-_RECORD_BYTES: Final = 4096
+RECORD_BYTES: Final = 4096
 """Size and alignment of a ReaderState: the lower bits of its address can hold the number of a place."""
-assert PLACES <= _RECORD_BYTES
+assert PLACES <= RECORD_BYTES
 
 _munmap = external("munmap", types.int32, types.int64, types.int64)
 _close = external("close", types.int32, types.int32)
@@ -118,7 +92,7 @@ class ReaderState(SharedRecord):
     """Copy of the current block's descriptor."""
 
 
-assert ReaderState.dtype.itemsize <= _RECORD_BYTES
+assert ReaderState.dtype.itemsize <= RECORD_BYTES
 reader_state_at = record_at(ReaderState)
 _DESCRIPTOR_AT: Final = 8 * ReaderState.descriptor.start
 _REFERENCES_AT: Final = 8 * ReaderState.references.start
@@ -152,7 +126,7 @@ def _drop_reference(address: int) -> None:
         _close(state.bell)
         _munmap(state.memory, state.memory_bytes)
         _munmap(state.slot, state.page_bytes)
-        _munmap(address, numpy.int64(_RECORD_BYTES))
+        _munmap(address, numpy.int64(RECORD_BYTES))
 
 
 def _release(_body: int, hint: int) -> None:
@@ -160,19 +134,20 @@ def _release(_body: int, hint: int) -> None:
 
     Does nothing in a forked child, which closes its copies while the parent still reads: its record is zeroed.
     """
-    address = hint & -_RECORD_BYTES
+    address = hint & -RECORD_BYTES
     if load_acquire(address + _REFERENCES_AT) == 0:
         return
-    _unpin(reader_state_at(address), hint & (_RECORD_BYTES - 1))
+    _unpin(reader_state_at(address), hint & (RECORD_BYTES - 1))
     _drop_reference(address)
 
 
-_released: Any = cfunc(types.void(types.int64, types.int64), nogil=True, cache=True)(_release)
+released: Any = cfunc(types.void(types.int64, types.int64), nogil=True, cache=True)(_release)
 """The callback whose address libzmq calls; it must live as long as the process."""
 
 
 @njit(nogil=True, cache=True)
-def _close_reader(address: int) -> None:
+def close_reader(address: int) -> None:
+    """Free a reader's memory once no message uses it."""
     _drop_reference(address)
 
 
@@ -330,174 +305,3 @@ def may_sleep(at: ReaderAt) -> Any:
 def wake_up(at: ReaderAt) -> None:
     """Cancel the request of `may_sleep`."""
     store_shared(slot_at(reader_state_at(at.state).slot), "sleeping", 0)
-
-
-_TO_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_int64
-_libc.mmap.argtypes = (ctypes.c_int64, ctypes.c_int64, *[ctypes.c_int] * 3, ctypes.c_int64)
-_libc.munmap.argtypes = (ctypes.c_int64, ctypes.c_int64)
-_libc.madvise.argtypes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
-_WIPE_ON_FORK: Final = 18
-"""MADV_WIPEONFORK, missing in Python's mmap."""
-
-
-def _map(fd: int, size: int, access: int, start: int) -> int:
-    """Map memory that Python must not unmap, since messages may outlive the reader. -1: anonymous memory."""
-    how = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    address: int = _libc.mmap(0, size, access, how, fd, start)
-    if address == -1:
-        raise OSError(ctypes.get_errno(), f"{size >> 20} MiB could not be mapped")
-    return address
-
-
-def _array_at(address: int, size: int) -> NDArray[numpy.uint8]:
-    return numpy.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
-
-
-class SharedReader:
-    """A slot in a publisher's memory. Used by one thread; messages taken from it may be closed in any."""
-
-    def __init__(self, peer: Peer, layout: Layout, fds: list[int], slot: int, kept: int) -> None:
-        """Map the memory. Takes ownership of the connection and the descriptors, unless it raises OSError."""
-        memory_fd, bell_reader, bell = fds
-        start = layout.slots + slot * layout.page_bytes
-        mapped: list[tuple[int, int]] = []
-        try:
-            mapped.append((_map(memory_fd, layout.end, mmap.PROT_READ, 0), layout.end))
-            mapped.append((_map(memory_fd, layout.page_bytes, _TO_WRITE, start), layout.page_bytes))
-            own = _map(-1, _RECORD_BYTES, _TO_WRITE, 0)
-            mapped.append((own, _RECORD_BYTES))
-            if _libc.madvise(own, _RECORD_BYTES, _WIPE_ON_FORK) != 0:
-                raise OSError(ctypes.get_errno(), "memory that forked processes do not inherit could not be allocated")
-        except OSError:
-            for address, size in mapped:
-                _libc.munmap(address, size)
-            raise
-        self._peer = peer
-        self.state = ReaderState(_array_at(own, ReaderState.dtype.itemsize))
-        self.state.memory, self.state.slot = mapped[0][0], mapped[1][0]
-        self.state.memory_bytes, self.state.page_bytes = layout.end, layout.page_bytes
-        self.state.references, self.state.kept_most = 1, kept
-        self.state.cursor = Slot(_array_at(self.state.slot, Slot.dtype.itemsize)).cursor
-        self.state.release = _released.address
-        self.state.connection = peer.connection.detach()
-        self.state.bell_reader, self.state.bell = bell_reader, bell
-        os.close(memory_fd)
-        self.at = ReaderAt(own, layout)
-
-    def has_more(self) -> bool:
-        """Return True if blocks, or a message from a socket that waits for them, are available."""
-        written = Head(_array_at(self.state.memory, Head.dtype.itemsize)).tail
-        return bool(self.state.frames or self.state.cursor < written)
-
-    def is_gone(self) -> bool:
-        """Return True if the publisher has ended."""
-        watched = [fd for fd in (self.state.connection, self._peer.watch) if fd >= 0]
-        return bool(self.state.is_over) or is_any_readable(watched)
-
-    def close(self) -> None:
-        """Stop taking blocks. Bodies in use stay valid until their messages are closed."""
-        self._peer.close_watch()
-        Slot(_array_at(self.state.slot, Slot.dtype.itemsize)).cursor = _GONE
-        _close_reader(self.at.state)
-
-
-def attach(name: str, bell: Pipe) -> SharedReader:
-    """Become a reader of a publisher of this user on this host.
-
-    Raises:
-        ConnectionRefusedError: there is no publisher now.
-        OSError: it rejects this process, or this system is not Linux.
-    """
-    if not is_supported():
-        raise OSError("no shared memory: this system is not Linux")
-    connection, fds = open_socket(), list[int]()
-    peer: Peer | None = None
-    try:
-        connection.settimeout(_ANSWER_S)
-        connection.connect(address_of(name))
-        peer = Peer(connection)
-        if not peer.is_own:
-            raise OSError(f"no shared memory: {name} is of another user")
-        socket.send_fds(connection, [HELLO.pack(MAGIC)], [bell.reader, bell.writer])
-        said, fds, *_ = socket.recv_fds(connection, WELCOME.size, 3, socket.MSG_CMSG_CLOEXEC)
-        if len(said) != WELCOME.size or len(fds) != 3:
-            raise OSError(f"no shared memory: {name} has no free slot")
-        magic, page_bytes, small_bytes, slot, kept = WELCOME.unpack(said)
-        if magic != MAGIC or page_bytes != mmap.PAGESIZE or small_bytes <= 0 or not 0 <= slot < READERS:
-            raise OSError(f"no shared memory: {name} has another version")
-        layout = layout_of(page_bytes, small_bytes)
-        if not is_memory(fds[0], layout):
-            raise OSError(f"no shared memory: the memory of {name} has another size, or can be truncated")
-        return SharedReader(peer, layout, fds, slot, kept)
-    except BaseException:
-        connection.close()
-        if peer is not None:
-            peer.close_watch()
-        for fd in fds:
-            os.close(fd)
-        raise
-
-
-class SharedSource:
-    """A slice's source of shared memory, chosen for each publisher.
-
-    `is_asked`: data is subscribed to in memory and not on sockets, which would duplicate it. Before the first publisher
-    answers, the choice is open.
-    """
-
-    def __init__(self, name: str, bell: Pipe, what: str) -> None:
-        """`name` of the memory; empty: none. The publisher rings `bell`. `what`: name of the reader in the log."""
-        self._name, self._bell, self._what = name, bell, what
-        self._reader: SharedReader | None = None
-        self._tries_left = 1 if name else 0
-
-    @property
-    def at(self) -> ReaderAt:
-        """Reader of the current memory."""
-        return NO_READER if self._reader is None else self._reader.at
-
-    @property
-    def is_asked(self) -> bool:
-        """True if data is subscribed to in memory."""
-        return self._tries_left > 0
-
-    @property
-    def is_open(self) -> bool:
-        """True if memory is subscribed to but no publisher's memory is mapped."""
-        return self.is_asked and self._reader is None
-
-    def attach(self) -> bool:
-        """Attach to the current publisher's memory; return True on success."""
-        try:
-            self._reader = attach(self._name, self._bell)
-        except ConnectionRefusedError:
-            return False
-        except OSError as error:
-            log.info("%s: data is read from sockets: %s", self._what, error)
-            self._tries_left = 0
-            return False
-        self._tries_left = _TRIES
-        return True
-
-    def decide(self) -> bool:
-        """Attach to the memory of a publisher just heard; return True on success.
-
-        Falls back to sockets after some tries.
-        """
-        self._tries_left -= 1
-        return self.attach()
-
-    def leave_gone(self) -> bool:
-        """Detach from a publisher that has ended, once all its blocks are taken; return True if detached."""
-        if self._reader is None or not self._reader.is_gone() or self._reader.has_more():
-            return False
-        self.close()
-        return True
-
-    def close(self) -> None:
-        """Detach from shared memory."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
