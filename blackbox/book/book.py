@@ -2,11 +2,11 @@
 
 A book is one int64 array, so that it can be the state of a compiled callback:
 
-    BookHead | bids: Level, Level, ... | asks: ... | orders: see `blackbox.book.orders`
+    BookHead | bids: LevelRecord, ... | asks: ... | orders
+    see `blackbox.book.levels`                     see `blackbox.book.orders`
 
-Levels are sorted with the best one last, so that frequent changes move little memory. A book does not grow beyond its
-array: without room an order is left out and counted (`forgotten`). `has_room` checks this in advance, `roomier` returns
-a larger book.
+A book does not grow beyond its array: without room an order is left out and counted (`forgotten`). `has_room` checks
+this in advance, `roomier` returns a larger book.
 
     book = new_book()
     at = book.ctypes.data                          # changes take its address
@@ -25,6 +25,22 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.book import orders
+from blackbox.book.levels import (
+    HEAD_BYTES,
+    LEVEL_BYTES,
+    LEVEL_WORDS,
+    BookHead,
+    LevelRecord,
+    close_level,
+    find_level,
+    head_at,
+    level,
+    level_at,
+    open_level,
+    orders_at,
+    shrink_level,
+    side_at,
+)
 from blackbox.book.orders import (
     BUY,
     ORDER_BYTES,
@@ -37,60 +53,7 @@ from blackbox.book.orders import (
     table_of,
 )
 from blackbox.native.compile.jit import njit, warm_up
-from blackbox.native.memory.intrinsics import copy_bytes, inner, int64s_at
-from blackbox.native.memory.records import Field, Fields, SharedRecord, record_at
-
-
-class BookHead(SharedRecord):
-    """Header before the levels: sizes and counters."""
-
-    room = Field()
-    """Maximum number of levels of a side."""
-    depth = Fields(2)
-    """Number of bid levels, and of ask levels."""
-    added = Field()
-    taken = Field()
-    """Executions and cancellations applied."""
-    removed = Field()
-    replaced = Field()
-    unknown = Field()
-    """Messages about an order (or level) that does not rest."""
-    duplicate = Field()
-    """Orders added under a reference that already rests; the old order was removed first."""
-    too_many = Field()
-    """Executions and cancellations of more shares than rest; the order was removed."""
-    locked = Field()
-    """Events after which bid and ask were equal."""
-    crossed = Field()
-    """Events after which the bid was above the ask."""
-    refused = Field()
-    """Messages with an invalid format."""
-    unsynced = Field()
-    """Number of times that messages may have been lost."""
-    is_unsynced = Field()
-    """1 after that, or after a message that shows that the book is wrong, until the book is cleared."""
-    is_full = Field()
-    """1 if it may not grow. Orders without room are forgotten."""
-    messages = Field()
-    """Messages applied, of the types that change books."""
-    slice_id = Field()
-    epoch = Field()
-    """Slice and epoch of the last message."""
-    is_snapshot = Field()
-    """1 during a snapshot of the venue."""
-
-
-class _Level(SharedRecord):
-    price = Field()
-    shares = Field()
-    orders = Field()
-
-
-head_at = record_at(BookHead)
-_level_at = record_at(_Level)
-_HEAD_BYTES: Final = BookHead.dtype.itemsize
-_LEVEL_BYTES: Final = _Level.dtype.itemsize
-_LEVEL_WORDS: Final = _LEVEL_BYTES // 8
+from blackbox.native.memory.intrinsics import copy_bytes, inner
 
 _COUNTED: Final = ("added", "taken", "removed", "replaced", "unknown", "duplicate", "too_many")
 _SEEN: Final = ("locked", "crossed", "refused", "unsynced")
@@ -109,7 +72,7 @@ class Level(NamedTuple):
 
 def new_book(most_orders: int = 1 << 10, most_levels: int = 1 << 8) -> NDArray[numpy.int64]:
     """Return an empty book with room for at least `most_orders`, and for `most_levels` of each side."""
-    start = _HEAD_BYTES // 8 + 2 * _LEVEL_WORDS * most_levels
+    start = HEAD_BYTES // 8 + 2 * LEVEL_WORDS * most_levels
     book = numpy.zeros(start + orders.words_for(most_orders), numpy.int64)  # pages are touched only when they fill
     head_of(book).room = most_levels
     orders.begin(book[start:], most_orders)
@@ -126,7 +89,7 @@ def roomier(book: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
 
 def head_of(book: NDArray[numpy.int64]) -> BookHead:
     """Return a view of the head of a book, with its counters."""
-    return BookHead(book[: _HEAD_BYTES // 8])
+    return BookHead(book[: HEAD_BYTES // 8])
 
 
 def counters(book: NDArray[numpy.int64]) -> dict[str, int]:
@@ -146,12 +109,12 @@ def levels(book: NDArray[numpy.int64], side: int, depth: int) -> list[Level]:
 
 def orders_of(book: NDArray[numpy.int64]) -> OrderTable:
     """Return a view of the head of a book's orders."""
-    return table_of(book[_HEAD_BYTES // 8 + 2 * _LEVEL_WORDS * head_of(book).room :])
+    return table_of(book[HEAD_BYTES // 8 + 2 * LEVEL_WORDS * head_of(book).room :])
 
 
 def order_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
     """Return the resting orders as a structured array sorted by reference: reference, side, price, shares."""
-    start = _HEAD_BYTES // 8 + 2 * _LEVEL_WORDS * head_of(book).room + TABLE_BYTES // 8
+    start = HEAD_BYTES // 8 + 2 * LEVEL_WORDS * head_of(book).room + TABLE_BYTES // 8
     slots = book[start : start + (ORDER_BYTES // 8 << orders_of(book).bits)].view(Order.dtype)
     resting = slots[slots["shares"] != 0]
     return resting[numpy.argsort(resting["reference"], kind="stable")]
@@ -165,10 +128,10 @@ def is_synced(book: NDArray[numpy.int64]) -> bool:
 
 def level_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
     """Return the levels set by the venue, as in `order_columns`, with reference 0."""
-    room, start, found = head_of(book).room, _HEAD_BYTES // 8, []
+    room, start, found = head_of(book).room, HEAD_BYTES // 8, []
     for side in (BUY, SELL):
-        first = start + _LEVEL_WORDS * room * side
-        rows = book[first : first + _LEVEL_WORDS * int(head_of(book).depth[side])].view(_Level.dtype)
+        first = start + LEVEL_WORDS * room * side
+        rows = book[first : first + LEVEL_WORDS * int(head_of(book).depth[side])].view(LevelRecord.dtype)
         rows = rows[rows["orders"] == 0]
         levels_of_side = numpy.zeros(len(rows), Order.dtype)
         levels_of_side["side"], levels_of_side["price"], levels_of_side["shares"] = side, rows["price"], rows["shares"]
@@ -176,85 +139,18 @@ def level_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
     return numpy.concatenate(found)
 
 
-@njit(inline="always")
-def _orders_at(book: int) -> Any:
-    return book + _HEAD_BYTES + 2 * _LEVEL_BYTES * head_at(book).room
-
-
-@njit(inline="always")
-def _side_at(book: int, side: int) -> Any:
-    return book + _HEAD_BYTES + side * _LEVEL_BYTES * head_at(book).room
-
-
-@inner
-def _place(book: int, side: int, price: int) -> int:
-    """Return the index of a price among the levels of a side: bids rise, asks fall, so that the best is last."""
-    start = _side_at(book, side)
-    low, high = 0, head_at(book).depth[side]
-    if high > 0 and _level_at(start + _LEVEL_BYTES * (high - 1)).price == price:
-        return high - 1
-    while low < high:
-        middle = (low + high) >> 1
-        other = _level_at(start + _LEVEL_BYTES * middle).price
-        if other < price if side == BUY else other > price:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@inner
-def _open_level(book: int, side: int, price: int) -> Any:
-    """Return the address of a level. A missing one is created without shares. There must be room."""
-    head = head_at(book)
-    place, many = _place(book, side, price), head.depth[side]
-    at = _side_at(book, side) + _LEVEL_BYTES * place
-    found = _level_at(at)
-    if place == many or found.price != price:
-        words = int64s_at(at, _LEVEL_WORDS * (many - place + 1))
-        for word in range(len(words) - 1, _LEVEL_WORDS - 1, -1):
-            words[word] = words[word - _LEVEL_WORDS]
-        found.price, found.shares, found.orders = price, 0, 0
-        head.depth[side] = many + 1
-    return at
-
-
-@inner
-def _close_level(book: int, side: int, place: int) -> None:
-    """Remove the level at an index."""
-    head = head_at(book)
-    many = head.depth[side] - 1
-    words = int64s_at(_side_at(book, side) + _LEVEL_BYTES * place, _LEVEL_WORDS * (many - place + 1))
-    for word in range(len(words) - _LEVEL_WORDS):
-        words[word] = words[word + _LEVEL_WORDS]
-    head.depth[side] = many
-
-
-@inner
-def _shrink_level(book: int, side: int, price: int, shares: int, gone: int) -> None:
-    """Remove shares, and `gone` orders, from a level. A level without orders is removed."""
-    place = _place(book, side, price)
-    found = _level_at(_side_at(book, side) + _LEVEL_BYTES * place)
-    if place == head_at(book).depth[side] or found.price != price:
-        return  # removed by a feed that sets levels and adds orders
-    found.shares -= shares
-    found.orders -= gone
-    if found.orders == 0:
-        _close_level(book, side, place)
-
-
 @inner
 def _drop(book: int, at: int) -> None:
     """Remove the order at an address."""
     order = order_at(at)
-    _shrink_level(book, order.side, order.price, order.shares, 1)
-    orders.forget(_orders_at(book), at)
+    shrink_level(book, order.side, order.price, order.shares, 1)
+    orders.forget(orders_at(book), at)
 
 
 @inner
 def _fits(book: int) -> bool:
     head = head_at(book)
-    return max(head.depth[BUY], head.depth[SELL]) < head.room and orders.has_room_for_order(_orders_at(book))
+    return max(head.depth[BUY], head.depth[SELL]) < head.room and orders.has_room_for_order(orders_at(book))
 
 
 @inner
@@ -265,8 +161,8 @@ def _rest(book: int, reference: int, side: int, price: int, shares: int) -> None
     if not _fits(book):
         _forget(book)
         return
-    orders.rest(_orders_at(book), reference, side, price, shares)
-    level = _level_at(_open_level(book, side, price))
+    orders.rest(orders_at(book), reference, side, price, shares)
+    level = level_at(open_level(book, side, price))
     level.shares += shares
     level.orders += 1
 
@@ -282,7 +178,7 @@ def note_lack(book: int) -> None:
 
 @inner
 def _forget(book: int) -> None:
-    orders.order_table_at(_orders_at(book)).forgotten += 1
+    orders.order_table_at(orders_at(book)).forgotten += 1
     note_lack(book)
 
 
@@ -294,7 +190,7 @@ def _miss(book: int) -> None:
 
 @inner
 def _free(book: int, reference: int) -> None:
-    at = orders.find(_orders_at(book), reference)
+    at = orders.find(orders_at(book), reference)
     if order_at(at).shares != 0:
         head_at(book).duplicate += 1
         note_lack(book)
@@ -313,8 +209,8 @@ def settle(book: int) -> None:
     head = head_at(book)
     bids, asks = head.depth[BUY], head.depth[SELL]
     if bids > 0 and asks > 0:
-        bid = _level_at(_side_at(book, BUY) + _LEVEL_BYTES * (bids - 1)).price
-        ask = _level_at(_side_at(book, SELL) + _LEVEL_BYTES * (asks - 1)).price
+        bid = level_at(side_at(book, BUY) + LEVEL_BYTES * (bids - 1)).price
+        ask = level_at(side_at(book, SELL) + LEVEL_BYTES * (asks - 1)).price
         head.locked += bid == ask
         head.crossed += bid > ask
 
@@ -331,7 +227,7 @@ def add(book: int, reference: int, side: int, price: int, shares: int) -> None:
 def take(book: int, reference: int, shares: int) -> Any:
     """Execute or cancel some of an order's shares. Return its price, or UNKNOWN_PRICE if it does not rest."""
     head = head_at(book)
-    at = orders.find(_orders_at(book), reference)
+    at = orders.find(orders_at(book), reference)
     order = order_at(at)
     if order.shares == 0:
         _miss(book)
@@ -339,7 +235,7 @@ def take(book: int, reference: int, shares: int) -> Any:
     head.taken += 1
     price = order.price
     if shares < order.shares:
-        _shrink_level(book, order.side, price, shares, 0)
+        shrink_level(book, order.side, price, shares, 0)
         order.shares -= shares
     else:
         if shares > order.shares:
@@ -353,7 +249,7 @@ def take(book: int, reference: int, shares: int) -> Any:
 def remove(book: int, reference: int) -> None:
     """Remove an order."""
     head = head_at(book)
-    at = orders.find(_orders_at(book), reference)
+    at = orders.find(orders_at(book), reference)
     if order_at(at).shares == 0:
         _miss(book)
         return
@@ -365,7 +261,7 @@ def remove(book: int, reference: int) -> None:
 def replace(book: int, old: int, new: int, price: int, shares: int) -> None:
     """Replace an order by one of the same side with another reference, price and shares."""
     head = head_at(book)
-    at = orders.find(_orders_at(book), old)
+    at = orders.find(orders_at(book), old)
     order = order_at(at)
     if order.shares == 0:
         _miss(book)
@@ -381,7 +277,7 @@ def replace(book: int, old: int, new: int, price: int, shares: int) -> None:
 def put(book: int, reference: int, side: int, price: int, shares: int) -> None:
     """Add an order, replacing one with the same reference."""
     head = head_at(book)
-    at = orders.find(_orders_at(book), reference)
+    at = orders.find(orders_at(book), reference)
     if order_at(at).shares == 0:
         head.added += 1
     else:
@@ -393,7 +289,7 @@ def put(book: int, reference: int, side: int, price: int, shares: int) -> None:
 @njit(nogil=True, cache=True)
 def rests(book: int, reference: int) -> bool:
     """Return True if an order rests under a reference. Otherwise count it as unknown."""
-    found = order_at(orders.find(_orders_at(book), reference)).shares != 0
+    found = order_at(orders.find(orders_at(book), reference)).shares != 0
     if not found:
         _miss(book)
     return found
@@ -403,22 +299,22 @@ def rests(book: int, reference: int) -> bool:
 def set_level(book: int, side: int, price: int, shares: int) -> None:
     """Set the shares at a price, with an unknown number of orders. Without shares the level is removed."""
     head = head_at(book)
-    place, many = _place(book, side, price), head.depth[side]
-    found = _level_at(_side_at(book, side) + _LEVEL_BYTES * place)
+    place, many = find_level(book, side, price), head.depth[side]
+    found = level_at(side_at(book, side) + LEVEL_BYTES * place)
     if place < many and found.price == price:
         if shares > 0:
             head.replaced += 1
             found.shares = shares
         else:
             head.removed += 1
-            _close_level(book, side, place)
+            close_level(book, side, place)
     elif shares <= 0:
         _miss(book)
     elif many == head.room:
         _forget(book)
     else:
         head.added += 1
-        _level_at(_open_level(book, side, price)).shares = shares
+        level_at(open_level(book, side, price)).shares = shares
 
 
 @njit(nogil=True, cache=True)
@@ -427,7 +323,7 @@ def clear(book: int) -> None:
     head = head_at(book)
     head.depth[BUY] = head.depth[SELL] = 0
     head.is_unsynced = 0
-    orders.clear(_orders_at(book))
+    orders.clear(orders_at(book))
 
 
 @inner
@@ -465,50 +361,20 @@ def lose_sync(book: int) -> None:
     head.is_unsynced = 1
 
 
-@inner
-def _level(book: int, side: int, place: int) -> tuple[int, int, int]:
-    many = head_at(book).depth[side]
-    if place >= many:
-        return 0, 0, 0
-    found = _level_at(_side_at(book, side) + _LEVEL_BYTES * (many - 1 - place))
-    return found.price, found.shares, found.orders
-
-
-@njit(nogil=True, cache=True)
-def level(book: int, side: int, place: int) -> tuple[int, int, int]:
-    """Return price, shares and orders of the level at `place` (0: the best); zeros if it does not exist."""
-    return _level(book, side, place)
-
-
 @njit(nogil=True, cache=True)
 def best(book: int) -> tuple[int, int, int, int, int, int]:
     """Return `level` of the best bid and of the best ask."""
-    return _level(book, BUY, 0) + _level(book, SELL, 0)
-
-
-@njit(nogil=True, cache=True)
-def show(book: int, depth: int, shown: NDArray[numpy.int64]) -> bool:
-    """Write the best `depth` levels to int64[2, depth, 3]. Return True if a price or its shares changed.
-
-    Missing levels are zeros.
-    """
-    changed = False
-    for side in range(2):
-        for place in range(depth):
-            price, shares, many = _level(book, side, place)
-            changed |= shown[side, place, 0] != price or shown[side, place, 1] != shares
-            shown[side, place, 0], shown[side, place, 1], shown[side, place, 2] = price, shares, many
-    return changed
+    return level(book, BUY, 0) + level(book, SELL, 0)
 
 
 @njit(nogil=True, cache=True)
 def _copy(source: int, target: int) -> None:
     room = head_at(target).room
-    copy_bytes(target, source, _HEAD_BYTES)
+    copy_bytes(target, source, HEAD_BYTES)
     head_at(target).room = room
     for side in range(2):
-        copy_bytes(_side_at(target, side), _side_at(source, side), _LEVEL_BYTES * head_at(source).depth[side])
-    orders.copy_orders(_orders_at(source), _orders_at(target))
+        copy_bytes(side_at(target, side), side_at(source, side), LEVEL_BYTES * head_at(source).depth[side])
+    orders.copy_orders(orders_at(source), orders_at(target))
 
 
 def warm_up_book() -> None:

@@ -19,7 +19,8 @@ import numpy
 from numba import types
 from numpy.typing import NDArray
 
-from blackbox.book.book import has_room, head_at, settle, show
+from blackbox.book.book import has_room, settle
+from blackbox.book.levels import head_at, show
 from blackbox.errors import ConfigError
 from blackbox.feed.schema.schema import load_registered
 from blackbox.native.compile.jit import njit, warm_up

@@ -20,7 +20,6 @@ from blackbox.native.system.posix import drain_pipe, external
 
 # Open the extension module, not libzmq: its symbols are those that pyzmq was linked with, whether libzmq is bundled,
 # installed or static.
-# the symbols that pyzmq itself was linked with are found through it.
 llvmlite.binding.load_library_permanently(_zmq.__file__)
 
 MESSAGE_BYTES = 64
@@ -145,7 +144,7 @@ def is_item_readable(items: int, place: int) -> bool:
 @inner
 def is_descriptor_readable(scratch: int) -> bool:
     """Return True if `wait_readable` found the descriptor given as `socket_b` readable."""
-    return int32s_at(scratch, 16)[2 * 4 + 3] >> 16 != 0
+    return is_item_readable(scratch, numpy.int64(2))
 
 
 @njit(nogil=True, cache=True)

@@ -88,7 +88,8 @@ class Connection:
     @property
     def address(self) -> str:
         """Address of the peer, as host:port."""
-        return f"[{self.peer[0]}]:{self.peer[1]}" if ":" in self.peer[0] else f"{self.peer[0]}:{self.peer[1]}"
+        host, port = self.peer[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def look(self) -> bool:
         """Read the kernel's counters. Return False if the connection has ended; its descriptor may be reused."""
@@ -168,10 +169,8 @@ def _connection_on(fd: int) -> Connection:
 
 def address_of(fd: int) -> str:
     """Return the peer's address of a descriptor; empty: not a TCP connection."""
-    with suppress(OSError, ValueError):
-        found = _connection_on(fd)
-        return "" if isinstance(found.peer, str | bytes) else found.address
-    return ""
+    found = connection_on(fd)
+    return "" if found is None else found.address
 
 
 def _port_of(endpoint: str) -> int:
@@ -194,15 +193,14 @@ class Connections:
         self._of: dict[int, Connection] = {}
         self.failures: Counter[Failure] = Counter()
         self.retries = 0
-        place = (
-            f"inproc://blackbox-connections-{next(_numbers)}"  # unique: a closed monitor keeps its name for some time
-        )
+        # Unique: a closed monitor keeps its name for some time.
+        endpoint = f"inproc://blackbox-connections-{next(_numbers)}"
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | FAILURE_EVENTS
-        of.monitor(place, events | zmq.EVENT_CONNECT_RETRIED if counts_retries else events)
+        of.monitor(endpoint, events | zmq.EVENT_CONNECT_RETRIED if counts_retries else events)
         self.news: zmq.Socket[bytes] = of.context.socket(zmq.PAIR)
         self.news.rcvhwm = _MOST_EVENTS
         self.news.linger = 0
-        self.news.connect(place)
+        self.news.connect(endpoint)
 
     def look(self) -> list[Connection]:
         """Return the open connections, oldest first, with the kernel's counters of each."""

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from blackbox import Batch, CallbackError, ConfigError, Feed, Message, Publisher, Recording, Replay, Schema, Subscriber
 from blackbox.book.book import Level
 from blackbox.book.books import Best, Books
+from blackbox.book.symbol_books import SymbolBooks
 from tests.book.sessions import ITCH, gone, made_up, order
 from tests.examples import examples
 from tests.feeds.build import messages_of
@@ -183,13 +184,13 @@ def test_books_are_bounded_and_symbols_that_were_left_out_have_books_after_clear
     assert totals["left_out"] + totals["messages"] == updates_of(made_up())
     assert not small.synced
     small.clear()
-    assert not small._addresses.any()
+    assert not small._books._addresses.any()
     other = next(symbol for symbol, _, _ in expected_levels() if symbol not in kept and symbol != b"#system")
     for batch in session.batches(other + b"."):
         small.apply(batch)
     assert small.symbols == [other]
     small.clear()
-    small._max_bytes = 0
+    small._books._max_bytes = 0
     for batch in session.batches():
         small.apply(batch)
     assert small.symbols == [], "no earlier book is touched"
@@ -205,7 +206,7 @@ def test_books_continue_after_one_could_not_be_made(session: Recording, monkeypa
     book = Books("itch50")
     first, second = b"AAPL", b"MSFT"
     with monkeypatch.context() as patched:
-        patched.setattr("blackbox.book.books.new_book", no_memory)
+        patched.setattr("blackbox.book.symbol_books.new_book", no_memory)
         for batch in session.batches(first + b"."):
             with pytest.raises(MemoryError):
                 book.apply(batch)
@@ -219,23 +220,23 @@ def test_books_continue_after_one_could_not_be_made(session: Recording, monkeypa
 def test_ctrl_c_while_a_book_is_made_keeps_addresses_in_order(
     session: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book, put = Books("itch50"), Books._put
+    book, put = Books("itch50"), SymbolBooks._put
 
-    def put_and_interrupt(self: Books, number: int, memory: Any) -> None:
+    def put_and_interrupt(self: SymbolBooks, number: int, memory: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         put(self, number, memory)
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr(Books, "_put", put_and_interrupt)
+    monkeypatch.setattr(SymbolBooks, "_put", put_and_interrupt)
     try:
         for batch in session.batches():
             with suppress(KeyboardInterrupt):
                 book.apply(batch)
     finally:
         signal.signal(signal.SIGINT, handler)
-    kept = [memory.ctypes.data for memory in book._books if memory is not None]
+    kept = [memory.ctypes.data for memory in book._books._books if memory is not None]
     assert len(kept) > 1
-    assert book._addresses[: len(kept)].tolist() == kept
+    assert book._books._addresses[: len(kept)].tolist() == kept
 
 
 def test_book_that_may_not_grow_forgets_orders(tmp_path: Path) -> None:
