@@ -57,18 +57,7 @@ class Chunk(NamedTuple):
         for count, start, stop in zip(missing, [0, *rows], [*rows, len(self.starts)], strict=True):
             if not count and start == stop:
                 continue
-            part = slice(start, stop)
-            yield (
-                count,
-                Chunk(
-                    self.topics,
-                    self.topic_index[part],
-                    self.ts_event[part],
-                    self.payloads,
-                    self.starts[part],
-                    self.lengths[part],
-                ),
-            )
+            yield count, rows_of(self, slice(start, stop))._replace(gaps=())
 
     def publish(self, publisher: PublishesMany, latest_ns: int = 0) -> int:
         """Publish the messages and the gaps between them; return the latest `ts_event` so far, ns.
@@ -90,6 +79,16 @@ class Chunk(NamedTuple):
                     checks_records=False,  # a venue may append fields; and a file's metadata is not a record
                 )
         return latest_ns
+
+
+def rows_of(chunk: Chunk, rows: Any) -> Chunk:
+    """Return some rows of a chunk, chosen by any index of numpy. Its gaps stay as they are."""
+    return chunk._replace(
+        topic_index=chunk.topic_index[rows],
+        ts_event=chunk.ts_event[rows],
+        starts=chunk.starts[rows],
+        lengths=chunk.lengths[rows],
+    )
 
 
 class PublishesMany(Protocol):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from blackbox.book import book as books
 from blackbox.book.book import Level
+from blackbox.book.levels import show
 from blackbox.book.orders import BUY, SELL, UNKNOWN_PRICE
 from tests.book.applied import applications
 from tests.examples import examples
@@ -196,14 +197,14 @@ def test_a_book_of_many_orders_grows_within_its_room_and_then_forgets() -> None:
 
 def test_show_returns_true_if_the_best_levels_changed() -> None:
     book, shown = books.new_book(), numpy.zeros((2, 2, 3), numpy.int64)
-    assert not books.show(book.ctypes.data, 2, shown)
+    assert not show(book.ctypes.data, 2, shown)
     books.add(book.ctypes.data, 1, BUY, 100, 5)
-    assert books.show(book.ctypes.data, 2, shown)
+    assert show(book.ctypes.data, 2, shown)
     assert shown[:, :, 0].tolist() == [[100, 0], [0, 0]]
     books.add(book.ctypes.data, 2, BUY, 99, 5)
-    assert books.show(book.ctypes.data, 2, shown)
+    assert show(book.ctypes.data, 2, shown)
     books.add(book.ctypes.data, 3, BUY, 98, 5)
-    assert not books.show(book.ctypes.data, 2, shown)
+    assert not show(book.ctypes.data, 2, shown)
     books.take(book.ctypes.data, 1, 1)
-    assert books.show(book.ctypes.data, 2, shown)
+    assert show(book.ctypes.data, 2, shown)
     assert shown[0].tolist() == [[100, 4, 1], [99, 5, 1]]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import blackbox_feeds.binance.frames
+import blackbox_feeds.binance.frame_reader
 import blackbox_feeds.io.columns
 import numpy
 import pytest
@@ -172,7 +172,7 @@ def test_topic_template(tmp_path: Path) -> None:
 
 
 def test_too_many_streams_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blackbox_feeds.binance.frames, "MAX_KEYS", 16)
+    monkeypatch.setattr(blackbox_feeds.binance.frame_reader, "MAX_KEYS", 16)
     streams = [b'{"stream":"s%d@trade"}' % number for number in range(17)]
     assert len(read(tmp_path, lines_of(*streams[:16]))[0]) == 16
     with pytest.raises(SourceError, match="the input has more than 16 distinct streams: it is corrupt"):

@@ -14,51 +14,53 @@ texts with escapes resolved, so that both spellings of a symbol have one topic.
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterator
+from enum import IntEnum
 from typing import Final
 
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.documents import DecodeError, Decoder
-from blackbox.errors import SourceError
-from blackbox.feed.routing.symbol import MARKET_SYMBOL
-from blackbox.feed.source import Chunk
 from blackbox.native.compile.jit import njit
 from blackbox.native.tables.name_table import FULL, NumberingAt, number_of
 from blackbox_feeds.io.columns import Columns, put_row
-from blackbox_feeds.io.lines import BAD, EMPTY, IS_SKIPPING, LINES, OWN, is_cut_filler, skip_filler, skip_line
-from blackbox_feeds.io.losses import NAMED, Losses
-from blackbox_feeds.io.template import TopicForm
-from blackbox_feeds.io.topics import KeyedTopics
+from blackbox_feeds.io.lines import BAD, IS_SKIPPING, LINES, OWN, is_cut_filler, skip_filler, skip_line
 
-MAX_KEYS: Final = 1 << 16
-"""More distinct streams than this indicate corrupt input."""
 
-END, FILLED, PARTIAL, BAD_TIME, BAD_FRAME, BAD_END, LONG_KEY, CROWDED, OTHER_TIME = range(9)
-"""END, FILLED, PARTIAL and CROWDED are reasons to stop: no more bytes, full columns, an incomplete line, too many
-streams. The others are faults of a line: no receive time, no JSON object, no line end after it, too long names, a time
-outside the years 2000 to 2099."""
+class Reason(IntEnum):
+    """Why reading stopped, or why a line was left out.
+
+    END, FILLED, PARTIAL and CROWDED are reasons to stop: no more bytes, full columns, an incomplete line, too many
+    streams. The others are faults of a line: no receive time, no JSON object, no line end after it, too long names, a
+    time outside the years 2000 to 2099.
+    """
+
+    END = 0
+    FILLED = 1
+    PARTIAL = 2
+    BAD_TIME = 3
+    BAD_FRAME = 4
+    BAD_END = 5
+    LONG_KEY = 6
+    CROWDED = 7
+    OTHER_TIME = 8
+
 
 _STREAM, _EVENT, _SYMBOL, _EVENT_TIME, _TIME, _UPDATE_ID, _BID_SIZE, _ASK_SIZE = range(8)
 _DATA, _OTHER = 8, 9
 _FIELDS: Final = 10
-_FIRST_SYMBOL, _SEVERAL, _WITHOUT_TIME, _PLACES = range(OWN, OWN + 4)
+_FIRST_SYMBOL, _SEVERAL, WITHOUT_TIME, PLACES = range(OWN, OWN + 4)
 """Indices in the state after those of lines: the first symbol's hash, 1 if there was another symbol, the count of
 frames without time; and the number of indices."""
-_NAME: Final = Decoder[str]("json", str)
-_KEY_BYTES: Final = 1024
-_MEAN_KEY_BYTES: Final = 64
-_TIME_DIGITS = 19
+KEY_BYTES: Final = 1024
+TIME_DIGITS = 19
 _EARLIEST_NS, _LATEST_NS = 946_684_800_000_000_000, 4_102_444_800_000_000_000
 """2000-01-01 and 2100-01-01 UTC: a time outside has another unit, or is wrong."""
 _LARGEST = (1 << 63) - 1
 _DEEPEST = 62
 _PRIME = 0x100000001B3
 _BASIS = 0x4BF29CE484222325
-_SNAPSHOT, _TICKER, _PLAIN = b"SB-"
-_KNOWN, _UNKNOWN = b"1?"
+SNAPSHOT, TICKER, _PLAIN = b"SB-"
+KNOWN, _UNKNOWN = b"1?"
 _QUOTE, _BACKSLASH, _SPACE, _CR, _LF, _COLON, _ZERO, _NINE = b'"\\ \r\n:09'
 _AT, _BANG, _UPPER_A, _UPPER_Z, _POINT = b"@!AZ."
 
@@ -79,7 +81,6 @@ _MAY[_BEHIND, [_CLOSE, _CLOSE_LIST, _COMMA]] = True
 _MAY[_VALUE:_TOO_DEEP, _BLANK] = True
 
 _NAMES = numpy.array([list(name.ljust(12, b"\0")) for name in (b"stream", b"data", b"symbol", b"lastUpdateId")], "u1")
-_SHOWN_BYTES: Final = 120
 
 
 @njit(nogil=True, cache=True)
@@ -141,32 +142,32 @@ def _string_end(data: NDArray[numpy.uint8], at: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _scalar(data: NDArray[numpy.uint8], at: int) -> tuple[int, int, int, int]:
-    """Return (start, stop, next position, END) of the text or word at `at`, without quotes; or a fault."""
+    """Return (start, stop, next position, Reason.END) of the text or word at `at`, without quotes; or a fault."""
     end = len(data)
     if data[at] == _QUOTE:
         stop = _string_end(data, at + 1)
         if stop < 0:
-            return at, at, at, BAD_FRAME
-        return at + 1, stop, stop + 1, END if stop < end else PARTIAL
+            return at, at, at, Reason.BAD_FRAME
+        return at + 1, stop, stop + 1, Reason.END if stop < end else Reason.PARTIAL
     stop = at
     while stop < end and _KINDS[data[stop]] == _WORD:
         stop += 1
-    return at, stop, stop, END if stop < end else PARTIAL
+    return at, stop, stop, Reason.END if stop < end else Reason.PARTIAL
 
 
 @njit(nogil=True, cache=True)
 def _colon(data: NDArray[numpy.uint8], at: int) -> tuple[int, int]:
-    """Return (position after the next colon, END), or (position of the fault, why)."""
+    """Return (position after the next colon, Reason.END), or (position of the fault, why)."""
     while at < len(data) and data[at] == _SPACE:
         at += 1
     if at >= len(data):
-        return at, PARTIAL
-    return (at + 1, END) if data[at] == _COLON else (at, BAD_FRAME)
+        return at, Reason.PARTIAL
+    return (at + 1, Reason.END) if data[at] == _COLON else (at, Reason.BAD_FRAME)
 
 
 @njit(nogil=True, cache=True)
 def _scan(data: NDArray[numpy.uint8], at: int, fields: NDArray[numpy.int64]) -> tuple[int, int]:
-    """Scan the JSON object at `at`: return (its end, END), or (position of the fault, why).
+    """Scan the JSON object at `at`: return (its end, Reason.END), or (position of the fault, why).
 
     `fields` gets the bounds of the values of known fields, without quotes.
     """
@@ -179,17 +180,17 @@ def _scan(data: NDArray[numpy.uint8], at: int, fields: NDArray[numpy.int64]) -> 
     while at < len(data):
         kind = _KINDS[data[at]]
         if not _MAY[wants, kind]:
-            return at, BAD_FRAME
+            return at, Reason.BAD_FRAME
         if kind in (_TEXT, _WORD):
             start, stop, at, why = _scalar(data, at)
-            if why != END:
+            if why != Reason.END:
                 return at, why
             if wants in (_KEY, _FIRST_KEY):
                 known = depth == 1 or (depth == 2 and in_data)
                 field = _field(data, start, stop, depth == 1) if known else _OTHER
                 wants = _VALUE
                 at, why = _colon(data, at)
-                if why != END:
+                if why != Reason.END:
                     return at, why
             else:
                 field = _OTHER if kind == _WORD and field <= _SYMBOL else field  # a name is a text, not null
@@ -206,19 +207,19 @@ def _scan(data: NDArray[numpy.uint8], at: int, fields: NDArray[numpy.int64]) -> 
             wants = _TOO_DEEP if depth > _DEEPEST else wants
         elif kind in (_CLOSE, _CLOSE_LIST):
             if (lists & 1) != (kind == _CLOSE_LIST):
-                return at, BAD_FRAME
+                return at, Reason.BAD_FRAME
             depth -= 1
             lists >>= 1
             in_data = in_data and depth > 1
             field = _OTHER
             wants = _BEHIND
             if depth == 0:
-                return at + 1, END
+                return at + 1, Reason.END
         elif kind == _COMMA:
             field = _OTHER
             wants = _VALUE if lists & 1 else _KEY
         at += 1
-    return at, PARTIAL
+    return at, Reason.PARTIAL
 
 
 @njit(nogil=True, cache=True)
@@ -239,7 +240,7 @@ def _received_ns(data: NDArray[numpy.uint8], at: int, digits: int) -> tuple[int,
     if end > len(data):
         return -1, at
     value = _whole_number(data, at, end)
-    left = _TIME_DIGITS - digits
+    left = TIME_DIGITS - digits
     if end < len(data) and data[end] == _POINT and left > 0:
         end += 1
         while end < len(data) and _ZERO <= data[end] <= _NINE and left > 0:
@@ -308,54 +309,54 @@ def _write_key(
             state[_SEVERAL] = 1
     kind = _PLAIN
     if fields[_UPDATE_ID, 1] > 0:
-        kind = _SNAPSHOT
+        kind = SNAPSHOT
     elif fields[_EVENT, 1] == 0 and fields[_BID_SIZE, 1] > 0 and fields[_ASK_SIZE, 1] > 0:
-        kind = _TICKER
+        kind = TICKER
     key[place] = kind
-    key[place + 1] = _KNOWN if symbol != 0 or (state[_FIRST_SYMBOL] != 0 and state[_SEVERAL] == 0) else _UNKNOWN
+    key[place + 1] = KNOWN if symbol != 0 or (state[_FIRST_SYMBOL] != 0 and state[_SEVERAL] == 0) else _UNKNOWN
     return length
 
 
 @njit(nogil=True, cache=True)
 def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int]:
-    """Return (start of the next line, END), or a fault if no line ends at `at`."""
+    """Return (start of the next line, Reason.END), or a fault if no line ends at `at`."""
     end = len(data)
     if at < end and data[at] == _CR:
         at += 1
         if at == end:
-            return at, PARTIAL
+            return at, Reason.PARTIAL
     elif at == end and last:
-        return at, END
+        return at, Reason.END
     if at == end:
-        return at, PARTIAL
-    return (at + 1, END) if data[at] == _LF else (at, BAD_END)
+        return at, Reason.PARTIAL
+    return (at + 1, Reason.END) if data[at] == _LF else (at, Reason.BAD_END)
 
 
 @njit(nogil=True, cache=True)
 def _read_line(
     data: NDArray[numpy.uint8], position: int, last: bool, digits: int, fields: NDArray[numpy.int64]
 ) -> tuple[int, int, int, int]:
-    """Return (receive time of the line at `position`, its event time or 0, start of the next line, END).
+    """Return (receive time of the line at `position`, its event time or 0, start of the next line, Reason.END).
 
-    Instead of END it may be a fault.
+    Instead of Reason.END it may be a fault.
     """
     received, at = _received_ns(data, position, digits)
     if at >= len(data) or (received < 0 and at == position):
-        return 0, 0, position, BAD_TIME if last else PARTIAL
+        return 0, 0, position, Reason.BAD_TIME if last else Reason.PARTIAL
     if received < 0 or data[at] != _SPACE:
-        return 0, 0, position, BAD_TIME
+        return 0, 0, position, Reason.BAD_TIME
     at, why = _scan(data, at + 1, fields)
-    if why == PARTIAL and last:
-        why = BAD_FRAME
-    if why == END:
+    if why == Reason.PARTIAL and last:
+        why = Reason.BAD_FRAME
+    if why == Reason.END:
         at, why = _line_end(data, at, last)
-    if why == PARTIAL and last:
-        why = BAD_END
+    if why == Reason.PARTIAL and last:
+        why = Reason.BAD_END
     happened = 0
-    if why == END:
+    if why == Reason.END:
         happened = _event_ns(data, fields)
         if not _EARLIEST_NS <= (happened or received) < _LATEST_NS:
-            why = OTHER_TIME
+            why = Reason.OTHER_TIME
     return received, happened, at, why
 
 
@@ -376,196 +377,40 @@ def read_lines(
     Returns (lines, position, why it stopped).
     """
     fields = numpy.zeros((_FIELDS, 2), numpy.int64)
-    key = numpy.empty(_KEY_BYTES, numpy.uint8)
+    key = numpy.empty(KEY_BYTES, numpy.uint8)
     n = found = 0
     while position < len(data):
         if n == len(columns.starts):
-            return n, position, FILLED
+            return n, position, Reason.FILLED
         if state[IS_SKIPPING] or not _ZERO <= data[position] <= _NINE:
             behind = skip_filler(data, position, state)
             if behind > position:
                 position = behind
                 continue
             if not last and is_cut_filler(data, position):
-                return n, position, PARTIAL
+                return n, position, Reason.PARTIAL
         received, happened, at, why = _read_line(data, position, last, digits, fields)
         number = 0
-        if why == PARTIAL:
-            return n, position, PARTIAL
-        if why == END:
+        if why == Reason.PARTIAL:
+            return n, position, Reason.PARTIAL
+        if why == Reason.END:
             length = _write_key(data, fields, state, key)
             if length == 0:
-                why = LONG_KEY
+                why = Reason.LONG_KEY
             else:
                 number = number_of(keys, key.ctypes.data, length)
         if number == FULL:
-            return n, position, CROWDED
+            return n, position, Reason.CROWDED
         state[LINES] += 1
-        if why != END:
+        if why != Reason.END:
             if found < len(bad):
                 bad[found, 0], bad[found, 1], bad[found, 2] = state[LINES], position, why
                 found += 1
             state[BAD] += 1
             position = skip_line(data, position, state)
             continue
-        state[_WITHOUT_TIME] += happened == 0
+        state[WITHOUT_TIME] += happened == 0
         put_row(columns, n, number, happened or received, position, at - position)
         position = at
         n += 1
-    return n, position, END
-
-
-class _NameError(Exception):
-    """A stream, event or symbol that cannot be in a topic. The text names it and the reason."""
-
-
-class FrameReader:
-    """Turns lines into chunks; one object per iteration. Remembers keys and topics between calls."""
-
-    position = 0
-    """After `chunks`: the position in the data at which it ended."""
-    lines = 0
-    """Lines that became messages."""
-
-    def __init__(self, form: TopicForm, time_digits: int) -> None:
-        """`time_digits`: digits of a receive time."""
-        self._form = form
-        self._digits = time_digits
-        self._topics = KeyedTopics(MAX_KEYS, _MEAN_KEY_BYTES, self._topic)
-        self._symbol = b""
-        self._state = numpy.zeros(_PLACES, numpy.int64)
-        self._wrong: list[str] = []
-        self.bad = Losses("bad lines")
-        """Lines left out."""
-
-    @property
-    def without_time(self) -> int:
-        """Number of frames without a time of the exchange."""
-        return int(self._state[_WITHOUT_TIME])
-
-    @property
-    def empty(self) -> int:
-        """Empty lines."""
-        return int(self._state[EMPTY])
-
-    def skip_damage(self) -> None:
-        """Skip the first piece of the next data: it may be the rest of a line that was damaged."""
-        self._state[IS_SKIPPING] = 1
-
-    def chunks(self, data: NDArray[numpy.uint8], last: bool) -> Iterator[Chunk]:
-        """Yield the lines at the start of `data`.
-
-        Raises:
-            SourceError: there are more than `MAX_KEYS` distinct streams.
-        """
-        self.position, why = 0, FILLED
-        while why == FILLED:
-            columns = Columns.new()
-            bad = numpy.zeros((NAMED, 3), numpy.int64)
-            begin, count = self.position, int(self._state[BAD])
-            lines = int(self._state[LINES] - self._state[IS_SKIPPING])  # a skipped rest of a line counts a line feed
-            n, self.position, why = read_lines(
-                data, begin, last, self._digits, self._topics.keys.at, self._state, bad, columns
-            )
-            count = int(self._state[BAD]) - count
-            for line, at, reason in bad.tolist()[:count]:
-                self.bad.name(f"line {line}: {_complaint(data, at, reason, self._digits)}")
-            self.bad.count += count
-            if n:
-                self._topics.settle(columns.topic_index[:n])
-                chunk = columns.chunk(n, self._topics.topics, data)
-                if self._wrong:
-                    chunk = self._without_wrong(chunk, begin, lines)
-                self.lines += len(chunk.starts)
-                if len(chunk.starts):
-                    yield chunk
-        if why == CROWDED:
-            raise SourceError(f"the input has more than {MAX_KEYS} distinct streams: it is corrupt")
-
-    def _without_wrong(self, chunk: Chunk, begin: int, lines: int) -> Chunk:
-        """Leave out lines with names that cannot be in a topic.
-
-        `lines`: number of lines before byte `begin` of the data.
-        """
-        rows = numpy.flatnonzero(chunk.topic_index < 0)
-        for row in rows[:NAMED].tolist():
-            line = lines + 1 + int(numpy.count_nonzero(chunk.payloads[begin : chunk.starts[row]] == _LF))
-            self.bad.name(f"line {line}: {self._wrong[~chunk.topic_index[row]]}")
-        self.bad.count += len(rows)
-        right = chunk.topic_index >= 0
-        return chunk._replace(
-            topic_index=chunk.topic_index[right],
-            ts_event=chunk.ts_event[right],
-            starts=chunk.starts[right],
-            lengths=chunk.lengths[right],
-        )
-
-    def _topic(self, key: bytes) -> bytes | int:
-        """Return the topic of a key; or the inverted index in `_wrong` if a name cannot be in a topic."""
-        try:
-            return self._topic_of(*key.split(b"\0"))
-        except _NameError as error:
-            self._wrong.append(str(error))
-            return ~(len(self._wrong) - 1)
-
-    def _topic_of(self, stream: bytes, event: bytes, symbol: bytes, kind_and_known: bytes) -> bytes:
-        kind, known = kind_and_known
-        stream, event, symbol = _name(stream), _name(event), _name(symbol)
-        subject, _, name = stream.partition(b"@")
-        if subject.startswith(b"!"):
-            # A stream of a whole market: a frame may concern one symbol, or many.
-            subject, name = symbol, subject[1:]
-        # Streams are lower case, symbols upper case. Only ASCII letters are folded: these are the ones that Binance
-        # changes, and no two symbols differ only in them.
-        subject = (subject or symbol).lower()
-        self._symbol = self._symbol or subject
-        name = name.partition(b"@")[0] or event.removesuffix(b"Update")
-        if kind == _SNAPSHOT and not stream:
-            name = b"snapshot"
-            subject = subject or (self._symbol if known == _KNOWN else b"") or b"#unknown"
-        elif kind == _TICKER:
-            name = name or b"bookTicker"
-        if b"." in name:  # a symbol ends at the last dot
-            raise _NameError(f"type was {name.decode()!r}, expected one without '.'")
-        return self._form.topic(subject or MARKET_SYMBOL, name or b"other", 0)
-
-
-def _name(text: bytes) -> bytes:
-    """Return a JSON text with its escapes resolved, in UTF-8. Raises `_NameError` if it cannot be in a topic."""
-    try:
-        name = _NAME.decode(b'"%b"' % text)
-        if any(unicodedata.category(character) == "Cc" for character in name):
-            raise ValueError("it has a control character")
-        return name.encode()
-    except (DecodeError, ValueError) as error:
-        shown = text.decode("latin-1")
-        raise _NameError(f"stream, event or symbol was {shown!r}, which cannot be a name: {error}") from None
-
-
-def _complaint(data: NDArray[numpy.uint8], position: int, why: int, digits: int) -> str:
-    """Describe what is wrong with the line at `position`."""
-    line = data[position : position + _SHOWN_BYTES].tobytes().partition(b"\n")[0].removesuffix(b"\r").decode("latin-1")
-    if why == BAD_TIME:
-        return _wrong_time(line, digits)
-    if why == BAD_END:
-        return f"its frame is followed by more text, expected a line end: {line!r}"
-    if why == OTHER_TIME:
-        return f"its event time, else its receive time, was outside the years 2000 to 2099 in ms, us or ns: {line!r}"
-    if why == LONG_KEY:
-        return f"stream, event and symbol of its frame have more than {_KEY_BYTES} bytes: {line!r}"
-    return f"its frame was {line.partition(' ')[2]!r}, expected one whole JSON object"
-
-
-def _wrong_time(line: str, digits: int) -> str:
-    unit = {10: "s", 13: "ms", 16: "us", 19: "ns"}
-    whole = line.partition(" ")[0].partition(".")[0]
-    if whole.isascii() and whole.isdecimal() and len(whole) != digits and len(whole) in unit:
-        found = unit[len(whole)]
-        return (
-            f"its receive time was {line.partition(' ')[0]}, which is in {found}, expected {unit[digits]}: give the "
-            f"source's option `time_unit`, e.g. `--option time_unit={found}`, in Python time_unit={found!r}"
-        )
-    return (
-        f"its start was {line[: _TIME_DIGITS + 1]!r}, expected the receive time in {unit[digits]}, {digits} digits, "
-        "and a space"
-    )
+    return n, position, Reason.END

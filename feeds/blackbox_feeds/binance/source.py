@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.schema.schema import QuoteFields, Schema, TradeFields
 from blackbox.feed.source import Chunk, Source
-from blackbox_feeds.io.losses import Losses
+from blackbox_feeds.io.losses import Losses, notes_of
 from blackbox_feeds.io.open_window import open_window
 from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 
@@ -87,8 +87,8 @@ class Binance(Source):
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the frames, up to 131,072 at a time."""
-        from blackbox_feeds.binance.frames import FrameReader
-        from blackbox_feeds.io.lines import losses
+        from blackbox_feeds.binance.frame_reader import FrameReader
+        from blackbox_feeds.io.lines import goes_on_after, losses
 
         self.truncated = None
         self.notes = ()
@@ -102,21 +102,14 @@ class Binance(Source):
                 if not window.last:
                     window.slide(reader.position)
                     continue
-                end = window.ending(reader.position, "line")
-                if end is None:
-                    break
-                goes_on = window.skip_damage()
-                ends.name(f"{end}; {goes_on}, with the next whole line" if goes_on else end)
-                ends.count += 1
-                if goes_on is None:
+                if not goes_on_after(window, reader.position, "line", ends):
                     break
                 reader.skip_damage()
         self.truncated = "; ".join(losses(self.path, "lines", reader.lines, reader.bad, ends)) or None
-        told = (
+        self.notes = notes_of(
             ("frames without an event time, which have their receive time", reader.without_time),
             ("empty lines left out", reader.empty),
         )
-        self.notes = tuple(f"{words}: {count:,}" for words, count in told if count)
 
 
 def split(payload: bytes) -> tuple[int, bytes]:

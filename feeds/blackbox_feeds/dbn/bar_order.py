@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.feed.source import Chunk
+from blackbox.feed.source import Chunk, rows_of
 
 
 class _Held(NamedTuple):
@@ -46,8 +46,8 @@ def in_order(chunks: Iterator[Chunk], delays_of: Callable[[Chunk], NDArray[numpy
         order = numpy.argsort(keys, kind="stable")
         done = int(numpy.searchsorted(keys[order], reached, "right"))
         if done:
-            yield _taken(rows, order[:done])
-        held = _Held(_copied(_taken(rows, order[done:])), keys[order[done:]]) if done < len(order) else None
+            yield rows_of(rows, order[:done])
+        held = _Held(_copied(rows_of(rows, order[done:])), keys[order[done:]]) if done < len(order) else None
     if held is not None:
         yield held.rows
 
@@ -62,15 +62,6 @@ def _joined(first: Chunk, second: Chunk) -> Chunk:
         numpy.concatenate([first.payloads, payloads]),
         numpy.concatenate([first.starts, second.starts - start + len(first.payloads)]),
         numpy.concatenate([first.lengths, second.lengths]),
-    )
-
-
-def _taken(chunk: Chunk, rows: NDArray[numpy.intp]) -> Chunk:
-    return chunk._replace(
-        topic_index=chunk.topic_index[rows],
-        ts_event=chunk.ts_event[rows],
-        starts=chunk.starts[rows],
-        lengths=chunk.lengths[rows],
     )
 
 

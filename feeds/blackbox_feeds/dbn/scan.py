@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import Any, Final
 
 import numpy
@@ -50,11 +51,22 @@ from blackbox_feeds.io.integers import little_32, little_64
 from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, SymbolTopics, TopicsAt, key_number
 
-END, FILLED, CROWDED, PARTIAL, BAD_TYPE, BAD_LENGTH = range(6)
-"""Why the kernel stopped: no more bytes, full columns, too many topics, an incomplete record, an unknown type, a wrong
-length."""
 
-_SOUND: Final = -1
+class Reason(IntEnum):
+    """Why reading stopped.
+
+    No more bytes, full columns, too many topics, an incomplete record, an unknown type, a wrong length. SOUND: none.
+    """
+
+    END = 0
+    FILLED = 1
+    CROWDED = 2
+    PARTIAL = 3
+    BAD_TYPE = 4
+    BAD_LENGTH = 5
+    SOUND = 6
+
+
 _INSTRUMENT_AT, _TS_EVENT_AT = 4, 8
 _MAPPING: Final = TYPED["symbol-mapping"][0]
 _FIRST_INSTRUMENT = 2
@@ -122,16 +134,16 @@ def _first_known(time: int, other: int, last: int) -> int:
 
 @njit(inline="always")
 def _fault_at(data: NDArray[numpy.uint8], position: int, appended: int, types: NDArray[numpy.int64]) -> int:
-    """Return why no record can be read at `position`, or _SOUND."""
+    """Return why no record can be read at `position`, or Reason.SOUND."""
     if position + 2 > len(data):
-        return PARTIAL
+        return Reason.PARTIAL
     size = 4 * numpy.int64(data[position])
     expected = types[data[position + 1], _LENGTH]
     if expected == 0:
-        return BAD_TYPE
+        return Reason.BAD_TYPE
     if size - appended != expected:
-        return BAD_LENGTH
-    return PARTIAL if position + size > len(data) else _SOUND
+        return Reason.BAD_LENGTH
+    return Reason.PARTIAL if position + size > len(data) else Reason.SOUND
 
 
 @njit(nogil=True, cache=True)
@@ -155,9 +167,9 @@ def scan_records(
     is_mapped = has_mappings(mapped)
     while position < len(data):
         if n == len(columns.starts):
-            return n, position, FILLED
+            return n, position, Reason.FILLED
         fault = _fault_at(data, position, appended, types)
-        if fault != _SOUND:
+        if fault != Reason.SOUND:
             return n, position, fault
         size = 4 * numpy.int64(data[position])
         rtype = numpy.int64(data[position + 1])
@@ -186,7 +198,7 @@ def scan_records(
         else:
             number = FULL if name == FULL else key_number(topics, -name, rtype)
         if number == FULL:
-            return n, position, CROWDED
+            return n, position, Reason.CROWDED
         time = max(time, kept[_LIVE_SINCE])
         put_row(columns, n, number, time, position, size)
         kept[_TIME] = time
@@ -197,7 +209,7 @@ def scan_records(
             kept[_BAD_BOOK] += flags & F_MAYBE_BAD_BOOK != 0
         position += size
         n += 1
-    return n, position, END
+    return n, position, Reason.END
 
 
 class _Topics(SymbolTopics):
@@ -270,7 +282,7 @@ class RecordReader:
 
     position = 0
     """After `chunks`: the position in the data at which it ended."""
-    stopped = END
+    stopped: Reason = Reason.END
     """After `chunks`: the reason for its end."""
 
     def __init__(self, form: TopicForm, metadata: DbnMetadata) -> None:
@@ -296,8 +308,8 @@ class RecordReader:
     def chunks(self, data: NDArray[numpy.uint8], position: int) -> Iterator[Chunk]:
         """Yield the records of `data` from `position` on."""
         topics, mapped = self._topics, self._mapped.at
-        self.position, self.stopped = position, FILLED
-        while self.stopped == FILLED:
+        self.position, self.stopped = position, Reason.FILLED
+        while self.stopped == Reason.FILLED:
             columns = Columns.new()
             self._kept[[_OLD, _DELAYED]] = 0
             n, self.position, self.stopped = scan_records(
@@ -315,7 +327,7 @@ class RecordReader:
             if n:
                 chunk = columns.chunk(n, topics.topics, data)
                 yield self._upgraded(chunk) if self._kept[_OLD] else chunk
-        if self.stopped == CROWDED:
+        if self.stopped == Reason.CROWDED:
             raise topics.overflow()
 
     def delays(self, chunk: Chunk) -> NDArray[numpy.int64] | None:
@@ -363,10 +375,10 @@ class RecordReader:
 
     def complaint(self, data: NDArray[numpy.uint8]) -> str | None:
         """Describe what is wrong with the record at `position`; None if nothing is."""
-        if self.stopped not in {BAD_TYPE, BAD_LENGTH}:
+        if self.stopped not in {Reason.BAD_TYPE, Reason.BAD_LENGTH}:
             return None
         size, rtype = data[self.position : self.position + 2].tolist()
-        if self.stopped == BAD_TYPE:
+        if self.stopped == Reason.BAD_TYPE:
             known = ", ".join(f"{number:#04x} ({name})" for number, name in sorted(NAMES.items()))
             return f"its rtype was {rtype:#04x}, expected one of: {known}"
         expected = int(self._types[rtype, _LENGTH]) + self._appended

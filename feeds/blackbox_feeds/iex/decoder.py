@@ -12,7 +12,7 @@ longer one than specified is cut. Both are counted, and so is a message with an 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from enum import IntEnum
 
 import numpy
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from blackbox.feed.schema.schema import Schema
 from blackbox.feed.source import Chunk
 from blackbox.native.compile.jit import njit
 from blackbox_feeds.iex.messages import PROTOCOLS, SYSTEM_TYPES
-from blackbox_feeds.io.columns import Columns, put_row
+from blackbox_feeds.io.columns import Columns, Stop, put_row
 from blackbox_feeds.io.integers import little_16, little_32, little_64
 from blackbox_feeds.io.length_prefixed import skip_messages
 from blackbox_feeds.io.pcap import Datagrams
@@ -35,9 +35,21 @@ from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, TopicsAt, TopicTable, 
 HEADER_BYTES = 40
 VERSION = 1
 
-END, FILLED, CROWDED, BAD_PAYLOAD, BAD_BLOCK, BAD_LENGTH = range(6)
-"""Why the kernel stopped: no more datagrams, no room for the next one in the columns, too many topics, a payload length
-that differs from the datagram's, messages that do not fill the payload, a message too short for its type."""
+
+class Reason(IntEnum):
+    """Why decoding stopped.
+
+    No more datagrams, no room for the next one in the columns, too many topics, a payload length that differs from the
+    datagram's, messages that do not fill the payload, a message too short for its type.
+    """
+
+    END = 0
+    FILLED = 1
+    CROWDED = 2
+    BAD_PAYLOAD = 3
+    BAD_BLOCK = 4
+    BAD_LENGTH = 5
+
 
 _KNOWN_PROTOCOLS = tuple(PROTOCOLS)
 _SYSTEM_BYTES = tuple(SYSTEM_TYPES.encode())
@@ -106,7 +118,7 @@ def _decode_blocks(
             count_unknown(input_counts, numpy.int64(data[start]) if after > start else NO_TYPE)
             continue
         if after - start < size:
-            return n, start - 2, BAD_LENGTH
+            return n, start - 2, Reason.BAD_LENGTH
         kind = data[start]
         symbol = SYSTEM_SYMBOL if kind in _SYSTEM_BYTES else little_64(data, start + _SYMBOL)
         if symbol != SYSTEM_SYMBOL and not is_symbol(symbol):
@@ -115,10 +127,10 @@ def _decode_blocks(
         input_counts[EXTENDED] += after - start > size
         number = key_number(topics, symbol, kind)
         if number == FULL:
-            return n, start - 2, CROWDED
+            return n, start - 2, Reason.CROWDED
         put_row(columns, n, number, little_64(data, start + _TIMESTAMP), start, size)
         n += 1
-    return n, position, END
+    return n, position, Reason.END
 
 
 @njit(nogil=True, cache=True)
@@ -147,14 +159,14 @@ def decode_datagrams(
             row += 1
             continue
         if little_16(data, start + 12) != length - HEADER_BYTES:
-            return n, row, start, BAD_PAYLOAD
+            return n, row, start, Reason.BAD_PAYLOAD
         count = little_16(data, start + 14)
         end = start + length
         blocks = start + HEADER_BYTES
         if skip_messages(data, blocks, end, count, False) != end:
-            return n, row, start, BAD_BLOCK
+            return n, row, start, Reason.BAD_BLOCK
         if n + count > len(columns.starts):
-            return n, row, start, FILLED
+            return n, row, start, Reason.FILLED
         _enter(data, start, sequence, input_counts, n)
         done, position = 0, blocks
         while done < count:
@@ -163,18 +175,11 @@ def decode_datagrams(
                 break
             position = skip_messages(data, position, end, skip, False)
             n, position, why = _decode_blocks(data, position, take, sizes, topics, input_counts, n, columns)
-            if why != END:
+            if why != Reason.END:
                 return n, row, position, why
             done += skip + take
         row += 1
-    return n, row, 0, END
-
-
-class Stop(NamedTuple):
-    """Position at which decoding ended early, and the reason."""
-
-    position: int
-    why: int
+    return n, row, 0, Reason.END
 
 
 class DatagramDecoder:
@@ -205,9 +210,9 @@ class DatagramDecoder:
         """Yield the messages of the datagrams, and the gaps between them."""
         topics, sequence = self._topics, self._sequence
         self.stop = None
-        row, position, why = 0, 0, FILLED
+        row, position, why = 0, 0, Reason.FILLED
         sequence.make_room(len(datagrams.starts))
-        while why == FILLED:
+        while why == Reason.FILLED:
             columns = Columns.new()
             n, row, position, why = decode_datagrams(
                 datagrams.data,
@@ -225,9 +230,9 @@ class DatagramDecoder:
             gaps = sequence.report()
             if n or gaps:
                 yield columns.chunk(n, topics.topics, datagrams.data, gaps)
-        if why == CROWDED:
+        if why == Reason.CROWDED:
             raise topics.overflow()
-        if why != END:
+        if why != Reason.END:
             self.stop = Stop(position, why)
 
 
@@ -235,7 +240,7 @@ def describe(stop: Stop, datagrams: Datagrams, schema: Schema, path: str) -> str
     """Describe an invalid datagram or message."""
     data = datagrams.data
     at = stop.position
-    if stop.why == BAD_LENGTH:
+    if stop.why == Reason.BAD_LENGTH:
         length = int.from_bytes(data[at : at + 2].tobytes(), "little")
         kind = chr(data[at + 2])
         return (
@@ -244,7 +249,7 @@ def describe(stop: Stop, datagrams: Datagrams, schema: Schema, path: str) -> str
         )
     where = f"{path}: no valid IEX-TP datagram starts at byte {datagrams.offset + at}"
     payload, count = data[at + 12 : at + 16].view("<u2").tolist()
-    if stop.why == BAD_BLOCK:
+    if stop.why == Reason.BAD_BLOCK:
         return f"{where}: its {count} messages do not fill its payload of {payload} bytes"
     row = int(numpy.searchsorted(datagrams.starts, at))
     length = int(datagrams.lengths[row]) - HEADER_BYTES

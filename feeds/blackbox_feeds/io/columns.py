@@ -14,6 +14,13 @@ CHUNK_MESSAGES = 131_072
 """Most messages of a chunk."""
 
 
+class Stop(NamedTuple):
+    """Position at which decoding ended early, and the reason, as the decoder defines it."""
+
+    position: int
+    why: int
+
+
 class Columns(NamedTuple):
     """Room for the messages of one chunk."""
 

@@ -1,4 +1,4 @@
-"""Compiled: skip text between lines of text files; and report losses."""
+"""Lines of text files: skip the text between them, compiled; skip damage, and report losses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from blackbox.native.compile.jit import njit
 from blackbox_feeds.io.losses import Losses
+from blackbox_feeds.io.window import FileWindow
 
 LINES, EMPTY, BAD, IS_SKIPPING, OWN = range(5)
 """Indices in a reader's state: counts of lines, of empty and of bad lines; 1 while the rest of a skipped line is
@@ -62,6 +63,20 @@ def is_cut_filler(data: NDArray[numpy.uint8], at: int) -> bool:
     if data[at] == _BOM_0:
         return left == 1 or (left == 2 and data[at + 1] == _BOM_1)
     return bool(left == 1 and data[at] == _CR)
+
+
+def goes_on_after(window: FileWindow, position: int, noun: str, ends: Losses) -> bool:
+    """Skip damage at the end of a window's data, if there is any; return True if more data follows.
+
+    `position`: where reading stopped. The loss is added to `ends`; `noun` is the name of a line.
+    """
+    end = window.ending(position, noun)
+    if end is None:
+        return False
+    goes_on = window.skip_damage()
+    ends.name(f"{end}; {goes_on}, with the next whole {noun}" if goes_on else end)
+    ends.count += 1
+    return goes_on is not None
 
 
 def losses(file: object, noun: str, good: int, bad: Losses, ends: Losses) -> Iterator[str]:

@@ -31,3 +31,8 @@ class Losses:
     def __str__(self) -> str:
         more = self.count - len(self._named)
         return "; ".join([*self._named, *([f"and {more:,} more {self._many}"] if more else [])])
+
+
+def notes_of(*counts: tuple[str, int]) -> tuple[str, ...]:
+    """Return a line for each count above 0, after the words for it."""
+    return tuple(f"{words}: {count:,}" for words, count in counts if count > 0)

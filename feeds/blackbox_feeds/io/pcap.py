@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
 from blackbox_feeds.io.pcap_scan import (
-    BAD,
     LINKS,
     MAX_BLOCK_BYTES,
     MAX_PACKET_BYTES,
-    MORE,
     DatagramColumns,
+    Reason,
     new_scan_state,
     scan_blocks,
     scan_records,
@@ -133,10 +132,10 @@ class Capture:
                 starts, lengths, capture_ns = columns
                 yield Datagrams(window.data, window.start, starts[:found], lengths[:found], capture_ns[:found])
                 window.release(position)
-            if why == BAD:
+            if why == Reason.BAD:
                 self.stopped = self._what_is_bad(position, state, noun)
                 return
-            if why == MORE:
+            if why == Reason.MORE:
                 if window.last:
                     self.stopped = window.ending(position, noun)
                     return

@@ -6,6 +6,7 @@ read outside `data`.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 import numpy
@@ -24,8 +25,14 @@ from blackbox_feeds.io.statistics import (
     PACKETS,
 )
 
-FILLED, MORE, BAD = range(3)
-"""Why a scan stopped: the columns are full, `data` ends, or the next bytes are invalid."""
+
+class Reason(IntEnum):
+    """Why a scan stopped: the columns are full, `data` ends, or the next bytes are invalid."""
+
+    FILLED = 0
+    MORE = 1
+    BAD = 2
+
 
 MAX_PACKET_BYTES = 262_144
 """libpcap's own limit for the captured bytes of one packet."""
@@ -208,37 +215,37 @@ def scan_records(
     while found < len(columns.starts):
         packet = position + _RECORD_BYTES
         if packet > len(data):
-            return found, position, MORE
+            return found, position, Reason.MORE
         captured = word_32(data, position + 8, swapped)
         if captured > MAX_PACKET_BYTES:
-            return found, position, BAD
+            return found, position, Reason.BAD
         if packet + captured > len(data):
-            return found, position, MORE
+            return found, position, Reason.MORE
         original = word_32(data, position + 12, swapped)
         time_ns = word_32(data, position, swapped) * 1_000_000_000 + word_32(data, position + 4, swapped) * unit_ns
         found = _take_packet(data, link, packet, captured, original, time_ns, port, counts, columns, found)
         position = packet + captured
-    return found, position, FILLED
+    return found, position, Reason.FILLED
 
 
 @njit(nogil=True, cache=True)
-def _block_bytes(data: NDArray[numpy.uint8], position: int, state: NDArray[numpy.int64]) -> int:
-    """Return the length of the block at `position`, or -MORE or -BAD."""
+def _block_bytes(data: NDArray[numpy.uint8], position: int, state: NDArray[numpy.int64]) -> tuple[int, int]:
+    """Return (the length of the block at `position`, Reason.FILLED), or (0, why it cannot be read)."""
     if position + 12 > len(data):
-        return -MORE
+        return 0, Reason.MORE
     if little_32(data, position) == _SECTION_HEADER:
         if little_32(data, position + 8) == _BYTE_ORDER_MAGIC:
             state[SWAPPED] = 0
         elif big_32(data, position + 8) == _BYTE_ORDER_MAGIC:
             state[SWAPPED] = 1
         else:
-            return -BAD
+            return 0, Reason.BAD
     length = word_32(data, position + 4, state[SWAPPED])
     if length < 12 or length % 4 or length > MAX_BLOCK_BYTES:
-        return -BAD
+        return 0, Reason.BAD
     if position + length > len(data):
-        return -MORE
-    return length if word_32(data, position + length - 4, state[SWAPPED]) == length else -BAD
+        return 0, Reason.MORE
+    return length, Reason.FILLED if word_32(data, position + length - 4, state[SWAPPED]) == length else Reason.BAD
 
 
 @njit(nogil=True, cache=True)
@@ -345,19 +352,19 @@ def scan_blocks(
     """
     found = 0
     while found < len(columns.starts):
-        length = _block_bytes(data, position, state)
-        if length < 0:
-            return found, position, -length
+        length, why = _block_bytes(data, position, state)
+        if why != Reason.FILLED:
+            return found, position, why
         kind = word_32(data, position, state[SWAPPED])
         if kind == _SECTION_HEADER:
             state[INTERFACES] = 0
         elif kind == _INTERFACE:
             if not _add_interface(data, position, length, state):
-                return found, position, BAD
+                return found, position, Reason.BAD
         elif kind in (_OLD_PACKET, _SIMPLE_PACKET, _ENHANCED_PACKET):
             row, packet, captured, original, time_ns = _packet_bounds(data, position, kind, length, state)
             if row < 0:
-                return found, position, BAD
+                return found, position, Reason.BAD
             link = state[row + _LINK]
             if link in _LINKS_READ:
                 found = _take_packet(data, link, packet, captured, original, time_ns, port, counts, columns, found)
@@ -365,4 +372,4 @@ def scan_blocks(
                 counts[PACKETS] += 1
                 counts[OTHER_LINK] += 1
         position += length
-    return found, position, FILLED
+    return found, position, Reason.FILLED

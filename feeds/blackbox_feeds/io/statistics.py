@@ -8,6 +8,8 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
+from blackbox_feeds.io.losses import notes_of
+
 
 @dataclass(frozen=True)
 class InputStatistics:
@@ -61,7 +63,8 @@ class InputStatistics:
     def notes(self) -> tuple[str, ...]:
         """Return a line for each cause of possible loss."""
         types = ", ".join(f"{kind!r} {count:,}" for kind, count in self.unknown_types)
-        told = (
+        # Messages that fill a gap of an input before this one count below 0.
+        return notes_of(
             ("packets skipped because their link type is not read", self.other_link),
             ("packets skipped because their headers contradict each other", self.malformed),
             ("packets skipped because they were fragments of an IP datagram", self.fragments),
@@ -78,8 +81,6 @@ class InputStatistics:
             ("messages cut to the specified length", self.extended),
             (f"messages skipped because their symbol cannot be one ({self.first_no_symbol!r} first)", self.no_symbol),
         )
-        # Messages that fill a gap of an input before this one count below 0.
-        return tuple(f"{words}: {count:,}" for words, count in told if count > 0)
 
 
 # Decoders count into one int64 array, in the order of the fields.

@@ -14,7 +14,7 @@ a datagram have been checked before, so there only a message too short for its t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from enum import IntEnum
 
 import numpy
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from blackbox.feed.source import Chunk
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import prefetch
-from blackbox_feeds.io.columns import Columns, put_row
+from blackbox_feeds.io.columns import Columns, Stop, put_row
 from blackbox_feeds.io.integers import big_16, big_64, little_64
 from blackbox_feeds.io.skipped import count_no_symbol, count_unknown
 from blackbox_feeds.io.statistics import EXTENDED, NO_TYPE
@@ -32,9 +32,22 @@ from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, TopicsAt, TopicTable, 
 from blackbox_feeds.itch50.messages import SCHEMA, SYSTEM_TYPES
 from blackbox_feeds.itch50.moldudp64 import Spans
 
-END, FILLED, CROWDED, PARTIAL, END_MARK, BAD_TYPE, BAD_LENGTH = range(7)
-"""Why the kernel stopped: no more spans, full columns, too many topics, an incomplete frame in a span, a length of 0,
-an unknown type or unexpected length without a known frame after it."""
+
+class Reason(IntEnum):
+    """Why decoding stopped.
+
+    No more spans, full columns, too many topics, an incomplete frame in a span, a length of 0, an unknown type or
+    unexpected length without a known frame after it.
+    """
+
+    END = 0
+    FILLED = 1
+    CROWDED = 2
+    PARTIAL = 3
+    END_MARK = 4
+    BAD_TYPE = 5
+    BAD_LENGTH = 6
+
 
 _REJECTED = -2
 """Used as a key's number: the symbol is invalid."""
@@ -86,29 +99,29 @@ def _may_be(size: int, kind: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def _judge(data: NDArray[numpy.uint8], position: int, end: int, is_all: bool) -> int:
-    """Return why the frame at `position` does not match the specification; END: it may be of a newer version.
+    """Return why the frame at `position` does not match the specification; Reason.END: it may be of a newer version.
 
     `is_all`: nothing follows `end`.
     """
     if position + 2 <= end and big_16(data, position) == 0:
-        return END_MARK
+        return Reason.END_MARK
     if position + 3 > end:
-        return PARTIAL
+        return Reason.PARTIAL
     expected = _LAYOUT[data[position + 2], _SIZE]
     if big_16(data, position) == expected:
-        return PARTIAL
-    wrong = BAD_TYPE if expected < 0 else BAD_LENGTH
+        return Reason.PARTIAL
+    wrong = Reason.BAD_TYPE if expected < 0 else Reason.BAD_LENGTH
     for _ in range(_MOST_UNKNOWN):
         size = big_16(data, position)
         if not _may_be(size, data[position + 2]):
             return wrong
         position += 2 + size
         if position > end:
-            return wrong if is_all else PARTIAL
+            return wrong if is_all else Reason.PARTIAL
         if position + 3 > end:
-            return END if is_all else PARTIAL
+            return Reason.END if is_all else Reason.PARTIAL
         if big_16(data, position) == _LAYOUT[data[position + 2], _SIZE]:
-            return END
+            return Reason.END
     return wrong
 
 
@@ -116,7 +129,7 @@ def _judge(data: NDArray[numpy.uint8], position: int, end: int, is_all: bool) ->
 def _judge_whole(data: NDArray[numpy.uint8], position: int) -> int:
     """Do as `_judge` for a complete frame: only one too short for its type is wrong."""
     size = big_16(data, position)
-    return BAD_LENGTH if size > 0 and size < _LAYOUT[data[position + 2], _SIZE] else END
+    return Reason.BAD_LENGTH if size > 0 and size < _LAYOUT[data[position + 2], _SIZE] else Reason.END
 
 
 @njit(nogil=True, cache=True)
@@ -195,7 +208,7 @@ def decode_frames(
         while position < end:
             is_full = n == len(columns.starts)
             if is_full or (position + _SHORTEST_FRAME > end and not is_framed):
-                return n, span, position, FILLED if is_full else _judge(data, position, end, is_all)
+                return n, span, position, Reason.FILLED if is_full else _judge(data, position, end, is_all)
             # The next frame's position depends on this length alone, so that the processor can run ahead of the other
             # lookups.
             size = big_16(data, position)
@@ -204,7 +217,7 @@ def decode_frames(
             ahead = _look_ahead(data, ahead, end, rows_at)
             if size != layout[_SIZE] or start + size > end:
                 why = _judge_whole(data, position) if is_framed else _judge(data, position, end, is_all)
-                if why != END:
+                if why != Reason.END:
                     return n, span, position, why
                 if size == 0 or layout[_SIZE] < 0:
                     position = _skip_unknown(data, position, counts)
@@ -216,7 +229,7 @@ def decode_frames(
             if number < 0 or (layout[_HAS_STOCK] != 0) & other:
                 number = _learn(data, start, rows, stocks, topics)
                 if number == FULL:
-                    return n, span, position, CROWDED
+                    return n, span, position, Reason.CROWDED
                 if number == _REJECTED:
                     count_no_symbol(counts, little_64(data, start + layout[_STOCK]))
                     position = start + size
@@ -229,14 +242,7 @@ def decode_frames(
         if span < len(span_starts):
             position = span_starts[span]
             span_rows[span] = n
-    return n, span, position, END
-
-
-class Stop(NamedTuple):
-    """Position at which decoding ended early, and the reason."""
-
-    position: int
-    why: int
+    return n, span, position, Reason.END
 
 
 class FrameDecoder:
@@ -265,9 +271,9 @@ class FrameDecoder:
         """
         topics, starts, gaps = self._topics, spans.starts, list(spans.gaps)
         self.stop = None
-        span, position, why = 0, int(starts[0]) if len(starts) else 0, FILLED
+        span, position, why = 0, int(starts[0]) if len(starts) else 0, Reason.FILLED
         span_rows = numpy.zeros(len(starts) + 1, numpy.int64)
-        while why == FILLED:
+        while why == Reason.FILLED:
             columns = Columns.new()
             n, span, position, why = decode_frames(
                 data,
@@ -287,24 +293,24 @@ class FrameDecoder:
             )
             topics.settle(columns.topic_index[:n])
             here = []
-            while gaps and (why == END or gaps[0][0] <= span):
+            while gaps and (why == Reason.END or gaps[0][0] <= span):
                 before, missing = gaps.pop(0)
                 here.append((int(span_rows[before]) if before < len(starts) else n, missing))
             if n or here:
                 yield columns.chunk(n, topics.topics, data, tuple(here))
-        if why == CROWDED:
+        if why == Reason.CROWDED:
             raise topics.overflow()
-        if why != END:
+        if why != Reason.END:
             self.stop = Stop(position, why)
 
 
 def describe(stop: Stop, data: NDArray[numpy.uint8], path: str, offset: int) -> str:
     """Describe an invalid frame; `offset`: offset of `data` in the file."""
     where = f"{path}: no valid message starts at byte {offset + stop.position}"
-    if stop.why == END_MARK:
+    if stop.why == Reason.END_MARK:
         return f"{where}: its length was 0, expected {_SHORTEST_FRAME - 2} or more"
     kind = bytes([data[stop.position + 2]])
-    if stop.why == BAD_TYPE:
+    if stop.why == Reason.BAD_TYPE:
         return f"{where}: its type was {kind!r}, expected one of {''.join(SCHEMA.records)}"
     length = int.from_bytes(data[stop.position : stop.position + 2].tobytes(), "big")
     expected = SCHEMA.records[kind.decode()].itemsize

@@ -10,6 +10,7 @@ them is detected.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy
@@ -24,7 +25,13 @@ from blackbox_feeds.io.sequence import RANGES, Sequence, enter_session, next_run
 HEADER_BYTES = 20
 END_OF_SESSION = 0xFFFF
 
-_END, _SHORT, _OVERRUN = range(3)
+
+class _Reason(IntEnum):
+    """Why the search for spans stopped."""
+
+    END = 0
+    SHORT = 1
+    OVERRUN = 2
 
 
 @njit(nogil=True, cache=True)
@@ -43,13 +50,13 @@ def _find_spans(
         start = starts[row]
         end = start + lengths[row]
         if lengths[row] < HEADER_BYTES:
-            return found, row, _SHORT
+            return found, row, _Reason.SHORT
         count = big_16(data, start + 18)
         if count == END_OF_SESSION:
             count = 0
         first_block = start + HEADER_BYTES
         if skip_messages(data, first_block, end, count, True) < 0:
-            return found, row, _OVERRUN
+            return found, row, _Reason.OVERRUN
         first = big_64(data, start + 10)
         enter_session(sequence, counts, big_64(data, start), big_16(data, start + 8), first)
         notice_gap(sequence, counts, first, found)
@@ -62,7 +69,7 @@ def _find_spans(
             position = span_ends[found] = skip_messages(data, span_starts[found], end, take, True)
             done += skip + take
             found += 1
-    return found, len(starts), _END
+    return found, len(starts), _Reason.END
 
 
 class Spans(NamedTuple):
@@ -102,7 +109,7 @@ class MoldUdp64:
             starts,
             ends,
         )
-        if why != _END:
+        if why != _Reason.END:
             self.stopped = self._what_is_bad(datagrams, row, why)
         return Spans(starts[:found], ends[:found], self._sequence.report())
 
@@ -111,7 +118,7 @@ class MoldUdp64:
         start, length = int(datagrams.starts[row]), int(datagrams.lengths[row])
         where = f"no MoldUDP64 datagram starts at byte {datagrams.offset + start}"
         hint = "; if the capture holds other traffic too, give the feed's UDP port"
-        if why == _SHORT:
+        if why == _Reason.SHORT:
             return f"{where}: its length was {length}, expected {HEADER_BYTES} or more{hint}"
         count = int.from_bytes(datagrams.data[start + 18 : start + 20].tobytes(), "big")
         return f"{where}: its {count} messages do not fit into its {length} bytes{hint}"

@@ -106,7 +106,7 @@ class Itch50(Source):
         self.notes = self.statistics().notes()
 
     def _from_frames(self, window: FileWindow, decoder: FrameDecoder) -> Iterator[Chunk]:
-        from blackbox_feeds.itch50.decoder import END_MARK, PARTIAL, describe
+        from blackbox_feeds.itch50.decoder import Reason, describe
         from blackbox_feeds.itch50.moldudp64 import Spans
 
         while True:
@@ -117,10 +117,10 @@ class Itch50(Source):
             stop = decoder.stop
             if stop is not None:
                 position = stop.position
-                if stop.why == END_MARK and position + 2 == end:
+                if stop.why == Reason.END_MARK and position + 2 == end:
                     # A file may close a session with a length of 0, as in BinaryFILE.
                     position = end if window.last else position
-                elif stop.why != PARTIAL:
+                elif stop.why != Reason.PARTIAL:
                     self.truncated = describe(stop, window.data, window.path, window.start)
                     if window.start + position == 0:
                         begin = window.data[:_MAGIC_BYTES].tobytes()

@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from datetime import date
+from enum import IntEnum
 from typing import IO, TYPE_CHECKING, Final
 
 import numpy
@@ -40,8 +41,15 @@ _LINE_END_AT = 3
 _SYMBOL_BYTES, _DATE_BYTES = 12, 4
 _KEY_BYTES = 1 + _SYMBOL_BYTES + _DATE_BYTES
 """Key of a member: type, symbol and date."""
-_NOT_ONE, _CROWDED = -1, -2
 _NOTHING, _TEN = numpy.uint64(0), numpy.uint64(10)
+
+
+class _Reason(IntEnum):
+    """Why the search for members stopped."""
+
+    END = 0
+    NO_RECORD = 1
+    CROWDED = 2
 
 
 @njit(nogil=True, cache=True)
@@ -51,22 +59,22 @@ def _members(
     known: NumberingAt,
     members: NDArray[numpy.int32],
 ) -> tuple[int, int]:
-    """Find the member of each record. Returns (the row at which it stopped, why; 0 at the end)."""
+    """Find the member of each record. Returns (the row at which it stopped, why)."""
     key = numpy.empty(_KEY_BYTES, numpy.uint8)
     for at in range(len(offsets) - 1):
         start, size = offsets[at], offsets[at + 1] - offsets[at]
         kind = payloads[start] if size > 0 else 0
         if not ((kind == _TRADE and size == _TRADE_BYTES) or (kind == _QUOTE and size == _QUOTE_BYTES)):
-            return at, _NOT_ONE
+            return at, _Reason.NO_RECORD
         symbol = start + (_TRADE_SYMBOL if kind == _TRADE else _QUOTE_SYMBOL)
         key[0] = kind
         key[1 : 1 + _SYMBOL_BYTES] = payloads[symbol : symbol + _SYMBOL_BYTES]
         key[1 + _SYMBOL_BYTES :] = payloads[start + _DATE_AT : start + _DATE_AT + _DATE_BYTES]
         member = number_of(known, key.ctypes.data, _KEY_BYTES)
         if member == FULL:
-            return at, _CROWDED
+            return at, _Reason.CROWDED
         members[at] = member
-    return len(offsets) - 1, 0
+    return len(offsets) - 1, _Reason.END
 
 
 @njit(nogil=True, cache=True)
@@ -178,11 +186,11 @@ class _Spool:
         members = numpy.empty(len(part.ts_event), numpy.int32)
         row, why = _members(part.payloads, part.offsets, self._known.at, members)
         self._learn(part, members[:row])
-        if why == _CROWDED:
+        if why == _Reason.CROWDED:
             raise SourceError(
                 f"the messages are of more than {_MOST_MEMBERS} symbols, days and kinds: they are corrupt"
             )
-        if why == _NOT_ONE:
+        if why == _Reason.NO_RECORD:
             start, end = part.offsets[row : row + 2].tolist()
             kind = part.payloads[start : start + 1].tobytes()
             sizes = ", ".join(f"{kind} with {dtype.itemsize}" for kind, dtype in SCHEMA.records.items())

@@ -7,7 +7,8 @@ a row.
 from __future__ import annotations
 
 import re
-from typing import Final
+from enum import IntEnum
+from typing import Final, NamedTuple, Self
 
 import numpy
 from numpy.typing import NDArray
@@ -15,14 +16,64 @@ from numpy.typing import NDArray
 from blackbox.native.compile.jit import njit
 from blackbox_feeds.io.dates import LocalDay, local_day
 from blackbox_feeds.io.integers import put_little_32, put_little_64
-from blackbox_feeds.io.lines import BAD, EMPTY, IS_SKIPPING, LINES, OWN, is_cut_filler, losses, skip_filler, skip_line
+from blackbox_feeds.io.lines import (
+    BAD,
+    EMPTY,
+    IS_SKIPPING,
+    LINES,
+    OWN,
+    goes_on_after,
+    is_cut_filler,
+    losses,
+    skip_filler,
+    skip_line,
+)
 from blackbox_feeds.io.losses import NAMED, Losses
 from blackbox_feeds.io.window import FileWindow
 from blackbox_feeds.tape.files import TapeFile
 from blackbox_feeds.tape.records import COLUMNS, CR_LF, LF, NO_LINE_END, NUMBER, SCHEMA, SIGNED, TEXT, layout
 
-END, FILLED, PARTIAL, MALFORMED = range(4)
-"""Why the kernel stopped: no more bytes, full columns, an incomplete row. MALFORMED: a bad row."""
+
+class Reason(IntEnum):
+    """Why reading stopped: no more bytes, full columns, an incomplete row, a malformed row."""
+
+    END = 0
+    FILLED = 1
+    PARTIAL = 2
+    MALFORMED = 3
+
+
+class RowForm(NamedTuple):
+    """What the rows of a file have in common, for compiled code."""
+
+    layout: NDArray[numpy.int64]
+    """See `blackbox_feeds.tape.records.layout`."""
+    template: NDArray[numpy.uint8]
+    """A record with the common fields of all rows."""
+    day: LocalDay
+
+    @classmethod
+    def of(cls, file: TapeFile) -> Self:
+        """Return the form of a file's rows."""
+        record = numpy.zeros(1, SCHEMA.records[file.type])
+        record["type"], record["date"], record["symbol"] = file.type, int(file.date.strftime("%Y%m%d")), file.symbol
+        return cls(layout(file.type), record.view(numpy.uint8), local_day(file.date))
+
+
+class Rows(NamedTuple):
+    """Rows read, or room for them."""
+
+    ts_event: NDArray[numpy.int64]
+    places: NDArray[numpy.int64]
+    """Largest time up to each row: rows stay in file order."""
+    records: NDArray[numpy.uint8]
+
+    @classmethod
+    def room(cls, count: int, record_bytes: int) -> Self:
+        """Return room for `count` rows."""
+        stamps, places = numpy.empty(count, numpy.int64), numpy.empty(count, numpy.int64)
+        return cls(stamps, places, numpy.empty(count * record_bytes, numpy.uint8))
+
 
 _ROW_BYTES: Final = 24
 """Assumed size of a row when making room; for shorter rows, a window takes two calls."""
@@ -67,14 +118,14 @@ def _columns(
     records: NDArray[numpy.uint8],
     target: int,
 ) -> tuple[int, int]:
-    """Read a row's columns into the record at `target`: return (their end, END), or a fault."""
+    """Read a row's columns into the record at `target`: return (their end, Reason.END), or a fault."""
     end = len(data)
     for column in range(len(layout)):
         if column > 0:
             if at == end:
-                return at, PARTIAL
+                return at, Reason.PARTIAL
             if data[at] != _COMMA:
-                return at, MALFORMED
+                return at, Reason.MALFORMED
             at += 1
         offset, size, largest = layout[column, 1], layout[column, 2], layout[column, 3]
         start = at
@@ -82,7 +133,7 @@ def _columns(
             below = layout[column, 0] == SIGNED and at < end and data[at] == _MINUS
             value, at = _number(data, at + below, largest)
             if value < below:  # -0 is not a number
-                return at, PARTIAL if at == end else MALFORMED
+                return at, Reason.PARTIAL if at == end else Reason.MALFORMED
             if below:
                 value = -value
             if size == 1:
@@ -94,58 +145,50 @@ def _columns(
         else:
             at = _text(data, at, largest)
             if at < 0:
-                return at, MALFORMED
+                return at, Reason.MALFORMED
             for place in range(start, at):
                 records[target + offset + place - start] = data[place]
-    return at, END
+    return at, Reason.END
 
 
 @njit(nogil=True, cache=True)
 def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int, int]:
-    """Return (start of the next row, END, `line_end`), or a fault if the row does not end at `at`."""
+    """Return (start of the next row, Reason.END, `line_end`), or a fault if the row does not end at `at`."""
     end = len(data)
     if at == end:
-        return at, END if last else PARTIAL, NO_LINE_END
+        return at, Reason.END if last else Reason.PARTIAL, NO_LINE_END
     if data[at] == _LF:
-        return at + 1, END, LF
+        return at + 1, Reason.END, LF
     if data[at] == _CR:
         if at + 1 == end:
-            return at, MALFORMED if last else PARTIAL, NO_LINE_END
+            return at, Reason.MALFORMED if last else Reason.PARTIAL, NO_LINE_END
         if data[at + 1] == _LF:
-            return at + 2, END, CR_LF
-    return at, MALFORMED, NO_LINE_END
+            return at + 2, Reason.END, CR_LF
+    return at, Reason.MALFORMED, NO_LINE_END
 
 
 @njit(nogil=True, cache=True)
 def _good_rows(
-    data: NDArray[numpy.uint8],
-    position: int,
-    last: bool,
-    layout: NDArray[numpy.int64],
-    template: NDArray[numpy.uint8],
-    day: tuple[int, int, int],
-    state: NDArray[numpy.int64],
-    records: NDArray[numpy.uint8],
-    ts_event: NDArray[numpy.int64],
-    places: NDArray[numpy.int64],
+    data: NDArray[numpy.uint8], position: int, last: bool, form: RowForm, state: NDArray[numpy.int64], rows: Rows
 ) -> tuple[int, int, int]:
     """Read as `read_rows`, up to the first bad row."""
-    midnight_ns, change_ns, shift_ns = day
+    midnight_ns, change_ns, shift_ns = form.day
+    template, records = form.template, rows.records
     size = len(template)
     latest = state[_LATEST]
-    n, why = 0, END  # starting n at 0 shows that no index is negative, which saves checks
+    n, why = 0, Reason.END  # starting n at 0 shows that no index is negative, which saves checks
     while position < len(data):
-        if n == len(ts_event):
-            why = FILLED
+        if n == len(rows.ts_event):
+            why = Reason.FILLED
             break
         target = n * size
         for byte in range(size):
             records[target + byte] = template[byte]
-        at, why = _columns(data, position, layout, records, target)
-        if why != END:
+        at, why = _columns(data, position, form.layout, records, target)
+        if why != Reason.END:
             break
         at, why, line_end = _line_end(data, at, last)
-        if why != END:
+        if why != Reason.END:
             break
         records[target + _LINE_END_AT] = line_end
         since = 0
@@ -157,7 +200,7 @@ def _good_rows(
             state[_LATE] += 1
         else:
             latest = time
-        ts_event[n], places[n] = time, latest
+        rows.ts_event[n], rows.places[n] = time, latest
         position = at
         n += 1
     state[_LATEST] = latest
@@ -169,20 +212,15 @@ def read_rows(
     data: NDArray[numpy.uint8],
     position: int,
     last: bool,
-    layout: NDArray[numpy.int64],
-    template: NDArray[numpy.uint8],
-    day: tuple[int, int, int],
+    form: RowForm,
     state: NDArray[numpy.int64],
     bad: NDArray[numpy.int64],
-    records: NDArray[numpy.uint8],
-    ts_event: NDArray[numpy.int64],
-    places: NDArray[numpy.int64],
+    rows: Rows,
 ) -> tuple[int, int, int]:
-    """Read rows from `position` on, until the columns are full; `last`: nothing follows `data`.
+    """Read rows from `position` on, until `rows` is full; `last`: nothing follows `data`.
 
-    `template` is a record with the common fields of all rows. Bad rows are skipped and counted in `state`; `bad` gets
-    (number, start) of the first. `places` gets, for each row, the largest time up to it. Returns (rows, position, why
-    it stopped).
+    Bad rows are skipped and counted in `state`; `bad` gets (number, start) of the first. Returns (number of rows,
+    position, why it stopped).
     """
     n = found = 0
     while position < len(data):
@@ -190,44 +228,31 @@ def read_rows(
         if behind > position:
             position = behind
             continue
-        good, position, why = _good_rows(
-            data,
-            position,
-            last,
-            layout,
-            template,
-            day,
-            state,
-            records[n * len(template) :],
-            ts_event[n:],
-            places[n:],
-        )
+        left = Rows(rows.ts_event[n:], rows.places[n:], rows.records[n * len(form.template) :])
+        good, position, why = _good_rows(data, position, last, form, state, left)
         state[LINES] += good
         n += good
-        if why == FILLED or (why == PARTIAL and not last):
+        if why == Reason.FILLED or (why == Reason.PARTIAL and not last):
             return n, position, why
-        if why == END:
+        if why == Reason.END:
             break
         behind = skip_filler(data, position, state)
         if behind > position:
             position = behind
             continue
         if not last and is_cut_filler(data, position):
-            return n, position, PARTIAL
+            return n, position, Reason.PARTIAL
         state[LINES] += 1
         if found < len(bad):
             bad[found, 0], bad[found, 1] = state[LINES], position
             found += 1
         state[BAD] += 1
         position = skip_line(data, position, state)
-    return n, position, END
+    return n, position, Reason.END
 
 
 class RowReader:
-    """The rows of one file, read on demand: `ts_event`, `places` and `records` hold those read last.
-
-    A row's position is the largest time up to it: rows stay in file order.
-    """
+    """The rows of one file, read on demand: `rows` holds those read last."""
 
     done = False
     """True if all rows have been read."""
@@ -238,22 +263,19 @@ class RowReader:
         self._file = file
         self._window: FileWindow = file.open(window_bytes)
         self._position = 0
-        self._layout = layout(file.type)
-        self._day: LocalDay = local_day(file.date)
-        dtype = SCHEMA.records[file.type]
-        self._template = numpy.zeros(1, dtype)
-        self._template["type"] = file.type
-        self._template["date"] = int(file.date.strftime("%Y%m%d"))
-        self._template["symbol"] = file.symbol
-        self._rows = 0
+        self._form = RowForm.of(file)
+        self._count = 0
         self._state = numpy.zeros(_PLACES, numpy.int64)
         self._state[_LATEST] = -(1 << 63)
         self._bad = Losses("bad rows")
         self._ends = Losses("damaged places")
-        capacity = max(1, window_bytes // _ROW_BYTES)
-        self._capacity = capacity
-        self.record_bytes = dtype.itemsize
-        self._take(numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64), numpy.empty(0, numpy.uint8))
+        self._capacity = max(1, window_bytes // _ROW_BYTES)
+        self.rows = Rows.room(0, 0)
+
+    @property
+    def record_bytes(self) -> int:
+        """Size of a record."""
+        return len(self._form.template)
 
     @property
     def late(self) -> int:
@@ -268,74 +290,51 @@ class RowReader:
     @property
     def lost(self) -> list[str]:
         """Losses of the file, a sentence each: bad rows, damaged places, an early end."""
-        return list(losses(self._file, "rows", self._rows, self._bad, self._ends))
+        return list(losses(self._file, "rows", self._count, self._bad, self._ends))
 
     def read(self) -> None:
         """Read the next rows, unless `done`."""
-        while not self.done:
-            records = numpy.empty(self._capacity * self.record_bytes, numpy.uint8)
-            ts_event = numpy.empty(self._capacity, numpy.int64)
-            places = numpy.empty(self._capacity, numpy.int64)
+        while not self.done and not len(self.rows.places):
+            self.rows = Rows.room(self._capacity, self.record_bytes)
             window = self._window
             whole = window.last and window.fault is None
             bad = numpy.zeros((NAMED, 2), numpy.int64)
             count = int(self._state[BAD])
-            n, position, why = read_rows(
-                window.data,
-                self._position,
-                whole,
-                self._layout,
-                self._template.view(numpy.uint8),
-                self._day,
-                self._state,
-                bad,
-                records,
-                ts_event,
-                places,
-            )
-            self._rows += n
+            n, position, why = read_rows(window.data, self._position, whole, self._form, self._state, bad, self.rows)
+            self._count += n
             count = int(self._state[BAD]) - count
             for line, at in bad.tolist()[:count]:
                 self._bad.name(f"line {line}: {_complaint(window.data[at:], self._file.type)}")
             self._bad.count += count
             self._move(position, why)
-            if n:
-                self._take(ts_event[:n], places[:n], records[: n * self.record_bytes])
-                return
+            self.rows = self.first(n)
 
     def close(self) -> None:
         """Close the file."""
         self._window.close()
 
+    def first(self, many: int) -> Rows:
+        """Return the first `many` of the rows."""
+        return Rows(self.rows.ts_event[:many], self.rows.places[:many], self.rows.records[: many * self.record_bytes])
+
     def drop(self, many: int) -> None:
         """Drop the first `many` rows, which have been used."""
-        self._take(self.ts_event[many:], self.places[many:], self.records[many * self.record_bytes :])
-
-    def _take(
-        self, ts_event: NDArray[numpy.int64], places: NDArray[numpy.int64], records: NDArray[numpy.uint8]
-    ) -> None:
-        self.ts_event, self.places, self.records = ts_event, places, records
+        self.rows = Rows(
+            self.rows.ts_event[many:], self.rows.places[many:], self.rows.records[many * self.record_bytes :]
+        )
 
     def _move(self, position: int, why: int) -> None:
-        window = self._window
-        if why == FILLED:
+        if why == Reason.FILLED:
             self._position = position
-            window.release(position)
-        elif window.last:
-            end = window.ending(position, "row")
-            goes_on = window.skip_damage() if end else None
-            if end:
-                self._ends.name(f"{end}; {goes_on}, with the next whole row" if goes_on else end)
-                self._ends.count += 1
-            if goes_on is None:
-                self.done = True
-            else:
-                # The rest of a row may look like a row: skip the first piece.
-                self._state[IS_SKIPPING] = 1
-                self._position = 0
+            self._window.release(position)
+            return
+        self._position = 0
+        if not self._window.last:
+            self._window.slide(position)
+        elif goes_on_after(self._window, position, "row", self._ends):
+            self._state[IS_SKIPPING] = 1  # the rest of a row may look like a row: skip the first piece
         else:
-            window.slide(position)
-            self._position = 0
+            self.done = True
 
 
 def _complaint(data: NDArray[numpy.uint8], kind: str) -> str:

@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from blackbox.errors import ConfigError
 from blackbox.feed.source import Chunk, Source
 from blackbox_feeds.io.dates import trading_day
+from blackbox_feeds.io.losses import notes_of
 from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 from blackbox_feeds.tape.records import PRICE_SCALE, SCHEMA, TYPES
 
 if TYPE_CHECKING:
     from blackbox.archive.export.time_order import Messages
-    from blackbox_feeds.tape.files import Found, TapeFile
+    from blackbox_feeds.tape.files import TapeFile
     from blackbox_feeds.tape.rows import RowReader
 
 __all__ = ["PRICE_SCALE", "SCHEMA", "Tape", "export_tape"]
@@ -109,16 +110,11 @@ class Tape(Source):
                 late += sum(reader.late for reader in readers)
                 empty += sum(reader.empty for reader in readers)
         self.truncated = "; ".join(faults) or None
-        self.notes = _notes(found, late, empty)
-
-
-def _notes(found: Found, late: int, empty: int) -> tuple[str, ...]:
-    told = (
-        ("files left out because their names tell no symbol, day and kind", found.unnamed),
-        ("rows with a time before that of an earlier row of their file", late),
-        ("empty lines left out", empty),
-    )
-    return tuple(f"{words}: {count:,}" for words, count in told if count)
+        self.notes = notes_of(
+            ("files left out because their names tell no symbol, day and kind", found.unnamed),
+            ("rows with a time before that of an earlier row of their file", late),
+            ("empty lines left out", empty),
+        )
 
 
 def _open(files: list[tuple[TapeFile, int]], stack: ExitStack) -> list[RowReader]:
@@ -145,14 +141,13 @@ def _in_order(readers: list[RowReader]) -> Iterator[_Rows]:
     """
     while True:
         for reader in readers:
-            if not len(reader.places):
-                reader.read()
-        readers = [reader for reader in readers if len(reader.places)]
+            reader.read()
+        readers = [reader for reader in readers if len(reader.rows.places)]
         if not readers:
             return
-        bounds = [(int(reader.places[-1]), i) for i, reader in enumerate(readers) if not reader.done]
+        bounds = [(int(reader.rows.places[-1]), i) for i, reader in enumerate(readers) if not reader.done]
         taken = [
-            (reader, _before(reader.places, i, min(bounds)) if bounds else len(reader.places))
+            (reader, _before(reader.rows.places, i, min(bounds)) if bounds else len(reader.rows.places))
             for i, reader in enumerate(readers)
         ]
         yield _merged([(reader, many) for reader, many in taken if many])
@@ -167,15 +162,13 @@ def _before(places: NDArray[numpy.int64], number: int, bound: tuple[int, int]) -
 
 
 def _merged(taken: list[tuple[RowReader, int]]) -> _Rows:
-    sizes = [reader.record_bytes for reader, _ in taken]
     counts = [many for _, many in taken]
-    lengths = numpy.repeat(numpy.array(sizes, numpy.int32), counts)
+    parts = [reader.first(many) for reader, many in taken]
+    lengths = numpy.repeat(numpy.array([reader.record_bytes for reader, _ in taken], numpy.int32), counts)
     topic_index = numpy.repeat(numpy.array([reader.topic for reader, _ in taken], numpy.int32), counts)
-    ts_event = numpy.concatenate([reader.ts_event[:many] for reader, many in taken])
-    records = numpy.concatenate([reader.records[: many * reader.record_bytes] for reader, many in taken])
+    ts_event, places, records = (numpy.concatenate(column) for column in zip(*parts, strict=True))
     starts = numpy.cumsum(lengths, dtype=numpy.int64) - lengths
     if len(taken) > 1:
-        places = numpy.concatenate([reader.places[:many] for reader, many in taken])
         order = numpy.argsort(places, kind="stable")
         topic_index, ts_event, starts, lengths = (each[order] for each in (topic_index, ts_event, starts, lengths))
     return topic_index, ts_event, records, starts, lengths
