@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from itertools import chain, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -13,7 +12,9 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.arguments import duration_ns
-from blackbox.block.batch.batch_rows import find_type, pick_payloads
+from blackbox.block.batch.batch_parts import by_interval_ns, cut, feed_numbers, parts_by
+from blackbox.block.batch.batch_records import read_record, read_records
+from blackbox.block.batch.batch_rows import each_payload, find_type, pick_payloads, read_payloads
 from blackbox.block.batch.received_block import NO_FEED, NO_NUMBERS, BatchFeed, ReceivedBlock
 from blackbox.block.form.block import Block
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from blackbox.feed.schema.schema import Schema
 
 
-_MANY_RECORDS: Final = 16
-"""Least number of messages for which wrapping all records at once is faster than one by one."""
-_PART: Final = 1_024
-"""Payloads created at a time, so that their memory is reused while it is in the cache."""
 _NO_SCHEMA: Final = "this batch has no schema: give the feed one, or read payload(i)"
 
 
@@ -81,51 +78,32 @@ class Batch:
 
         `interval` is in seconds, or a `timedelta`. A message without a time stays with the previous one.
         """
-        return self._by_interval_ns(duration_ns("interval", interval, 1e-9))
-
-    def _by_interval_ns(self, interval_ns: int) -> list[Batch]:
-        """Do the same for an interval in ns."""
-        times = self.ts_event
-        timed = numpy.maximum.accumulate(numpy.where(times > 0, numpy.arange(len(times)), 0))
-        number = times[timed] // interval_ns
-        cuts = numpy.flatnonzero(number[1:] != number[:-1]) + 1
-        if not len(cuts):
-            return [self]
-        return self._cut(cuts)
+        return by_interval_ns(self, duration_ns("interval", interval, 1e-9))
 
     def by_feed(self) -> list[Batch]:
         """Split a batch of several feeds wherever the feed changes, keeping the order. Callbacks get the parts."""
-        feeds = self._feed_numbers()
-        if feeds is None:
-            return [self]
-        return self._cut(numpy.flatnonzero(feeds[1:] != feeds[:-1]) + 1)
+        feeds = feed_numbers(self)
+        return [self] if feeds is None else cut(self, numpy.flatnonzero(feeds[1:] != feeds[:-1]) + 1)
 
     def messages(self, places: Iterator[int]) -> Iterator[Message]:
         """Yield the messages and consume `places`: 0, 1, 2 ....
 
         With several feeds, each message is in its own batch.
         """
-        feeds = self._feed_numbers()
+        feeds = feed_numbers(self)
         if feeds is None:
-            return map(Message, self._each_payload(), repeat(self), places)
-        parts = self._parts(feeds)
+            return map(Message, each_payload(self), repeat(self), places)
+        parts = parts_by(self, feeds)
         own_places, part_of = numpy.empty(len(self), numpy.int64), numpy.empty(len(self), numpy.int64)
         for number, (mine, _) in enumerate(parts):
             own_places[mine], part_of[mine] = numpy.arange(len(mine)), number
         batch_of = map([part for _, part in parts].__getitem__, part_of.tolist())
-        return map(Message, self._each_payload(), batch_of, map(own_places.tolist().__getitem__, places))
+        return map(Message, each_payload(self), batch_of, map(own_places.tolist().__getitem__, places))
 
     def split_by_feed(self) -> list[tuple[NDArray[numpy.int64], Batch]]:
         """Return a batch per feed, and the indices of its messages in this batch; itself if there is one feed."""
-        feeds = self._feed_numbers()
-        return [(numpy.arange(len(self)), self)] if feeds is None else self._parts(feeds)
-
-    def _parts(self, feeds: NDArray[numpy.int64]) -> list[tuple[NDArray[numpy.int64], Batch]]:
-        rows, parts = self._all_rows(), []
-        for feed in numpy.unique(feeds).tolist():
-            mine = numpy.flatnonzero(feeds == feed)
-            parts.append((mine, Batch(self.block, rows[mine], self._received, self.end_of_batch)))
-        return parts
+        feeds = feed_numbers(self)
+        return [(numpy.arange(len(self)), self)] if feeds is None else parts_by(self, feeds)
 
     def of_type(self, message_type: str | Iterable[str]) -> Batch:
         """Return the messages of one or several message types, given by schema name or character.
@@ -133,32 +111,16 @@ class Batch:
         Messages without a value, or too short to have a type, are left out.
         """
         rows, wanted = self._all_rows(), [message_type] if isinstance(message_type, str) else list(message_type)
-        found = [
-            rows[places[part.indices(kind)]]
-            for places, part in self.split_by_feed()
-            if part.schema is not None
-            for kind in dict.fromkeys(
-                map(part.schema.character, part.schema._types_in(wanted))
-            )  # a type may have two names
-        ]
-        return Batch(self.block, numpy.sort(numpy.concatenate([rows[:0], *found])), self._received, self.end_of_batch)
+        found = [rows[:0]]
+        for places, part in self.split_by_feed():
+            if (schema := part.schema) is not None:
+                kinds = {schema.character(each) for each in schema._types_in(wanted)}  # a type may have two names
+                found += [rows[places[part.indices(kind)]] for kind in kinds]
+        return self._of_rows(numpy.sort(numpy.concatenate(found)))
 
-    def _feed_numbers(self) -> NDArray[numpy.int64] | None:
-        """int64[n]: index of each message's feed; None: all are of one feed."""
-        received = self._received
-        if received is None or received.origins is None or len(received.feeds) == 1:
-            return None
-        numbers = {feed.name: number for number, feed in enumerate(received.feeds)}
-        found = numpy.array([numbers[feed.name] for feed in received.feeds])[self._column(received.origins[3])]
-        return None if (found == found[0]).all() else found
-
-    def _cut(self, cuts: NDArray[numpy.int64]) -> list[Batch]:
-        parts = numpy.split(self._all_rows(), cuts)
-        last = len(parts) - 1
-        return [
-            Batch(self.block, part, self._received, self.end_of_batch and place == last)
-            for place, part in enumerate(parts)
-        ]
+    def _of_rows(self, rows: NDArray[numpy.int32], is_end: bool = True) -> Batch:
+        """Return a batch of some rows of the block. `is_end`: it has the last of this batch."""
+        return Batch(self.block, rows, self._received, self.end_of_batch and is_end)
 
     def _feed(self) -> BatchFeed:
         if self._received is None:
@@ -282,34 +244,11 @@ class Batch:
     def payload_list(self) -> list[bytes | Any]:
         """Payload of each message; None for a message without a value."""
         if self._payload_list is None:
-            self._payload_list = self._read_payloads()
+            self._payload_list = read_payloads(self)
             if self.block.validity is not None:
                 for i in numpy.flatnonzero(~self.valid).tolist():
                     self._payload_list[i] = None
         return self._payload_list
-
-    def _each_payload(self) -> Iterable[bytes | Any]:
-        """Yield what `payload_list` holds, in parts where possible."""
-        block = self.block
-        if self._payload_list is not None or len(self) <= _PART or not block.stride or block.validity is not None:
-            return self.payload_list()
-        data = self._fixed_payloads()
-        return chain.from_iterable(data[start : start + _PART].tolist() for start in range(0, len(data), _PART))
-
-    def _fixed_payloads(self) -> NDArray[Any]:
-        fixed: NDArray[Any] = self.payloads().view(f"V{self.block.stride}").reshape(-1)
-        return fixed
-
-    def _read_payloads(self) -> list[bytes | Any]:
-        block = self.block
-        if block.count == 1:
-            return [block.body[block.layout.payloads :].tobytes()]
-        if block.stride:
-            found: list[bytes | Any] = self._fixed_payloads().tolist()
-            return found
-        data = self.payloads()
-        text, starts = data.tobytes(), self.payload_offsets().tolist()
-        return list(map(text.__getitem__, map(slice, starts, starts[1:])))
 
     def payloads(self) -> NDArray[numpy.uint8]:
         """uint8[n, size] if all payloads of the block have the same size, else all their bytes in one array."""
@@ -361,38 +300,6 @@ class Batch:
         if schema is None:
             raise ValueError(_NO_SCHEMA)
         return find_type(self.block, self._all_rows(), schema.type_offset, ord(schema.character(message_type)))
-
-    def _read_records(self) -> Sequence[Any]:
-        """Return all records at once if many are of one type; else an empty list: they are then read one by one."""
-        schema = self.schema
-        if schema is None:
-            raise ValueError("this message has no schema: give the feed one, or read payload")
-        self._message_records = ()
-        if self.block.is_fixed and len(self) >= _MANY_RECORDS and self.block.stride > schema.type_offset:
-            payloads = self.payloads()
-            types = payloads[:, schema.type_offset]
-            if (types == types[0]).all():
-                kind = schema.record_type(chr(types[0]))
-                if ctypes.sizeof(kind) == self.block.stride:
-                    self._message_records = (kind * len(self)).from_buffer_copy(payloads)
-        return self._message_records
-
-    def _read_record(self, message: Message) -> Any:
-        schema: Any = self.schema
-        payload = message.payload
-        if payload is None:
-            raise ValueError(f"{_named(message)} had no value, expected a record")
-        if len(payload) <= schema.type_offset:
-            raise ValueError(
-                f"{_named(message)} had {len(payload)} bytes, expected a type at byte {schema.type_offset}"
-            )
-        type_ = chr(payload[schema.type_offset])
-        kind = schema.record_type(type_)
-        if len(payload) != ctypes.sizeof(kind):
-            raise ValueError(
-                f"{_named(message)} is of type {type_!r} but has {len(payload)} bytes, expected {ctypes.sizeof(kind)}"
-            )
-        return kind.from_buffer_copy(payload)
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """Return this callback's messages as `Block.to_arrow` does."""
@@ -522,9 +429,5 @@ class Message(msgspec.Struct, gc=False):
         """
         records = self.batch._message_records
         if records is None:
-            records = self.batch._read_records()
-        return records[self.index] if records else self.batch._read_record(self)
-
-
-def _named(message: Message) -> str:
-    return f"message {message.sequence} of topic {message.topic!r}"
+            records = self.batch._message_records = read_records(self.batch)
+        return records[self.index] if records else read_record(self)

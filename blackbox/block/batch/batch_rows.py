@@ -1,7 +1,9 @@
-"""Row selection for batches: payloads of rows, and rows of a message type."""
+"""Rows of batches: their payloads, and those of a message type."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy
@@ -12,9 +14,12 @@ from blackbox.native.compile.jit import njit, warm_up
 from blackbox.native.memory.intrinsics import copy_bytes
 
 if TYPE_CHECKING:
+    from blackbox.block.batch.batch import Batch
     from blackbox.block.form.block import Block
 
 _NO_OFFSETS: Final = numpy.frombuffer(b"", numpy.int32)
+_PART: Final = 1_024
+"""Payloads created at a time, so that their memory is reused while it is in the cache."""
 
 
 def pick_payloads(block: Block, rows: NDArray[numpy.int32]) -> NDArray[numpy.uint8]:
@@ -27,6 +32,32 @@ def pick_payloads(block: Block, rows: NDArray[numpy.int32]) -> NDArray[numpy.uin
     target = numpy.empty(size, numpy.uint8)
     _pick(block.payloads, offsets, stride, read_only(rows), target)
     return target
+
+
+def each_payload(batch: Batch) -> Iterable[bytes | Any]:
+    """Yield what `Batch.payload_list` holds, in parts where possible."""
+    block = batch.block
+    if batch._payload_list is not None or len(batch) <= _PART or not block.stride or block.validity is not None:
+        return batch.payload_list()
+    data = _fixed_payloads(batch)
+    return chain.from_iterable(data[start : start + _PART].tolist() for start in range(0, len(data), _PART))
+
+
+def read_payloads(batch: Batch) -> list[bytes | Any]:
+    """Return the payload of each message of a batch, empty if it has no value."""
+    block = batch.block
+    if block.count == 1:
+        return [block.body[block.layout.payloads :].tobytes()]
+    if block.stride:
+        found: list[bytes | Any] = _fixed_payloads(batch).tolist()
+        return found
+    text, starts = batch.payloads().tobytes(), batch.payload_offsets().tolist()
+    return list(map(text.__getitem__, map(slice, starts, starts[1:])))
+
+
+def _fixed_payloads(batch: Batch) -> NDArray[Any]:
+    fixed: NDArray[Any] = batch.payloads().view(f"V{batch.block.stride}").reshape(-1)
+    return fixed
 
 
 def find_type(block: Block, rows: NDArray[numpy.int32], type_offset: int, character: int) -> NDArray[numpy.int64]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from blackbox.arguments import name_of
 from blackbox.block.batch.batch import Batch
+from blackbox.block.batch.batch_parts import by_interval_ns
 from blackbox.block.gap import Gap
 from blackbox.errors import CallbackError, ConfigError
 from blackbox.feed.routing.prefixes import common_prefix
@@ -159,7 +160,7 @@ class Callback:
         self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]
     ) -> int:
         taken = 0
-        pieces = [batch] if self.interval_ns is None else batch._by_interval_ns(self.interval_ns)
+        pieces = [batch] if self.interval_ns is None else by_interval_ns(batch, self.interval_ns)
         for piece in chain.from_iterable(piece.by_feed() for piece in pieces):
             if taken and is_over():
                 break
