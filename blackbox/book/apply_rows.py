@@ -15,7 +15,7 @@ from blackbox.block.form.format import FLAG_FIXED, BodyLayout, Header, has_value
 from blackbox.book.book import has_room, note_lack, note_origin, settle
 from blackbox.book.feed import COMPLETE
 from blackbox.book.levels import head_at, show
-from blackbox.feed.routing.compiled_symbol import CompiledSymbolRule, separator_at
+from blackbox.feed.routing.compiled_routing import CompiledSymbolRule, separator_at
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import bytes_at, call_for_integer, inner, int32s_at, int64s_at
 from blackbox.native.memory.records import Field, Fields, SharedRecord, record_at

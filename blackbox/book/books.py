@@ -40,7 +40,7 @@ from blackbox.book.orders import BUY, SELL
 from blackbox.book.symbol_books import SymbolBooks
 from blackbox.book.unsure_keys import UnsureKeys
 from blackbox.errors import ConfigError
-from blackbox.feed.routing.compiled_symbol import CompiledSymbolRule
+from blackbox.feed.routing.compiled_routing import CompiledSymbolRule
 from blackbox.feed.routing.key_rule import has_channels, key_of
 from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.feed.schema.schema import RAW, load_schema, schema_of

@@ -10,7 +10,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from blackbox.errors import ConfigError
-from blackbox.feed.routing.compiled_symbol import CompiledSymbolRule, separator_at
+from blackbox.feed.routing.compiled_routing import CompiledSymbolRule, separator_at
 from blackbox.feed.routing.symbol import RULES, SymbolRule
 
 rules = st.builds(SymbolRule, st.sampled_from(RULES), st.sampled_from("./A"))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from blackbox.archive.files.format import OFFSET_BLOCK_HEADER, record_head_at
 from blackbox.archive.read.rows import starts_with
 from blackbox.block.form.format import FLAG_FIXED, Header, has_value, layout_of, read_header, sequence_of
-from blackbox.feed.routing.compiled_symbol import CompiledSymbolRule, separator_at
+from blackbox.feed.routing.compiled_routing import CompiledSymbolRule, separator_at
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
 

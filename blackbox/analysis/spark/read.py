@@ -21,7 +21,7 @@ from blackbox.analysis.spark.plan import Partition
 from blackbox.archive.files.segment import Damage
 from blackbox.archive.read.reader import RecordRun, open_spans, read_spans
 from blackbox.errors import JournalError
-from blackbox.feed.routing.compiled_symbol import CompiledSymbolRule
+from blackbox.feed.routing.compiled_routing import CompiledSymbolRule
 from blackbox.feed.schema.schema import Schema
 
 _log = logging.getLogger(__name__)

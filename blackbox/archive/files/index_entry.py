@@ -24,7 +24,7 @@ from blackbox.archive.files.format import (
 from blackbox.archive.files.journal_record import is_mark, is_record
 from blackbox.block.form.format import HEADER_BYTES, layout_of, read_header, sequence_of
 from blackbox.block.form.validate import KEY_OF_TOPICS, check_block
-from blackbox.feed.routing.compiled_key import find_key
+from blackbox.feed.routing.compiled_routing import find_key
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import bytes_at, inner, int32s_at, int64s_at
 from blackbox.native.tables.xxh3 import checksum_32, xxh3

@@ -12,8 +12,7 @@ from blackbox.arguments import all_as_bytes
 from blackbox.block.form.encode import TopicTable
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
-from blackbox.feed.routing.compiled_key import find_key
-from blackbox.feed.routing.compiled_routing import NO_SLICE, Routes, route, routes_of
+from blackbox.feed.routing.compiled_routing import NO_SLICE, Routes, find_key, route, routes_of
 from blackbox.feed.routing.key_rule import key_size
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import copy_bytes, int64s_at, uint16s_at

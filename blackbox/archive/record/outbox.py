@@ -33,7 +33,7 @@ from blackbox.block.form.format import layout_of, read_header, sequence_of
 from blackbox.block.position import End
 from blackbox.errors import BlackBoxError, ConfigError, JournalError
 from blackbox.feed.feed import Feed, with_archive
-from blackbox.feed.routing.compiled_key import find_key
+from blackbox.feed.routing.compiled_routing import find_key
 from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import int32s_at

@@ -30,7 +30,7 @@ from blackbox.block.form.format import (
     layout_of,
     read_header,
 )
-from blackbox.feed.routing.compiled_key import find_key
+from blackbox.feed.routing.compiled_routing import find_key
 from blackbox.feed.routing.key_rule import MAX_CHANNELS, MAX_KEY_BYTES
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import bytes_at, inner, int32s_at, int64s_at

@@ -1,13 +1,18 @@
-"""Compiled: find the slice of a topic, as `blackbox.feed.routing.slices` defines it."""
+"""Compiled: find slice, key and symbol of a topic, as `slices`, `key_rule` and `symbol` of this folder define them.
+
+Those must load without numba.
+"""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.feed.routing.slices import MAX_TOPIC_BYTES, PrefixRouting, ShareRouting
+from blackbox.feed.routing.symbol import BEFORE_FIRST, WHOLE, SymbolRule
 from blackbox.native.memory.intrinsics import bytes_at, inner
 
 NO_SLICE: Final = -1
@@ -94,3 +99,43 @@ def _compare(routes: Routes, number: int, topic: int, size: int) -> int:
         if routes.text[start + place] != text[place]:
             return 1 if routes.text[start + place] > text[place] else -1
     return 0 if length <= size else 1
+
+
+_CHANNEL_KEYS = numpy.arange(256, dtype=numpy.uint8)
+
+
+@inner
+def find_key(rule: int, topic: int, size: int) -> tuple[Any, Any]:
+    """Return the address and the size of a topic's key. `topic`: address of the topic."""
+    if rule <= MAX_KEY_BYTES:
+        return topic, min(numpy.int64(rule), size)
+    crc = crc_of_root(topic, size, rule >> 8)
+    return _CHANNEL_KEYS.ctypes.data + 1 + (crc >> 16) % ((rule & 0xFF) - MAX_KEY_BYTES), numpy.int64(1)
+
+
+class CompiledSymbolRule(NamedTuple):
+    """A `SymbolRule` for compiled code."""
+
+    separator: int
+    """The separator's byte; -1: the whole topic is its symbol."""
+    first: bool
+    """True if the symbol ends at the first separator, not the last."""
+
+    @classmethod
+    def of(cls, rule: SymbolRule) -> CompiledSymbolRule:
+        """Return the compiled form of a rule."""
+        return cls(-1 if rule.symbol == WHOLE else ord(rule.separator), rule.symbol == BEFORE_FIRST)
+
+
+@inner
+def separator_at(rule: CompiledSymbolRule, topic: int, size: int) -> int:
+    """Return the offset of the separator between symbol and type; -1: no type. `topic`: address of the topic."""
+    letters = bytes_at(topic, size)
+    found = -1
+    if rule.separator >= 0:
+        for at in range(size):
+            if letters[at] == rule.separator:
+                found = at
+                if rule.first:
+                    break
+    return found

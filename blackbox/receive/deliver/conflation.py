@@ -22,7 +22,7 @@ from blackbox.block.form.encode import (
     write_template,
 )
 from blackbox.block.form.format import FLAG_FIXED, has_value, layout_of, read_header, sequence_of
-from blackbox.feed.routing.compiled_key import find_key
+from blackbox.feed.routing.compiled_routing import find_key
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.memory.records import Field, SharedRecord, record_at
 from blackbox.native.tables.name_table import FULL

@@ -22,7 +22,7 @@ from blackbox.block.form.format import (
 )
 from blackbox.errors import ConfigError, JournalError, PublisherError
 from blackbox.feed.feed import Feed
-from blackbox.feed.routing.compiled_key import find_key
+from blackbox.feed.routing.compiled_routing import find_key
 from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.native.compile.jit import njit, warm_up
 from blackbox.native.memory.intrinsics import copy_bytes, inner, int32s_at, int64s_at, unsigned
