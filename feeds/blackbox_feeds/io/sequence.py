@@ -28,19 +28,33 @@ SESSIONS_KEPT: Final = 16
 MOST_MISSING: Final = 1 << 32
 """A larger jump is not a loss: the sequence starts again."""
 _REPORTED: Final = -1
-(
-    _KEPT_SESSION,
-    _KEPT_CHANNEL,
-    _KEPT_SEND_TIME,
-    _KEPT_BEGAN,
-    _KEPT_EXPECTED,
-    _KEPT_GIVEN_UP,
-    _KEPT_REPORTS,
-    _KEPT_RANGES,
-) = range(8)
-_KEPT_RANGE: Final = 8
-"""Words of a stored session: one of each of these, then three per open range."""
-_KEPT_WORDS: Final = _KEPT_RANGE + 3 * RANGES
+
+
+class _Session(SharedRecord):
+    """State of one session."""
+
+    session = Field()
+    """With `channel`: identifies the session."""
+    channel = Field()
+    send_time = Field()
+    """The latest send time so far."""
+    began = Field()
+    """The first sequence number of the session in the input."""
+    expected = Field()
+    """The next sequence number."""
+    given_up = Field()
+    """Numbers below this one are unknown: their ranges were closed."""
+    ranges = Field()
+    """Open ranges of missing numbers, in order."""
+    first = Fields(RANGES)
+    """First number of each range."""
+    end = Fields(RANGES)
+    """Number after the last one of each range."""
+    gap = Fields(RANGES)
+    """The gap that the range belongs to, or _REPORTED."""
+
+
+_SESSION_BYTES: Final = _Session.dtype.itemsize
 
 
 class _SequenceState(SharedRecord):
@@ -50,31 +64,8 @@ class _SequenceState(SharedRecord):
     """Sessions so far."""
     place = Field()
     """Index of the current session in `kept`."""
-    kept = Fields(SESSIONS_KEPT * _KEPT_WORDS)
-    """The latest sessions, in their last state."""
-    reports = Field()
-    """Number of gap reports."""
     follows = Field()
     """1: the input continues another one, and nothing of it was read yet."""
-    began = Field()
-    """The first sequence number of the session in the input."""
-    expected = Field()
-    """The next sequence number."""
-    session = Field()
-    """With `channel`: identifies the session."""
-    channel = Field()
-    send_time = Field()
-    """The latest send time so far."""
-    ranges = Field()
-    """Open ranges of missing numbers, in order."""
-    given_up = Field()
-    """Numbers below this one are unknown: their ranges were closed."""
-    first = Fields(RANGES)
-    """First number of each range."""
-    end = Fields(RANGES)
-    """Number after the last one of each range."""
-    gap = Fields(RANGES)
-    """The gap that the range belongs to, or _REPORTED."""
     gaps = Field()
     """Gaps since the last report."""
     room = Field()
@@ -83,9 +74,13 @@ class _SequenceState(SharedRecord):
     """Address of int64[room]: the row after each gap."""
     counts = Field()
     """Address of int64[room]: messages missing in each gap."""
+    kept = Fields(SESSIONS_KEPT * _SESSION_BYTES // 8)
+    """The latest sessions."""
 
 
 _state_at = record_at(_SequenceState)
+_session_at = record_at(_Session)
+_KEPT_AT: Final = 8 * _SequenceState.kept.start
 
 
 class Sequence:
@@ -121,23 +116,35 @@ class Sequence:
         return tuple((row, count) for row, count in found if count > 0)
 
 
+@njit(inline="always")
+def _kept(sequence: int, place: int) -> _Session:
+    """Return a session by its index."""
+    return _session_at(sequence + _KEPT_AT + _SESSION_BYTES * place)
+
+
+@njit(inline="always")
+def _current(sequence: int) -> _Session:
+    return _kept(sequence, _state_at(sequence).place)
+
+
 @njit(nogil=True, cache=True)
 def forget_gaps(sequence: int) -> None:
     """Mark all gaps as reported."""
     seen = _state_at(sequence)
     seen.gaps = 0
-    seen.reports += 1
-    for place in range(seen.ranges):
-        seen.gap[place] = _REPORTED
+    for place in range(min(seen.sessions, SESSIONS_KEPT)):
+        session = _kept(sequence, place)
+        for number in range(session.ranges):
+            session.gap[number] = _REPORTED
 
 
 @njit(nogil=True, cache=True)
 def _expect(sequence: int, first: int) -> None:
     """Start at `first`, with nothing missing."""
-    seen = _state_at(sequence)
-    seen.began = first
-    seen.expected = seen.given_up = first
-    seen.ranges = 0
+    session = _current(sequence)
+    session.began = first
+    session.expected = session.given_up = first
+    session.ranges = 0
 
 
 @njit(nogil=True, cache=True)
@@ -152,38 +159,13 @@ def _add_gap(sequence: int, row: int, missing: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _leave_session(sequence: int) -> None:
-    """Store the current session."""
-    seen = _state_at(sequence)
-    at = seen.place * _KEPT_WORDS
-    seen.kept[at + _KEPT_SESSION], seen.kept[at + _KEPT_CHANNEL] = seen.session, seen.channel
-    seen.kept[at + _KEPT_SEND_TIME] = seen.send_time
-    seen.kept[at + _KEPT_BEGAN] = seen.began
-    seen.kept[at + _KEPT_EXPECTED], seen.kept[at + _KEPT_GIVEN_UP] = seen.expected, seen.given_up
-    seen.kept[at + _KEPT_REPORTS], seen.kept[at + _KEPT_RANGES] = seen.reports, seen.ranges
-    for place in range(seen.ranges):
-        word = at + _KEPT_RANGE + 3 * place
-        seen.kept[word], seen.kept[word + 1] = seen.first[place], seen.end[place]
-        seen.kept[word + 2] = seen.gap[place]
-
-
-@njit(nogil=True, cache=True)
 def _return_to_session(sequence: int, session: int, channel: int) -> bool:
-    """Continue a stored session. Return False if it is unknown."""
+    """Continue a known session. Return False if it is unknown."""
     seen = _state_at(sequence)
-    for kept in range(min(seen.sessions, SESSIONS_KEPT)):
-        at = kept * _KEPT_WORDS
-        if seen.kept[at + _KEPT_SESSION] == session and seen.kept[at + _KEPT_CHANNEL] == channel:
-            seen.place, seen.session, seen.channel = kept, session, channel
-            seen.send_time = seen.kept[at + _KEPT_SEND_TIME]
-            seen.began = seen.kept[at + _KEPT_BEGAN]
-            seen.expected, seen.given_up = seen.kept[at + _KEPT_EXPECTED], seen.kept[at + _KEPT_GIVEN_UP]
-            seen.ranges = seen.kept[at + _KEPT_RANGES]
-            is_reported = seen.kept[at + _KEPT_REPORTS] != seen.reports
-            for place in range(seen.ranges):
-                word = at + _KEPT_RANGE + 3 * place
-                seen.first[place], seen.end[place] = seen.kept[word], seen.kept[word + 1]
-                seen.gap[place] = _REPORTED if is_reported else seen.kept[word + 2]
+    for place in range(min(seen.sessions, SESSIONS_KEPT)):
+        kept = _kept(sequence, place)
+        if kept.session == session and kept.channel == channel:
+            seen.place = place
             return True
     return False
 
@@ -206,11 +188,10 @@ def enter_session(
     follows = seen.follows != 0
     if seen.sessions > 0:
         seen.follows = 0
-        is_known = seen.session == session and seen.channel == channel
-        if not is_known:
-            _leave_session(sequence)
-            is_known = _return_to_session(sequence, session, channel)
-        if is_known and not (follows and first <= seen.began):
+        current = _current(sequence)
+        is_known = current.session == session and current.channel == channel
+        is_known = is_known or _return_to_session(sequence, session, channel)
+        if is_known and not (follows and first <= _current(sequence).began):
             return
         if is_known:
             seen.sessions = 0
@@ -221,8 +202,9 @@ def enter_session(
     begins_here = seen.sessions == 0 or seen.sessions >= SESSIONS_KEPT
     seen.place = seen.sessions % SESSIONS_KEPT
     seen.sessions += 1
-    seen.session, seen.channel = session, channel
-    seen.send_time = -(1 << 62)
+    current = _current(sequence)
+    current.session, current.channel = session, channel
+    current.send_time = -(1 << 62)
     _expect(sequence, first if begins_here else min(first, 1))
 
 
@@ -233,10 +215,10 @@ def notice_reset(sequence: int, counts: NDArray[numpy.int64], first: int, send_t
     Copies and late datagrams were sent earlier than the latest one seen. A datagram that starts lower but was sent
     later starts the sequence again.
     """
-    seen = _state_at(sequence)
-    if send_time > seen.send_time:
-        seen.send_time = send_time
-        if first < seen.expected:
+    session = _current(sequence)
+    if send_time > session.send_time:
+        session.send_time = send_time
+        if first < session.expected:
             counts[RESETS] += 1
             _expect(sequence, first)
 
@@ -244,38 +226,38 @@ def notice_reset(sequence: int, counts: NDArray[numpy.int64], first: int, send_t
 @njit(nogil=True, cache=True)
 def _insert(sequence: int, place: int, first: int, end: int, gap: int) -> None:
     """Insert a range; later ranges move up. Without room, the lowest range is dropped."""
-    seen = _state_at(sequence)
-    if seen.ranges == RANGES:
-        seen.given_up = seen.end[0]
+    session = _current(sequence)
+    if session.ranges == RANGES:
+        session.given_up = session.end[0]
         _remove(sequence, 0)
         place = max(0, place - 1)
-    for other in range(seen.ranges, place, -1):
-        seen.first[other], seen.end[other], seen.gap[other] = (
-            seen.first[other - 1],
-            seen.end[other - 1],
-            seen.gap[other - 1],
+    for other in range(session.ranges, place, -1):
+        session.first[other], session.end[other], session.gap[other] = (
+            session.first[other - 1],
+            session.end[other - 1],
+            session.gap[other - 1],
         )
-    seen.first[place], seen.end[place], seen.gap[place] = first, end, gap
-    seen.ranges += 1
+    session.first[place], session.end[place], session.gap[place] = first, end, gap
+    session.ranges += 1
 
 
 @njit(nogil=True, cache=True)
 def _remove(sequence: int, place: int) -> None:
-    seen = _state_at(sequence)
-    seen.ranges -= 1
-    for other in range(place, seen.ranges):
-        seen.first[other], seen.end[other], seen.gap[other] = (
-            seen.first[other + 1],
-            seen.end[other + 1],
-            seen.gap[other + 1],
+    session = _current(sequence)
+    session.ranges -= 1
+    for other in range(place, session.ranges):
+        session.first[other], session.end[other], session.gap[other] = (
+            session.first[other + 1],
+            session.end[other + 1],
+            session.gap[other + 1],
         )
 
 
 @njit(nogil=True, cache=True)
 def notice_gap(sequence: int, counts: NDArray[numpy.int64], first: int, row: int) -> None:
     """Process a datagram that starts at `first`, before row number `row`: skipped numbers are missing."""
-    seen = _state_at(sequence)
-    missing = first - seen.expected
+    session = _current(sequence)
+    missing = first - session.expected
     if missing <= 0:
         return
     if missing > MOST_MISSING:
@@ -284,18 +266,18 @@ def notice_gap(sequence: int, counts: NDArray[numpy.int64], first: int, row: int
         return
     counts[GAPS] += 1
     counts[MISSING] += missing
-    _insert(sequence, seen.ranges, seen.expected, first, _add_gap(sequence, row, missing))
-    seen.expected = first
+    _insert(sequence, session.ranges, session.expected, first, _add_gap(sequence, row, missing))
+    session.expected = first
 
 
 @njit(nogil=True, cache=True)
 def _range_of(sequence: int, number: int) -> int:
     """Return the place of the first range that ends after a number."""
-    seen = _state_at(sequence)
-    low, high = 0, seen.ranges
+    session = _current(sequence)
+    low, high = 0, session.ranges
     while low < high:
         middle = (low + high) // 2
-        if seen.end[middle] > number:
+        if session.end[middle] > number:
             high = middle
         else:
             low = middle + 1
@@ -305,7 +287,7 @@ def _range_of(sequence: int, number: int) -> int:
 @njit(nogil=True, cache=True)
 def _skip(sequence: int, counts: NDArray[numpy.int64], number: int, end: int) -> None:
     """Count skipped messages: known ones, and those too late to decide."""
-    unsure = max(0, min(end, _state_at(sequence).given_up) - number)
+    unsure = max(0, min(end, _current(sequence).given_up) - number)
     counts[TOO_LATE] += unsure
     counts[DUPLICATES] += end - number - unsure
 
@@ -317,12 +299,12 @@ def next_run(sequence: int, counts: NDArray[numpy.int64], first: int, count: int
     The datagram starts at sequence `first`; `notice_gap` has processed it. Returns the numbers of messages to skip and
     then to take: 0 if no new ones are left.
     """
-    seen = _state_at(sequence)
+    seen, session = _state_at(sequence), _current(sequence)
     number, end = first + done, first + count
-    known_end = max(number, min(end, seen.expected))
+    known_end = max(number, min(end, session.expected))
     place = _range_of(sequence, number)
-    if number < known_end and place < seen.ranges and seen.first[place] < known_end:
-        start, last, gap = seen.first[place], seen.end[place], seen.gap[place]
+    if number < known_end and place < session.ranges and session.first[place] < known_end:
+        start, last, gap = session.first[place], session.end[place], session.gap[place]
         low, high = max(number, start), min(end, last)
         _skip(sequence, counts, number, low)
         counts[LATE] += high - low
@@ -330,14 +312,14 @@ def next_run(sequence: int, counts: NDArray[numpy.int64], first: int, count: int
         if gap != _REPORTED:
             int64s_at(seen.counts, seen.room)[gap] -= high - low
         if low > start:
-            seen.end[place] = low
+            session.end[place] = low
             if high < last:
                 _insert(sequence, place + 1, high, last, gap)
         elif high < last:
-            seen.first[place] = high
+            session.first[place] = high
         else:
             _remove(sequence, place)
         return low - number, high - low
     _skip(sequence, counts, number, known_end)
-    seen.expected = max(seen.expected, end)
+    session.expected = max(session.expected, end)
     return known_end - number, end - known_end
