@@ -177,7 +177,7 @@ def test_the_end_of_an_epoch_ends_waits(tmp_path: Path) -> None:
         publish_numbered(publisher, 0, 100)
         thread = threading.Thread(target=wait)
         thread.start()
-        sender = publisher._senders[0]
+        sender = publisher._slices[0].sender
         wait_until(lambda: sender.subscriptions.times_asked)
         publisher.new_epoch()
         thread.join()

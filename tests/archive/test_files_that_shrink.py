@@ -110,13 +110,13 @@ def test_a_file_cut_within_its_last_page_while_sent_is_reported_at_the_end(
 ) -> None:
     day = Day(tmp_path, feed_of())
     day.put(0, Put((Row(b"A", b"1" * BODY, 1),), 0, 0, 0))
-    segment, put = day.segments[0].path, Publisher._publish_columns
+    segment, put = day.segments[0].path, Publisher._publish_rows
 
     def shrink(*arguments: Any) -> None:
         os.truncate(segment, segment.stat().st_size - 8)
         put(*arguments)
 
-    monkeypatch.setattr(Publisher, "_publish_columns", shrink)
+    monkeypatch.setattr(Publisher, "_publish_rows", shrink)
     with Publisher(Feed.local("again", slices=1)) as publisher, Subscriber(publisher.feed) as subscriber:
         subscriber.on(b"")(lambda message: None)
         publisher.wait_for_subscribers()
@@ -139,15 +139,15 @@ def test_lost_pages_of_a_mapped_file_are_not_published(tmp_path: Path, form: str
     with Publisher(Feed.local("shrinks", slices=1)) as publisher, Subscriber(publisher.feed) as subscriber:
         subscriber.on(b"")(lambda message: None)
         publisher.wait_for_subscribers()
-        publisher._warm_up_stored()
+        publisher._slices[0].warm_up_stored()
         heads, bodies, skips = (numpy.array([at]) for at in (head, body, 0))
-        stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, 1)
+        stored = Stored(heads.ctypes.data, bodies.ctypes.data, skips.ctypes.data, 1)
         truncated = "slice 0: a recording's file was truncated while it was being published"
         with pytest.raises(JournalError, match=truncated):
             if form == "messages":
                 publisher.publish_many((b"T",), [0], memory, offsets=[0, len(memory)])
             else:
-                publisher._publish_stored(0, [b""], stored)
+                publisher._slices[0].put_stored([b""], stored)
         publisher.flush()
         assert (publisher.statistics().messages, publisher.statistics().blocks) == (0, 0)
 

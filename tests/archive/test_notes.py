@@ -65,12 +65,12 @@ def test_a_publisher_puts_notes_up_to_the_limit_next_to_what_it_publishes(tmp_pa
     feed, largest = feed_of(), bytes(MAX_NOTE_BYTES)
     with Publisher(feed, outbox=tmp_path) as publisher:
         for number in range(20):
-            publisher._note(0, b"note%d" % number, is_alone=False)
+            publisher._running()[0].ring.put_note(b"note%d" % number, is_alone=False)
             publisher.publish(b"A", b"%d" % number)
         for _ in range(6):  # more than the publisher's queue has room for
-            publisher._note(0, largest, is_alone=True)
+            publisher._running()[0].ring.put_note(largest, is_alone=True)
         with pytest.raises(ValueError, match=f"note had {MAX_NOTE_BYTES + 1} bytes, expected at most {MAX_NOTE_BYTES}"):
-            publisher._note(0, largest + b"0", is_alone=True)
+            publisher._running()[0].ring.put_note(largest + b"0", is_alone=True)
     (manifest,) = (tmp_path / feed.name).glob("*/manifest.json")
     found = notes(manifest.parent)
     assert [note.note for note in found] == [*(b"note%d" % number for number in range(20)), *[largest] * 6]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from blackbox import Feed
 from blackbox.native.compile.kept_arguments import Kept, _kind_of, kept_at
 from blackbox.publish.listeners.demand import Demand
+from blackbox.publish.listeners.peer_sockets import QueuePolicy
 from blackbox.publish.send.send_loop import StandIn
 from blackbox.publish.send.slice_sender import SliceSender
 
@@ -90,8 +91,8 @@ def test_an_array_with_gaps_is_rejected() -> None:
 
 
 def test_types_equal_those_that_numba_infers_for_the_tuples() -> None:
-    sender = SliceSender(Feed.local("kept", slices=1), 0, 0, 1, False, 8, Demand())
-    value = StandIn(sender._sender([]), sender.ring.at, sender.make_encoder(4))
+    sender = SliceSender(Feed.local("kept", slices=1), 0, QueuePolicy(waits=False, hwm_blocks=8), 1, Demand())
+    value = StandIn(sender.make_sender(), sender.ring.at, sender.make_encoder(4))
     assert _kind_of(StandIn) == typeof(value)
 
 

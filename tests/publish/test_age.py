@@ -15,7 +15,9 @@ from numba import njit
 from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.feed.schema.schema import RAW
 from blackbox.publish.listeners.demand import Demand
-from blackbox.publish.send.ring import PAD, SURE, TAIL, Packers, Ring, RingAt, answer, ask
+from blackbox.publish.listeners.peer_sockets import QueuePolicy
+from blackbox.publish.send.packers import Packers
+from blackbox.publish.send.ring import PAD, SURE, TAIL, Ring, RingAt, answer, ask
 from blackbox.publish.send.slice_sender import RING_BYTES, SliceSender
 
 
@@ -117,7 +119,7 @@ def answered(ring: RingAt, handed_over_ns: int) -> Any:
 def test_messages_before_the_first_pass_have_an_age() -> None:
     """So have messages that another thread answers for late."""
     before = time.time_ns()
-    sender = SliceSender(Feed.local("age", slices=1), 0, 0, 1, True, 8, Demand())
+    sender = SliceSender(Feed.local("age", slices=1), 0, QueuePolicy(waits=True, hwm_blocks=8), 1, Demand())
     assert before <= told(sender.ring.at, sender.sent.asked_at, sender.sent.asked_from) <= time.time_ns()
     answered(sender.ring.at, before + 5)
     answered(sender.ring.at, before + 9)

@@ -92,7 +92,7 @@ def test_a_new_subscriber_costs_it_no_message() -> None:
 def test_it_blocks_neither_new_subscribers_nor_other_keys() -> None:
     with beside_a_full_queue(key_bytes=4) as (feed, publisher, sub, _):
         sub.subscribe(CONFIRM_KEY + bytes(8))  # it requests a confirmation without having room for it
-        asked = publisher._senders[0].subscriptions.asked
+        asked = publisher._slices[0].sender.subscriptions.confirmations.asked
         late_s = answers.SURELY_S + 0.2
         wait_until(lambda: any(time.monotonic() - ask.since > late_s for ask in [*asked.values()]), what="a late ask")
         for _ in range(3):

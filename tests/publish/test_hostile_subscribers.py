@@ -19,9 +19,11 @@ import zmq
 from blackbox import Feed, Publisher
 from blackbox.block.form.format import CONFIRM_KEY, HEARTBEAT_KEY
 from blackbox.errors import NoSubscriberError
-from blackbox.publish.listeners import peer_guard
+from blackbox.publish.listeners import traffic
+from blackbox.publish.listeners.peer_guard import Guard
 from blackbox.testing import wait_until
 from blackbox.transport.socket_cookie import COOKIE_SCRATCH_WORDS, socket_cookie
+from blackbox.transport.tcp_info import Connection
 from tests.examples import first_of
 from tests.publish.hostile import (
     OLD_GREETINGS,
@@ -68,7 +70,8 @@ def test_a_forged_unsubscription_affects_no_other_peer() -> None:
             subscription(b"X"), *[unsubscription(b"AAPL")] * 5_000, unsubscription(HEARTBEAT_KEY), subscription(b"YY")
         )
         wait_until(
-            lambda: publisher._senders[0].subscriptions.subscribers(b"YY") == 1, what="the peer's last subscription"
+            lambda: publisher._slices[0].sender.subscriptions.subscribers(b"YY") == 1,
+            what="the peer's last subscription",
         )
         for number in range(100):
             publisher.publish(b"AAPL.x", b"%d" % number)
@@ -76,7 +79,9 @@ def test_a_forged_unsubscription_affects_no_other_peer() -> None:
         assert publisher.statistics().unwanted == 0
         subscriber.on_batch(b"MSFT.")(len)
         subscriber.remove(got.batch)
-        wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"AAPL.") == 0, what="an honest change")
+        wait_until(
+            lambda: publisher._slices[0].sender.subscriptions.subscribers(b"AAPL.") == 0, what="an honest change"
+        )
         publisher.publish(b"AAPL.x", b"")
         publisher.flush()
         assert publisher.statistics().unwanted == 1
@@ -132,7 +137,9 @@ def test_only_the_newest_confirmation_of_a_connection_is_sent() -> None:
         peer.send(*map(confirmation, nonces))
         while (key := peer.read_block()[0]) != CONFIRM_KEY + nonces[-1]:
             assert key[2:] in nonces
-        wait_until(lambda: not publisher._senders[0].subscriptions.asked, what="nothing else to send")
+        wait_until(
+            lambda: not publisher._slices[0].sender.subscriptions.confirmations.asked, what="nothing else to send"
+        )
 
 
 def test_a_flood_of_subscriptions_does_not_stop_data_and_heartbeats() -> None:
@@ -150,7 +157,7 @@ def test_a_flood_of_subscriptions_does_not_stop_data_and_heartbeats() -> None:
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         with beside(threading.Thread(target=flood)):
-            heard = publisher._senders[0].subscriptions.heard
+            heard = publisher._slices[0].sender.subscriptions.heard
             wait_until(lambda: max(tuple(heard.values()), default=0) > 2_000, what="the flood")
             for number in range(500):
                 publisher.publish(b"AAPL.x", b"%d" % number)
@@ -183,11 +190,16 @@ def test_forged_acceptances_do_not_count_as_subscribers_or_delay_close(caplog: p
     assert "subscribers had received everything" not in caplog.text
 
 
+def deaf_of(guard: Guard) -> list[Connection]:
+    """Return the deaf peers left connected at the last look."""
+    return guard.limits.deaf(guard._traffic)[1]
+
+
 @pytest.mark.parametrize("when_full", ["drop", "wait"])
 def test_a_peer_that_never_reads_does_not_delay_close_until_the_timeout(
     when_full: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(peer_guard, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(traffic, "PATIENCE_S", 0.5)
     feed = one_slice(block_bytes=65_536)
     publisher = Publisher(feed, when_full=when_full, hwm_blocks=8).start()  # type: ignore[arg-type]
     with Peer(feed) as peer:
@@ -206,19 +218,19 @@ def test_a_peer_that_never_reads_does_not_delay_close_until_the_timeout(
 def test_the_longest_deaf_peers_are_disconnected_first(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(peer_guard, "_DEAF_S", 0.5)
-    monkeypatch.setattr(peer_guard, "_MOST_DEAF", 2)
+    monkeypatch.setattr(traffic, "_DEAF_S", 0.5)
+    monkeypatch.setattr(traffic, "_MOST_DEAF", 2)
     feed = one_slice(block_bytes=65_536)
     quick, got = collected(feed)
     with Publisher(feed, hwm_blocks=200) as publisher:
         quick.start()
         peers: list[Peer] = []
-        looks = publisher._senders[0].guard
+        looks = publisher._slices[0].sender.sockets.guard
 
         def found_deaf() -> int:
             publisher.publish_many((b"T",), numpy.zeros(3, int), numpy.zeros((3, 20_000), numpy.uint8))
             got.wait(publisher.statistics().messages)
-            return len(looks.deaf) + looks.put_out
+            return len(deaf_of(looks)) + looks.put_out
 
         with caplog.at_level(logging.WARNING, "blackbox"):
             for number in range(4):
@@ -250,7 +262,7 @@ def test_the_holder_of_most_filters_is_disconnected_and_a_newcomer_stays(caplog:
         assert f"disconnected {greedy.address}: the line had more than 5096 distinct filters" in caplog.text
         modest.ask()
         newcomer.ask()
-        wait_until(lambda: publisher._senders[0].subscriptions.filter_count() == 100, what="its filters are gone")
+        wait_until(lambda: publisher._slices[0].sender.subscriptions.filter_count() == 100, what="its filters are gone")
         receives(feed, publisher, b"00000001")
 
 
@@ -267,7 +279,9 @@ def test_a_peer_that_repeats_another_peers_filters_is_found_by_its_bytes() -> No
         assert repeater.was_ended()
         put_out(publisher, 2)
         newcomer.ask()
-        wait_until(lambda: publisher._senders[0].subscriptions.filter_count() == 100, what="their filters are gone")
+        wait_until(
+            lambda: publisher._slices[0].sender.subscriptions.filter_count() == 100, what="their filters are gone"
+        )
 
 
 @pytest.mark.parametrize(
@@ -297,7 +311,7 @@ def test_honest_subscribers_with_many_equal_filters_are_left_alone(size: int, co
 
 @pytest.mark.parametrize("words", [subscription(b"AA"), subscription(b"AA") + unsubscription(b"AA")])
 def test_a_peer_that_repeats_filters_forever_is_disconnected(words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_guard, "_BURST_OF_WANTS_BYTES", 0)
+    monkeypatch.setattr(traffic, "_BURST_OF_WANTS_BYTES", 0)
     feed = one_slice(key_bytes=2, max_topics=100)
     with Publisher(feed) as publisher, Peer(feed) as honest, Peer(feed) as peer:
         honest.send(*(subscription(b"%02d" % number) for number in range(100)))
@@ -312,13 +326,13 @@ def test_a_peer_that_repeats_filters_forever_is_disconnected(words: bytes, monke
 def test_a_connections_filters_do_not_count_for_the_next_one() -> None:
     feed = one_slice(key_bytes=2)
     with Publisher(feed) as publisher:
-        looks = publisher._senders[0].guard
+        looks = publisher._slices[0].sender.sockets.guard
         for _ in range(6):
             with Peer(feed) as peer:
                 peer.send(*(subscription(secrets.token_bytes(200)) for _ in range(200)))
                 peer.ask()
-                wait_until(lambda: looks._records, what="a look at it")
-            wait_until(lambda: not looks._records, what="its end")
+                wait_until(lambda: looks._traffic, what="a look at it")
+            wait_until(lambda: not looks._traffic, what="its end")
         assert publisher.statistics().put_out == 0
 
 
@@ -327,9 +341,9 @@ def test_late_messages_do_not_count_for_the_next_owner_of_a_descriptor(is_known:
     """If the earlier connection was unknown, the noted cookie is that of the present one."""
     feed = one_slice(key_bytes=2)
     with Publisher(feed) as publisher, Peer(feed) as peer:
-        sender = publisher._senders[0]
-        wait_until(lambda: sender.guard._records, what="a look at it")
-        (connection,) = sender.guard._records
+        sender = publisher._slices[0].sender
+        wait_until(lambda: sender.sockets.guard._traffic, what="a look at it")
+        (connection,) = sender.sockets.guard._traffic
         scratch = numpy.zeros(COOKIE_SCRATCH_WORDS, numpy.int64)
         cookie = 0 if is_known else int(socket_cookie(connection.fd, scratch.ctypes.data))
         sender.subscriptions.unwelcome[connection.fd, cookie] = "the previous connection sent too much"
@@ -342,15 +356,15 @@ def test_filters_longer_than_any_key_are_not_kept_and_a_guard_that_fails_once_go
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failed = threading.Event()
-    judge = peer_guard.Guard._judge_taken
+    judge = traffic.TrafficLimits.judge
 
-    def fail_once(*of: Any) -> None:
+    def fail_once(*of: Any) -> str:
         if not failed.is_set():
             failed.set()
             raise OSError("fails once")
-        judge(*of)
+        return judge(*of)
 
-    monkeypatch.setattr(peer_guard.Guard, "_judge_taken", fail_once)
+    monkeypatch.setattr(traffic.TrafficLimits, "judge", fail_once)
     feed = one_slice(key_bytes=2)
     with Publisher(feed) as publisher, Peer(feed) as peer:
         assert failed.wait(60)
@@ -363,22 +377,22 @@ def test_filters_longer_than_any_key_are_not_kept_and_a_guard_that_fails_once_go
 
 
 def test_a_peer_already_deaf_gets_the_full_patience_of_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_guard, "_DEAF_S", 0.5)
+    monkeypatch.setattr(traffic, "_DEAF_S", 0.5)
     feed = one_slice(block_bytes=65_536)
     with Publisher(feed, hwm_blocks=8) as publisher, Peer(feed) as peer:
-        looks = publisher._senders[0].guard
+        looks = publisher._slices[0].sender.sockets.guard
         peer.send(subscription(b""), subscription(HEARTBEAT_KEY))
         nonce = peer.ask()
         peer.send(acceptance(nonce, publisher.epoch))
         publisher.wait_for_subscribers(timeout=60)
         for _ in range(200):
             publisher.publish(b"T", bytes(20_000))
-        wait_until(lambda: looks.deaf, what="a deaf peer")
-        for record in tuple(looks._records.values()):
+        wait_until(lambda: deaf_of(looks), what="a deaf peer")
+        for record in tuple(looks._traffic.values()):
             record.moved_at -= 3_600
         with beside(threading.Thread(target=publisher.close)):
-            wait_until(lambda: math.inf > looks.closing_since < looks._looked_at, what="a look while it closes")
-            wait_until(lambda: len(looks._records) == 1 and looks.deaf == [])
+            wait_until(lambda: math.inf > looks.limits.closing_since < looks.limits.now, what="a look while it closes")
+            wait_until(lambda: len(looks._traffic) == 1 and deaf_of(looks) == [])
             assert looks.put_out == 0
             peer.send(unsubscription(acceptance(nonce, publisher.epoch)[3:]))
             assert peer.was_ended()

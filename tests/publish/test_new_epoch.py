@@ -125,7 +125,7 @@ def test_concurrent_messages_are_in_one_epoch_or_the_other() -> None:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             publisher.new_epoch()
-        wait_until(lambda: publisher._senders[0].subscriptions.subscriber_count(of_this_epoch=True) == 1)
+        wait_until(lambda: publisher._slices[0].sender.subscriptions.subscriber_count(of_this_epoch=True) == 1)
     assert len(got) == COUNT + 20 * 700
 
 
@@ -144,7 +144,7 @@ def test_concurrent_new_epoch_calls_are_serialized() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert {sender.origin.epoch for sender in publisher._senders} == {first + 30}
+        assert {each.sender.numbers.origin.epoch for each in publisher._slices} == {first + 30}
     assert len(got) == 30 * 14
 
 

@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from blackbox import Batch, Feed, Publisher
-from blackbox.publish.send.ring import MAX_PAYLOAD_BYTES
+from blackbox.publish.send.packers import MAX_PAYLOAD_BYTES
 from blackbox.publish.send.slice_sender import RING_BYTES
 from tests.publish.subscribers import collected, delivered, one_slice
 from tests.receive.shared import sender_of

@@ -13,10 +13,10 @@ import zmq
 from blackbox import Feed, Publisher, Subscriber
 from blackbox.block.form.format import CONFIRM_KEY, FLAG_REFUSED
 from blackbox.errors import RightsError
+from blackbox.publish.listeners.peer_sockets import QueuePolicy, open_xpub
 from blackbox.publish.listeners.peers import PeerStatistics, most_of
 from blackbox.publish.listeners.subscription_reader import SubscriptionReader
 from blackbox.publish.listeners.subscriptions import Subscriptions
-from blackbox.publish.send.xpub import open_xpub
 from blackbox.testing import wait_until
 from tests.publish.hostile import MORE, Peer, confirmation, frame, subscription, unsubscription, withdrawal
 from tests.publish.subscribers import collected, one_slice
@@ -55,7 +55,7 @@ def test_statistics_list_the_subscriptions_of_each_connection(monkeypatch: pytes
             assert (statistics.other_peers, statistics.subscriptions) == (1, 50)
         second.close()
         wait_until(lambda: [each.address for each in publisher.statistics().peers] == [first.address])
-        assert publisher._senders[0].subscriptions.filter_count() == 49
+        assert publisher._slices[0].sender.subscriptions.filter_count() == 49
 
 
 def test_a_peer_that_takes_nothing_is_behind_and_the_others_are_not() -> None:
@@ -156,7 +156,10 @@ def read_by_hand(feed: Feed) -> Iterator[tuple[zmq.Socket[bytes], Subscriptions,
         def withdraw(self, line: int, said: bytes) -> None:
             pass
 
-    with zmq.Context() as context, open_xpub(context, feed.slices[0].lines[0], None, 100) as xpub:
+    with (
+        zmq.Context() as context,
+        open_xpub(context, feed.slices[0].lines[0], QueuePolicy(waits=False, hwm_blocks=100)) as xpub,
+    ):
         xpub.bind(feed.slices[0].lines[0])
         subscriptions = Subscriptions(feed, 1, Recorders())
         reader = SubscriptionReader(subscriptions, [xpub], feed.slices[0].lines, None, 1 << 16, lambda _line: 0)
@@ -195,7 +198,7 @@ def test_an_invalid_message_gives_its_sender_no_subscriptions_of_others() -> Non
             xpub.send(key)
         assert honest.read_frame() == b"EVEN", "the filters wait for its next message"
         honest.send(confirmation(b"12345678"))
-        read_until(reader, lambda: bool(subscriptions.asked))
+        read_until(reader, lambda: bool(subscriptions.confirmations.asked))
         for key in (b"MINE", b"ALSO", b"EVEN", CONFIRM_KEY + b"12345678"):
             xpub.send(key)
         assert [honest.read_frame() for _ in range(4)] == [b"MINE", b"ALSO", b"EVEN", CONFIRM_KEY + b"12345678"]

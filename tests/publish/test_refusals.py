@@ -32,7 +32,7 @@ def test_invalid_state_transitions_are_refused() -> None:
     with publisher:
         with pytest.raises(PublisherError, match="start was called when running; a publisher is used once"):
             publisher.start()
-        sender = publisher._senders[0]
+        sender = publisher._slices[0].sender
         with pytest.raises(RuntimeError, match="slice 0 sender was to be new when it was running, expected closing or"):
             sender._enter(SenderLife.NEW)
     assert sender.life is SenderLife.ENDED

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from blackbox import Feed, Message, Publisher, Subscriber
-from blackbox.publish.send.ring import ASLEEP
+from blackbox.publish.send.ring import Sleep
 from blackbox.testing import Collector, wait_until
 from tests.publish.subscribers import delivered
 from tests.receive.shared import sender_of
@@ -34,7 +34,7 @@ def test_a_message_after_a_silence_is_sent_when_publish_returns(transport: Trans
         sent_at_once = 0
         for number in range(100):
             got.wait(number)
-            wait_until(lambda: sender.ring.state.sleeping == ASLEEP, what="the sender sleeps")
+            wait_until(lambda: sender.ring.state.sleeping == Sleep.ASLEEP, what="the sender sleeps")
             publisher.publish(b"T", b"%d" % number)
             sent_at_once += publisher.statistics().messages == number + 1
         assert sent_at_once > 50  # fewer than all: a subscription may have just woken the thread
@@ -44,7 +44,7 @@ def test_a_message_after_a_silence_is_sent_when_publish_returns(transport: Trans
 def test_a_line_that_was_busy_within_linger_is_left_to_its_thread() -> None:
     with delivered(idle_feed(linger_ns=500_000_000), when_full="drop") as (publisher, got):
         sender = sender_of(publisher)
-        wait_until(lambda: sender.ring.state.sleeping == ASLEEP, what="the sender sleeps")
+        wait_until(lambda: sender.ring.state.sleeping == Sleep.ASLEEP, what="the sender sleeps")
         publisher.publish(b"T", b"0")
         for number in range(1, 50):
             publisher.publish(b"T", b"%d" % number)
@@ -55,7 +55,7 @@ def test_a_line_that_was_busy_within_linger_is_left_to_its_thread() -> None:
 
 def test_a_publisher_that_may_wait_for_a_slow_subscriber_never_does_so_in_publish() -> None:
     with Publisher(idle_feed(), when_full="wait") as publisher:
-        assert not sender_of(publisher).stand_in.sender.others_send
+        assert not sender_of(publisher).make_sender().others_send
 
 
 @pytest.mark.parametrize("linger_ns", [20_000, 80_000])

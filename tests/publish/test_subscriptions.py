@@ -6,34 +6,20 @@ import itertools
 import threading
 from random import Random
 
-import numpy
+import msgspec
 import pytest
 
-from blackbox.block.form.encode import TopicTable
+from blackbox import Feed
 from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY
-from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.publish.listeners.demand import Demand
 from blackbox.publish.listeners.wanted import WantedKeys
-from tests.publish.subscribers import one_slice
 
 EPOCH = 7
 
 
 def made(key_bytes: int, lines: int = 1, keys: int = 1_000) -> WantedKeys:
-    table = TopicTable(
-        numpy.zeros(keys * MAX_KEY_BYTES, numpy.uint8),
-        numpy.arange(keys, dtype=numpy.int64) * MAX_KEY_BYTES,
-        numpy.zeros(keys, numpy.int32),
-    )
-    return WantedKeys(one_slice(key_bytes=key_bytes), lines, EPOCH, table, Demand())
-
-
-def add_key(subscriptions: WantedKeys, key: bytes) -> None:
-    number = len(subscriptions.keys)
-    table = subscriptions._key_table
-    table.text[number * MAX_KEY_BYTES :][: len(key)] = numpy.frombuffer(key, numpy.uint8)
-    table.sizes[number] = len(key)
-    subscriptions.add_key(key, number)
+    feed = Feed.local("publisher", slices=1, lines=lines, key_bytes=key_bytes)
+    return WantedKeys(msgspec.structs.replace(feed, max_topics=keys), 0, EPOCH, Demand())
 
 
 def tell(subscriptions: WantedKeys, what: bytes, prefix: bytes, line: int = 0, fd: int = -1) -> None:
@@ -42,7 +28,7 @@ def tell(subscriptions: WantedKeys, what: bytes, prefix: bytes, line: int = 0, f
 
 def test_a_filter_is_in_force_until_its_last_connection_withdraws_it_or_closes() -> None:
     subscriptions = made(2)
-    add_key(subscriptions, b"AA")
+    subscriptions.add_key(b"AA")
     for fd in (5, 6, 5):
         tell(subscriptions, b"\1", b"AA", fd=fd)
     tell(subscriptions, b"\0", b"AA", fd=7)
@@ -73,7 +59,7 @@ def test_a_key_is_wanted_while_a_filter_of_any_connection_of_any_line_matches_it
     for _ in range(600):
         (line, fd), prefix, choice = random.choice(list(has)), text(), random.random()
         if choice < 0.1 and prefix not in subscriptions.keys:
-            add_key(subscriptions, prefix)
+            subscriptions.add_key(prefix)
         elif choice < 0.15 and fd >= 0:
             if (gone := subscriptions.peer(line, fd)) is not None:
                 subscriptions.forget(gone)
@@ -96,24 +82,24 @@ def test_a_key_is_wanted_while_a_filter_of_any_connection_of_any_line_matches_it
 
 
 def test_unlimited_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.publish.listeners.subscriptions._MOST_ASKED", 512)
-    monkeypatch.setattr("blackbox.publish.listeners.subscriptions._MOST_ANSWERED", 512)
+    monkeypatch.setattr("blackbox.publish.listeners.confirmations._MOST_ASKED", 512)
+    monkeypatch.setattr("blackbox.publish.listeners.confirmations._MOST_ANSWERED", 512)
     subscriptions = made(2)
     for number in range(1_600):
         nonce = number.to_bytes(8, "little")
         tell(subscriptions, b"\1", CONFIRM_KEY + nonce)
         if number % 2:
-            subscriptions.confirmed(subscriptions.asked[0, CONFIRM_KEY + nonce])
+            subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[0, CONFIRM_KEY + nonce])
         if number % 4 == 3:
             tell(subscriptions, b"\1", acceptance(nonce, 0))
-    assert len(subscriptions.asked) == 511, "the last one was confirmed"
-    assert len(subscriptions.answered) == 400
+    assert len(subscriptions.confirmations.asked) == 511, "the last one was confirmed"
+    assert len(subscriptions.confirmations.answered) == 400
     assert subscriptions.subscriber_count() == 400
     for number in range(1_600):
         nonce = number.to_bytes(8, "little")
         tell(subscriptions, b"\1", CONFIRM_KEY + nonce, fd=9)
-        subscriptions.confirmed(subscriptions.asked[0, CONFIRM_KEY + nonce])
-    assert len(subscriptions.answered) == 512
+        subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[0, CONFIRM_KEY + nonce])
+    assert len(subscriptions.confirmations.answered) == 512
     tell(subscriptions, b"\1", HEARTBEAT_KEY)
     assert subscriptions.subscribers(b"AA") == 0
 
@@ -122,7 +108,7 @@ def test_no_request_of_thousands_at_once_is_dropped() -> None:
     subscriptions = made(2)
     for fd in range(10_000):
         tell(subscriptions, b"\1", CONFIRM_KEY + fd.to_bytes(8, "little"), fd=fd)
-    assert [asked.fd for asked in subscriptions.asked.values()] == list(range(10_000))
+    assert [asked.fd for asked in subscriptions.confirmations.asked.values()] == list(range(10_000))
 
 
 def test_subscribers_are_counted_while_others_come_and_go() -> None:
@@ -149,17 +135,17 @@ def test_a_reconnected_subscriber_counts_after_its_old_connection_closes(answere
     place = 0, CONFIRM_KEY + nonce
     tell(subscriptions, b"\1", CONFIRM_KEY + nonce, fd=5)
     if answered == "before":
-        subscriptions.confirmed(subscriptions.asked[place])
+        subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[place])
         tell(subscriptions, b"\1", acceptance(nonce, 0), fd=5)
     tell(subscriptions, b"\1", CONFIRM_KEY + nonce, fd=6)
     if answered != "after":
-        subscriptions.confirmed(subscriptions.asked[place])
+        subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[place])
         tell(subscriptions, b"\1", acceptance(nonce, 0), fd=6)
     gone = subscriptions.peer(0, 5)
     assert gone is not None
     subscriptions.forget(gone)
     if answered == "after":
-        subscriptions.confirmed(subscriptions.asked[place])
+        subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[place])
         tell(subscriptions, b"\1", acceptance(nonce, 0), fd=6)
     assert subscriptions.subscriber_count() == 1
 
@@ -167,7 +153,7 @@ def test_a_reconnected_subscriber_counts_after_its_old_connection_closes(answere
 def accept(subscriptions: WantedKeys, nonce: bytes, line: int = 0) -> None:
     with subscriptions.changed:
         tell(subscriptions, b"\1", CONFIRM_KEY + nonce, line)
-        subscriptions.confirmed(subscriptions.asked[line, CONFIRM_KEY + nonce])
+        subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[line, CONFIRM_KEY + nonce])
         tell(subscriptions, b"\1", acceptance(nonce, line), line)
 
 
@@ -184,7 +170,7 @@ def test_acceptances_of_the_other_line_do_not_count_as_useless(monkeypatch: pyte
             accept(subscriptions, nonce, line=1)
         else:
             tell(subscriptions, b"\1", CONFIRM_KEY + nonce, line=1)
-            subscriptions.confirmed(subscriptions.asked[1, CONFIRM_KEY + nonce])
+            subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[1, CONFIRM_KEY + nonce])
         tell(subscriptions, b"\1", acceptance(nonce, 1), line=0, fd=5)
     assert not subscriptions.unwelcome
     assert subscriptions.subscriber_count() == 500

@@ -32,11 +32,11 @@ def by_sockets(feed: Feed) -> Feed:
 
 
 def sender_of(publisher: Publisher) -> SliceSender:
-    return publisher._senders[0]
+    return publisher._slices[0].sender
 
 
 def shared_state(publisher: Publisher) -> Any:
-    shared = sender_of(publisher).guard.shared
+    shared = sender_of(publisher).sockets.shared
     assert shared is not None
     return shared.state
 

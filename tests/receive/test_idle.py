@@ -36,7 +36,7 @@ def test_spinning_slices_deliver_everything_and_sleep_without_messages(transport
                 got.wait(number + 1)
         got.wait(200)
         sender = sender_of(publisher)
-        if (shared := sender.guard.shared) is not None:
+        if (shared := sender.sockets.shared) is not None:
             start = shared.at.layout.slots
             slot = Slot(numpy.frombuffer(shared._memory, numpy.uint8, Slot.dtype.itemsize, start))
             wait_until(lambda: slot.sleeping and sender.ring.state.sleeping, what="both sides sleep")

@@ -45,7 +45,7 @@ def test_readers_of_different_keys_get_theirs_and_sockets_carry_nothing() -> Non
             publisher.publish((b"AA", b"AB", b"BA", b"BB", b"CC")[number % 5], b"%d" % number)
         publisher.flush()
         assert publisher.statistics().unwanted == 400
-        assert all(wanted % 256 == 0 for wanted in sender_of(publisher).wanted)
+        assert all(wanted % 256 == 0 for wanted in sender_of(publisher).subscriptions.wanted)
     first.run(until_end=True)
     second.run(until_end=True)
     assert numbers_of(a) == list(range(0, 1_000, 5))

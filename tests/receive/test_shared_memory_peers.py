@@ -232,7 +232,7 @@ def test_a_closing_publisher_disconnects_though_a_forked_process_has_its_connect
     subscriber, got = collecting(feed)
     with Publisher(feed) as publisher:
         subscriber.start()
-        shared = sender_of(publisher).guard.shared
+        shared = sender_of(publisher).sockets.shared
         assert shared is not None
         inherited = [os.dup(reader.peer.connection.fileno()) for reader in set(shared._readers.values())]
         publisher.publish(b"T", b"1")

@@ -67,7 +67,7 @@ def asked_of(publisher: Publisher) -> list[bytes]:
 
 def changes_of(publisher: Publisher, counts: Callable[[bytes], bool] = bool) -> list[bytes]:
     """Record all later requests to a publisher, and withdrawals, for which `counts` is true."""
-    subscriptions, changes = publisher._senders[0].subscriptions, list[bytes]()
+    subscriptions, changes = publisher._slices[0].sender.subscriptions, list[bytes]()
     note = subscriptions.note
 
     def listen(line: int, fd: int, change: bytes, size: int, after: int) -> None:

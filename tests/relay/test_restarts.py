@@ -35,7 +35,7 @@ def test_many_subscriptions_survive_a_restart_of_either_side() -> None:
     filters = [b"%08d" % number for number in range(count)]
 
     def has_all(publisher: Publisher) -> bool:
-        return publisher._senders[0].subscriptions.filter_count() == count + 2
+        return publisher._slices[0].sender.subscriptions.filter_count() == count + 2
 
     with Publisher(feeds[0]) as publisher, asking(feeds[-1], filters), Relay(feeds[1], feeds[2]):
         with Relay(feeds[0], feeds[1]) as relay:

@@ -80,7 +80,7 @@ class Blocks:
 
 
 def writer_of(relay: Relay) -> Any:
-    shared = relay._slices[0].guard.shared
+    shared = relay._slices[0].sockets.shared
     assert shared is not None
     return shared
 

@@ -13,7 +13,7 @@ import msgspec
 
 from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY
-from blackbox.publish.listeners import peer_guard
+from blackbox.publish.listeners import traffic
 from blackbox.testing import Collector
 from tests.process_state import resident_bytes
 from tests.publish.hostile import MORE, Peer, acceptance, confirmation, frame, subscription, unsubscription
@@ -24,7 +24,7 @@ KEYS = [b"%04d" % number for number in range(500)]
 MESSAGES = 50
 MOST_DEAF = 12
 MOST_HUGE_BYTES = 8 << 20
-MOST_HELD_BYTES = (MOST_DEAF + 2) * (32 * peer_guard._MOST_UNHEARD_BYTES + MOST_HUGE_BYTES)
+MOST_HELD_BYTES = (MOST_DEAF + 2) * (32 * traffic._MOST_UNHEARD_BYTES + MOST_HUGE_BYTES)
 """Limit on growth. libzmq uses 32 times the bytes of each part of a peer's unfinished multipart message."""
 
 Act = Callable[[Random, Peer, int], None]

@@ -81,7 +81,7 @@ def _attack_readers(random: Random, seconds: float, wait: bool) -> Outcome:
             published[0] += PUBLISHED
 
     with publisher, Nursery(feed, READ, 4) as nursery:
-        shared = publisher._senders[0].guard.shared
+        shared = publisher._slices[0].sender.sockets.shared
         assert shared is not None
         subscriber.start(timeout=60)
         thread = threading.Thread(target=publish)

@@ -6,13 +6,11 @@ import os
 import sys
 import textwrap
 
-import numpy
 import pytest
 
 from blackbox.block.form.ack_format import MOST_BYTES
-from blackbox.block.form.encode import TopicTable
 from blackbox.publish.listeners.demand import Demand
-from blackbox.publish.listeners.peer_guard import Guard, _Record
+from blackbox.publish.listeners.traffic import Traffic, TrafficLimits
 from blackbox.publish.listeners.wanted import WantedKeys
 from blackbox.publish.send.sender_state import SenderState
 from blackbox.testing import RawPublisher, wait_until
@@ -30,10 +28,9 @@ let_loopback_be("up")
 """While it is down every packet is lost without an error."""
 
 
-def a_guard() -> tuple[Guard, WantedKeys]:
-    key = TopicTable(numpy.zeros(8, numpy.uint8), numpy.zeros(1, numpy.int64), numpy.zeros(1, numpy.int32))
-    subscriptions = WantedKeys(one_slice(), 1, 1, key, Demand())
-    return Guard(0, subscriptions, SenderState(), lambda: None, drop=True), subscriptions
+def limits_of() -> tuple[TrafficLimits, WantedKeys]:
+    subscriptions = WantedKeys(one_slice(), 0, 1, Demand())
+    return TrafficLimits(subscriptions, SenderState(), drops=True), subscriptions
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root makes network namespaces, on Linux")
@@ -74,25 +71,23 @@ def test_a_vanished_host_is_given_up_after_seconds() -> None:
             script.expect(line)
 
 
-def test_a_host_that_answers_is_kept_however_slow_the_peer_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard, _ = a_guard()
-    connection, record = Connection(-1, (), ("127.0.0.1", 1)), _Record(1 << 20, 0.0)
-    ended: list[str] = []
-    monkeypatch.setattr(guard, "_end", lambda _, why: ended.append(why))
+def test_a_host_that_answers_is_kept_however_slow_the_peer_is() -> None:
+    limits, _ = limits_of()
+    connection, traffic = Connection(-1, (), ("127.0.0.1", 1)), Traffic(1 << 20, 0.0)
+
+    def look(at: float) -> str:
+        limits.now = at
+        return limits._judge_answered(connection, traffic)
+
     for second in range(100):
         connection.unsent, connection.unanswered = 1 << 20, second % 2
         connection.segments += 1
-        guard._judge_answered(connection, record, float(second))
+        assert look(float(second)) == ""
     connection.unanswered = 0
-    guard._judge_answered(connection, record, 200.0)
-    assert ended == []
+    assert look(200.0) == ""
     connection.unanswered = 1
-    for second in range(200, 205):
-        guard._judge_answered(connection, record, float(second))
-    assert ended == []
-    guard._judge_answered(connection, record, 205.0)
-    assert ended == ["its host has not answered for 5.0 s"]
-    guard.close()
+    assert [look(float(second)) for second in range(200, 205)] == [""] * 5
+    assert look(205.0) == "its host has not answered for 5.0 s"
 
 
 def test_a_killed_publisher_does_not_end_a_subscriber_with_full_queues() -> None:
@@ -136,22 +131,25 @@ def test_a_killed_publisher_does_not_end_a_subscriber_with_full_queues() -> None
 
 
 def test_months_of_pings_and_requested_answers_are_not_a_flood() -> None:
-    guard, subscriptions = a_guard()
-    connection, record = Connection(-1, (), ("127.0.0.1", 1)), _Record(1 << 20, 0.0)
+    limits, subscriptions = limits_of()
+    connection, traffic = Connection(-1, (), ("127.0.0.1", 1)), Traffic(1 << 20, 0.0)
+
+    def look(seconds: float) -> str:
+        limits.begin_look()
+        limits._seconds = seconds
+        return limits.judge(connection, traffic)
+
     for _ in range(90 * 24):
         connection.received += 3_600 * _PING_BYTES
-        guard._judge_sent(connection, record, 3_600.0)
-    assert record.doubted is None
+        assert look(3_600.0) == ""
+    assert traffic.doubted is None
     for _ in range(100):
         subscriptions.times_asked += 2_000
-        guard.look()
         connection.received += 2_000 * 2 * MOST_BYTES
         subscriptions.heard[-1] = subscriptions.times_asked
-        guard._judge_sent(connection, record, 0.0)
-    assert guard.put_out == 0
-    assert record.burst > 0
+        assert look(0.0) == ""
+    assert traffic.burst > 0
     for _ in range(3):
         connection.received += 1 << 20
-        guard._judge_sent(connection, record, 4.0)
-    assert record.doubted is not None
-    guard.close()
+        look(4.0)
+    assert traffic.doubted is not None

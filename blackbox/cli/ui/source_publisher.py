@@ -74,7 +74,8 @@ class SourcePublisher(Publisher):
     def lacking(self, count: int) -> dict[int, int]:
         """Return the number of subscribers of each slice that has fewer than `count`."""
         found = {}
-        for line in self._running():
-            with line.changed:
-                found[line.slice_id] = line.subscriptions.subscribers(b"")
+        for each in self._running():
+            subscriptions = each.sender.subscriptions
+            with subscriptions.changed:
+                found[each.sender.slice_id] = subscriptions.subscribers(b"")
         return {slice_id: number for slice_id, number in found.items() if number < count}

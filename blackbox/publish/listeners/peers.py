@@ -19,6 +19,9 @@ _MOST_ANSWERS: Final = 64
 MOST_SHOWN_PEERS: Final = 100
 """Connections listed individually in the statistics."""
 
+Place = tuple[int, bytes]
+"""A line, and a filter on it."""
+
 
 class Why(IntEnum):
     """Reason for refusing a prefix. The values are part of the wire format."""
@@ -31,75 +34,55 @@ class Why(IntEnum):
     """An `on_demand` function refused the prefix."""
 
 
-class Peer:
-    """One connection. `key` is its public key, `name` the file of that key; both are empty in the clear.
+class Identity(NamedTuple):
+    """A connection and its owner. `connection` and `cookie` distinguish it from others that used its descriptor."""
 
-    `connection` and `cookie` distinguish it from other connections that used its descriptor. `may`: prefixes that it
-    may subscribe to; None: all. `late`: changes that followed an invalid message, to be applied with the next message.
-    `refused`: prefixes that it requests and that are not in force.
-    """
-
-    __slots__ = (
-        "acceptances",
-        "address",
-        "answers",
-        "connection",
-        "cookie",
-        "fd",
-        "filters",
-        "key",
-        "late",
-        "late_since",
-        "line",
-        "may",
-        "name",
-        "newest",
-        "nonces",
-        "refusals",
-        "refused",
-        "since_ns",
-        "useless",
-        "wants",
-    )
-
-    def __init__(
-        self,
-        line: int,
-        fd: int,
-        connection: int = 0,
-        cookie: int = 0,
-        address: str = "",
-        key: str = "",
-        name: str = "",
-        may: tuple[bytes, ...] | None = None,
-    ) -> None:
-        self.line, self.fd, self.connection, self.cookie = line, fd, connection, cookie
-        self.address, self.key, self.name, self.may = address, key, name, may
-        self.filters: set[bytes] = set()
-        self.acceptances: set[bytes] = set()
-        self.refused: dict[bytes, Why] = {}
-        self.late: list[tuple[bytes, int]] = []
-        self.late_since = 0.0
-        self.nonces: set[bytes] = set()
-        """Confirmations requested and not withdrawn: libzmq keeps them."""
-        self.newest: tuple[int, bytes] | None = None
-        """The confirmation requested last."""
-        self.answers: deque[tuple[int, bytes]] = deque(maxlen=_MOST_ANSWERS)
-        """Confirmations sent to it."""
-        self.refusals = self.useless = self.wants = 0
-        self.since_ns = time.time_ns()
+    line: int
+    fd: int
+    connection: int = 0
+    """Address of libzmq's metadata of the connection."""
+    cookie: int = 0
+    address: str = ""
+    key: str = ""
+    """Its public key; empty: in the clear."""
+    name: str = ""
+    """The file of that key."""
+    may: tuple[bytes, ...] | None = None
+    """Prefixes that it may subscribe to; None: all."""
 
     @property
     def called(self) -> str:
         """Name of the peer for the log."""
         return f"key {self.name or self.key!r} at {self.address}" if self.key else self.address
 
+
+class Peer:
+    """One connection: its filters, its confirmations and what it was refused."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity, self.line, self.fd = identity, identity.line, identity.fd
+        self.filters: set[bytes] = set()
+        self.acceptances: set[bytes] = set()
+        self.refused: dict[bytes, Why] = {}
+        """Prefixes that it requests and that are not in force."""
+        self.late: list[tuple[bytes, int]] = []
+        """Changes that followed an invalid message, to be applied with the next message."""
+        self.late_since = 0.0
+        self.nonces: set[bytes] = set()
+        """Confirmations requested and not withdrawn: libzmq keeps them."""
+        self.newest: Place | None = None
+        """The confirmation requested last."""
+        self.answers: deque[Place] = deque(maxlen=_MOST_ANSWERS)
+        """Confirmations sent to it."""
+        self.refusals = self.useless = self.wants = 0
+        self.since_ns = time.time_ns()
+
     def why_refused(self, prefix: bytes, most: int) -> Why | None:
         """Return why a prefix is refused; None: it is allowed."""
         topics = topics_of(prefix)
         if topics is None:
             return None
-        if self.may is not None and not topics.startswith(self.may):
+        if self.identity.may is not None and not topics.startswith(self.identity.may):
             return Why.NO_RIGHT
         return Why.TOO_MANY if len(self.filters) >= most and prefix not in self.filters else None
 

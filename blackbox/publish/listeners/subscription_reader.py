@@ -27,8 +27,8 @@ from blackbox.block.form.ack_format import MOST_BYTES
 from blackbox.block.form.format import CONFIRM_KEY, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
-from blackbox.publish.listeners.peers import Peer, is_put_in_force
-from blackbox.publish.listeners.subscriptions import SUBSCRIBE, Subscriptions
+from blackbox.publish.listeners.peers import Identity, Peer, is_put_in_force
+from blackbox.publish.listeners.subscriptions import LOST, SUBSCRIBE, Subscriptions
 from blackbox.transport.libzmq import (
     DONTWAIT,
     MESSAGE_BYTES,
@@ -297,7 +297,7 @@ class SubscriptionReader:
 
     def _peer_of(self, number: int, line: _Line, entry: _Entry) -> Peer:
         peer = self._subscriptions.peer(number, entry.fd)
-        if peer is not None and peer.connection == entry.connection:
+        if peer is not None and peer.identity.connection == entry.connection:
             return peer
         if peer is not None:
             self._forget(line, peer)
@@ -310,7 +310,7 @@ class SubscriptionReader:
             peer.late_since = peer.late_since or time.monotonic()
             peer.late.append((change, entry.size))
             if len(peer.late) > _MOST_LATE:
-                subscriptions.unwelcome[peer.fd, peer.cookie] = "its subscriptions were lost: it must reconnect"
+                subscriptions.disconnect(peer, LOST)
         else:
             if peer.late and entry.what == ASKS and not line.strayed:
                 self._catch_up(line, peer)
@@ -318,9 +318,9 @@ class SubscriptionReader:
                 if entry.what == ASKS and is_put_in_force(change[1:]):
                     put_in_force(line.socket.underlying, line.memory)
                 subscriptions.note(peer.line, peer.fd, change, entry.size, self._after(peer.line))
-        has_room = len(peer.filters) + len(self._received) // _LEAST_ENTRY_BYTES <= subscriptions.most_each
-        is_free = peer.may is None and not peer.late and not peer.refused and has_room
-        line.known[peer.fd] = peer.connection, peer.cookie, is_free
+        has_room = len(peer.filters) + len(self._received) // _LEAST_ENTRY_BYTES <= subscriptions.admission.most_each
+        is_free = peer.identity.may is None and not peer.late and not peer.refused and has_room
+        line.known[peer.fd] = peer.identity.connection, peer.identity.cookie, is_free
 
     def _catch_up(self, line: _Line, peer: Peer) -> None:
         """Put in force the changes that arrived while libzmq could not attribute them."""
@@ -339,7 +339,7 @@ class SubscriptionReader:
         if text and self._gate is not None and (key := string_at(text).decode(errors="replace")):
             name, may = self._gate.rights_of(key)
         cookie = int(socket_cookie(entry.fd, line.memory + _COOKIE_AT))
-        peer = Peer(number, entry.fd, entry.connection, cookie, address_of(entry.fd), key, name, may)
+        peer = Peer(Identity(number, entry.fd, entry.connection, cookie, address_of(entry.fd), key, name, may))
         line.kept[peer] = kept = numpy.zeros(MESSAGE_BYTES // 8, numpy.int64)
         _keep(line.memory, kept.ctypes.data)
         if entry.fd >= len(line.known):
@@ -359,6 +359,6 @@ class SubscriptionReader:
         for number, line in enumerate(self._lines):
             for peer in self._subscriptions.peers(number):
                 cookie = int(socket_cookie(peer.fd, line.memory + _COOKIE_AT))
-                if cookie != peer.cookie or (cookie == 0 and _HAVE_COOKIES):
+                if cookie != peer.identity.cookie or (cookie == 0 and _HAVE_COOKIES):
                     with suppress(KeyError):
                         self._forget(line, peer)

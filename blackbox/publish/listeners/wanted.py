@@ -7,14 +7,16 @@ from numpy.typing import NDArray
 
 from blackbox.block.form.encode import TopicTable
 from blackbox.block.form.format import SHARED_KEY, WANT_KEY
+from blackbox.errors import PublisherError
 from blackbox.feed.feed import Feed
 from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import int32s_at, int64s_at, uint16s_at
 from blackbox.publish.listeners.ack_tracker import Acknowledgements
+from blackbox.publish.listeners.confirmations import Asked
 from blackbox.publish.listeners.demand import Demand
-from blackbox.publish.listeners.peers import Why
-from blackbox.publish.listeners.subscriptions import Asked, Place, Subscriptions
+from blackbox.publish.listeners.peers import Place, Why
+from blackbox.publish.listeners.subscriptions import Subscriptions
 from blackbox.publish.send.sender_state import SHARED
 
 
@@ -29,33 +31,49 @@ def cover(keys_at: int, sizes_at: int, wanted_at: int, count: int, word: int, si
 
 
 class WantedKeys(Subscriptions):
-    """The subscriptions of a publisher's slice, and which of its keys they match.
+    """The subscriptions of a publisher's slice, its keys, and which of them are wanted.
 
-    Publishing threads add keys, with `changed` held.
-
-    Attributes: `keys`, each with its number; `wanted`, for each key the number of matching filters, SHARED for each one
-    of a shared-memory reader; `acknowledgements`, positions of recorders.
+    Publishing threads add keys. Attributes: `keys`, each with its number; `table`, their texts for compiled code;
+    `wanted`, for each key the number of matching filters, SHARED for each one of a shared-memory reader;
+    `acknowledgements`, positions of recorders.
     """
 
-    def __init__(self, feed: Feed, lines: int, epoch: int, key_table: TopicTable, demand: Demand) -> None:
+    def __init__(self, feed: Feed, slice_id: int, epoch: int, demand: Demand) -> None:
         """`demand`: prefixes wanted from all slices of the publisher."""
-        max_keys = len(key_table.sizes)
         self.acknowledgements = Acknowledgements()
-        self._demand = demand
-        super().__init__(feed, lines, self.acknowledgements)
+        self._slice_id, self._demand = slice_id, demand
+        super().__init__(feed, len(feed.slices[slice_id].lines), self.acknowledgements)
         self.keys: dict[bytes, int] = {}
-        self.wanted: NDArray[numpy.uint16] = numpy.zeros(max_keys, numpy.uint16)
-        self._key_table = key_table
+        self.wanted: NDArray[numpy.uint16] = numpy.zeros(feed.max_keys, numpy.uint16)
+        self.table = TopicTable(
+            numpy.zeros(feed.max_keys * MAX_KEY_BYTES, numpy.uint8),
+            numpy.arange(feed.max_keys, dtype=numpy.int64) * MAX_KEY_BYTES,
+            numpy.zeros(feed.max_keys, numpy.int32),
+        )
         self.begin_epoch(epoch)
 
-    def add_key(self, key: bytes, number: int) -> None:
-        """Add a key, and count the filters that match it."""
-        self.wanted[number] = sum(
-            (prefix in has) + SHARED * (SHARED_KEY + prefix in has)
-            for has in self._filters
-            for prefix in (key[:size] for size in range(len(key) + 1))
-        )
-        self.keys[key] = number
+    def add_key(self, key: bytes) -> int:
+        """Return the number of a key; for a new one, count the filters that match it. Raises PublisherError."""
+        known = self.keys.get(key)
+        if known is not None:
+            return known
+        with self.changed:
+            number = len(self.keys)
+            if number >= len(self.wanted):
+                raise PublisherError(
+                    f"slice {self._slice_id}: key {key!r} did not fit: {number} keys, "
+                    f"expected at most max_topics = {len(self.wanted)}"
+                )
+            place = number * MAX_KEY_BYTES
+            self.table.text[place : place + len(key)] = numpy.frombuffer(key, numpy.uint8)
+            self.table.sizes[number] = len(key)
+            self.wanted[number] = sum(
+                (prefix in has) + SHARED * (SHARED_KEY + prefix in has)
+                for has in self._filters
+                for prefix in (key[:size] for size in range(len(key) + 1))
+            )
+            self.keys[key] = number
+        return number
 
     @property
     def demand_version(self) -> int:
@@ -90,5 +108,5 @@ class WantedKeys(Subscriptions):
                 self.wanted[number] = int(self.wanted[number]) + by
             return
         word = int.from_bytes(prefix.ljust(MAX_KEY_BYTES, b"\0"), "little", signed=True)
-        text, sizes = self._key_table.text.ctypes.data, self._key_table.sizes.ctypes.data
+        text, sizes = self.table.text.ctypes.data, self.table.sizes.ctypes.data
         cover(text, sizes, self.wanted.ctypes.data, len(self.keys), word, len(prefix), by)

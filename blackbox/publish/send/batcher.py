@@ -175,14 +175,14 @@ def group_by_key(selection: Selection, count: int, key_of_topic: NDArray[numpy.i
 
 
 @inner
-def plan_next(encoder: Encoder, rows: Rows, at: int, stop: int) -> Plan:
-    """Plan a block of as many rows of one key as fit, from index `at` of the selection on."""
+def plan_next(encoder: Encoder, rows: Rows, begin: int, stop: int) -> Plan:
+    """Plan a block of as many rows of one key as fit, from index `begin` of the selection on."""
     selection = encoder.selection
     return plan_block(
         rows,
         selection.order,
         selection.topics,
-        at,
+        begin,
         stop,
         encoder.block_bytes,
         encoder.table,
@@ -224,22 +224,22 @@ def put_blocks(
     `ts_in`: when the messages were handed to the publisher, ns since the epoch. Return OUT_OF_MEMORY if no body could
     be allocated, LOST_PAGES if rows are in a file that was truncated.
     """
-    at = start
+    begin = start
     for group in range(groups):
         key = numpy.int64(encoder.selection.keys[group])
         stop = numpy.int64(encoder.selection.stops[group])
-        if at >= stop:
+        if begin >= stop:
             continue
         if not wanted[key]:
-            if not put_count(ring, numpy.int64(UNWANTED), key, stop - at, ts_in):
-                return at
-            at = stop
-        while at < stop:
-            plan = plan_next(encoder, rows, at, stop)
+            if not put_count(ring, numpy.int64(UNWANTED), key, stop - begin, ts_in):
+                return begin
+            begin = stop
+        while begin < stop:
+            plan = plan_next(encoder, rows, begin, stop)
             body_bytes = plan_bytes(plan)
             record = claim(ring, numpy.int64(BLOCK_RECORD_BYTES), body_bytes)
             if record == 0:
-                return at
+                return begin
             header = record + RECORD_BYTES
             lost = lost_pages()
             place = offered_place(encoder.shared, body_bytes) if wanted[key] >= SHARED else numpy.int64(0)
@@ -251,21 +251,23 @@ def put_blocks(
             if place != 0:
                 accept_place(encoder.shared)
             commit_block(ring, record, numpy.int64(BLOCK), key, body_bytes, ts_in)
-            at = plan.stop
-    return at
+            begin = plan.stop
+    return begin
 
 
 class Stored(NamedTuple):
-    """Encoded blocks of one slice to send again: addresses of int64 columns with a row per block."""
+    """Encoded blocks of one slice: addresses of int64 columns with a row per block."""
 
     heads: int
     """Header address; 0: no block, only sequences without messages."""
     bodies: int
-    keys: int
-    """Number of its key."""
     absent: int
     """Number of sequences before it without a message."""
     count: int
+    is_again: bool = False
+    """True if this publisher sent them before: they keep their sequences and `ts_in`."""
+    keys: int = 0
+    """Number of its key, filled in by the publisher."""
 
 
 @njit(nogil=True, cache=True)
@@ -283,11 +285,8 @@ def put_stored(
     wanted: NDArray[numpy.uint16],
     ts_in: int,
     shared: WriterAt,
-    is_again: bool,
 ) -> int:
     """Put copies of blocks from `start` on into the ring. Return where it stopped, as `put_blocks` does.
-
-    `is_again`: the blocks are this publisher's own; they keep their sequences and `ts_in`.
 
     Blocks are copied because libzmq would crash the process if a mapped file shrank under a message. Absent
     sequences that were put are subtracted from their column.
@@ -308,7 +307,7 @@ def put_stored(
         count, body_bytes = header.count, header.body_bytes
         if lost_pages() != lost:
             return LOST_PAGES
-        if not wanted[key] and not is_again:  # for blocks that are sent again the sender counts
+        if not wanted[key] and not stored.is_again:  # for blocks that are sent again the sender counts
             if not put_count(ring, numpy.int64(UNWANTED), key, count, ts_in):
                 return block
             continue
@@ -327,6 +326,6 @@ def put_stored(
             return LOST_PAGES
         if place != 0:
             accept_place(shared)
-        restamp(new_header, origin, header.ts_in if is_again else ts_in)
-        commit_block(ring, record, numpy.int64(AGAIN if is_again else BLOCK), key, body_bytes, ts_in)
+        restamp(new_header, origin, header.ts_in if stored.is_again else ts_in)
+        commit_block(ring, record, numpy.int64(AGAIN if stored.is_again else BLOCK), key, body_bytes, ts_in)
     return stored.count

@@ -31,12 +31,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import numpy
 
 from blackbox.block.form.format import HEADER_BYTES, block_header_at
-from blackbox.feed.schema.schema import Schema
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import fence, inner, int32s_at, int64s_at, uint32_at
 from blackbox.native.memory.records import Field, SharedRecord, load_shared, record_at, store_shared, swap_shared
@@ -55,17 +55,26 @@ SHOW: Final = 0xFFFFFFFA
 NOTE: Final = 0xFFFFFFF9
 """The smallest reserved id; topic ids are below."""
 
-OPEN: Final = 0
-DRAINING: Final = 1
-"""The reader sends all records, then ends."""
-ENDING: Final = 2
-"""The reader ends now."""
 
-AWAKE: Final = 0
-ASLEEP: Final = 1
-"""The reader sleeps: a writer wakes it through a pipe, or sends for it."""
-STOOD_IN: Final = 2
-"""The reader sleeps, and a writer reads and sends for it."""
+class Closing(IntEnum):
+    """Request to the reader."""
+
+    OPEN = 0
+    DRAINING = 1
+    """It sends all records, then ends."""
+    ENDING = 2
+    """It ends now."""
+
+
+class Sleep(IntEnum):
+    """State of the reader. Only the thread that changed ASLEEP to AWAKE or STOOD_IN reads records and sends."""
+
+    AWAKE = 0
+    ASLEEP = 1
+    """The reader sleeps: a writer wakes it through a pipe, or sends for it."""
+    STOOD_IN = 2
+    """The reader sleeps, and a writer reads and sends for it."""
+
 
 SURE: Final = -1
 """Used as a tail: every writer has seen the reader's request."""
@@ -94,9 +103,9 @@ class RingState(SharedRecord):
     bodies_out = Field(own_line=True)
     """Total bytes of block bodies taken out."""
     closing = Field(own_line=True)
-    """OPEN, DRAINING or ENDING."""
+    """A `Closing`."""
     sleeping = Field(own_line=True)
-    """AWAKE, ASLEEP or STOOD_IN. Only the thread that changed ASLEEP to AWAKE or STOOD_IN reads records and sends."""
+    """A `Sleep`."""
     answer_ns = Field(own_line=True)
     """When the first message since `asked` was set was handed over, ns since the epoch."""
     answer_tail = Field()
@@ -121,46 +130,8 @@ class RingAt(NamedTuple):
     """Limit for bytes of bodies in the ring; a single larger body is allowed."""
 
 
-MAX_PAYLOAD_BYTES: Final = 64 << 10
-"""Larger messages are put in as blocks, not as records."""
-
-
 MAX_NOTE_BYTES: Final = 1_000_000
 """An outbox journal has a 1 MiB buffer per note."""
-
-
-class LargePayloadError(Exception):
-    """A payload is larger than MAX_PAYLOAD_BYTES."""
-
-
-class FullError(Exception):
-    """Room is not certain; use `put_waiting`."""
-
-
-_Packer = tuple[Callable[..., None], int, int, int, frozenset[int] | None]
-
-
-class Packers(dict[int, _Packer]):
-    """The packers by payload size: pack function, sizes of record and payload, offset of the type byte, type bytes.
-
-    The type bytes are those whose records have this size; None if payloads have no types. Raises LargePayloadError.
-    """
-
-    null = struct.Struct("<iIq").pack_into
-    """Packs a record without a payload, with NO_VALUE as its size."""
-
-    def __init__(self, schema: Schema) -> None:
-        super().__init__()
-        self._schema = schema
-
-    def __missing__(self, payload_bytes: int) -> _Packer:
-        if payload_bytes > MAX_PAYLOAD_BYTES:
-            raise LargePayloadError
-        size = (RECORD_BYTES + payload_bytes + 7) & -8
-        records, pack = self._schema.records, struct.Struct(f"<IIq{payload_bytes}s").pack_into
-        kinds = frozenset(ord(kind) for kind, dtype in records.items() if dtype.itemsize == payload_bytes)
-        packer = self[payload_bytes] = pack, size, payload_bytes, self._schema.type_offset, kinds if records else None
-        return packer
 
 
 class Ring:
@@ -310,6 +281,19 @@ class Ring:
         """Make the next write in Python look for room: compiled code has moved the tail, or the reader has ended."""
         self.limit = -1
 
+    def close(self, how: Closing) -> None:
+        """Ask the reader to end."""
+        self.state.closing = max(how, self.state.closing)
+        self.wake()
+
+    def end(self) -> int:
+        """Note that the reader has ended: later writers find this. Return the number of messages discarded."""
+        with self.lock:
+            self.take_turn()
+            self.forget_limit()
+            self.turn = None
+            return int(discard(self.at))
+
 
 # Writers in compiled code.
 
@@ -328,7 +312,7 @@ def answer(ring: RingAt, handed_over_ns: int) -> bool:
         store_shared(state, "answer_ns", came)
         swap_shared(state, "asked", 2, 0)  # 1: the reader has asked again, and may have missed the message
     fence()
-    sleeps: bool = load_shared(state, "sleeping") == ASLEEP
+    sleeps: bool = load_shared(state, "sleeping") == Sleep.ASLEEP
     return sleeps
 
 

@@ -11,7 +11,7 @@ from blackbox.block.form.format import block_header_at
 from blackbox.native.memory.intrinsics import copy_bytes, inner
 from blackbox.native.memory.records import load_shared
 from blackbox.native.system.posix import now_ns
-from blackbox.publish.send.ring import ENDING, RingAt, ring_state_at
+from blackbox.publish.send.ring import Closing, RingAt, ring_state_at
 from blackbox.publish.send.sender_state import COPY_AT, Sender, sender_state_at
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size, msg_move, msg_size, zmq_errno
 from blackbox.transport.shared_memory.writer import (
@@ -46,7 +46,7 @@ def place_to_encode(shared: WriterAt, body_bytes: int) -> Any:
 def _wait_for_place(sender: Sender, ring: RingAt, own: int, body_bytes: int) -> Any:
     """Wait until slow readers free a place, and return it; NO_PLACE: the publisher ends first."""
     place = numpy.int64(NO_PLACE)
-    while place == NO_PLACE and load_shared(ring_state_at(ring.state), "closing") != ENDING:
+    while place == NO_PLACE and load_shared(ring_state_at(ring.state), "closing") != Closing.ENDING:
         sender_state_at(sender.state).waits += 1
         place = await_place(sender.shared, own, body_bytes, sender.wake_fd, sender.scratch.ctypes.data)
     return place

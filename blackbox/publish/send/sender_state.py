@@ -7,13 +7,14 @@ from typing import Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.batch.block_handler import BlockHandlerAt
+from blackbox.block.batch.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.form.encode import TopicTable
 from blackbox.block.form.format import HEADER_BYTES
 from blackbox.native.memory.records import Field, SharedRecord, record_at
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
-from blackbox.transport.shared_memory.writer import WriterAt
+from blackbox.transport.shared_memory.writer import NO_WRITER, WriterAt
 
+_NOTHING: Final[NDArray[numpy.int64]] = numpy.zeros(0, numpy.int64)
 SHARED: Final = 256
 """Amount that a filter of a shared-memory reader adds to `Sender.wanted`."""
 
@@ -37,6 +38,8 @@ class SenderState(SharedRecord):
     """Error number with which libzmq refused a message; 0: none."""
     handled = Field()
     """Messages sent or unwanted that are still in the ring because their pass was aborted."""
+    discarded = Field()
+    """Messages that were never sent; counted at the end."""
     heartbeat_at = Field()
     """When the next heartbeat is due, monotonic."""
     sent_at = Field()
@@ -69,16 +72,8 @@ sender_state_at = record_at(SenderState)
 class Sender(NamedTuple):
     """Everything a slice's sender owns. Sockets are addresses; `socket_b` is 0 without a second line."""
 
-    socket_a: int
-    socket_b: int
-    readable_a: int
-    """Descriptor that signals `socket_a`, encoded for `wait_readable`: a thread must not poll a socket in use by
-    another.
-    """
-    readable_b: int
-    wake_fd: int
-    linger_ns: int
-    heartbeat_ns: int
+    slice_id: int
+    key_rule: int
     state: int
     """Address of its SenderState."""
     keys: TopicTable
@@ -86,20 +81,31 @@ class Sender(NamedTuple):
     """Sequence after the last message of each key."""
     counts: NDArray[numpy.int64]
     """Number of messages of each key."""
-    wanted: NDArray[numpy.uint16]
-    """For each key: 1 per matching socket filter plus SHARED per matching filter of a shared-memory reader."""
-    starts: NDArray[numpy.int64]
-    lengths: NDArray[numpy.int32]
-    ts_event: NDArray[numpy.int64]
     scratch: NDArray[numpy.int64]
-    sleep_scratch: NDArray[numpy.int64]
+    socket_a: int
+    socket_b: int
+    # Only the send loop uses what follows; a relay sends control blocks without it.
+    readable_a: int = 0
+    """Descriptor that signals `socket_a`, encoded for `wait_readable`: a thread must not poll a socket in use by
+    another.
+    """
+    readable_b: int = 0
+    wake_fd: int = 0
+    linger_ns: int = 0
+    heartbeat_ns: int = 0
+    wanted: NDArray[numpy.uint16] = numpy.zeros(0, numpy.uint16)
+    """For each key: 1 per matching socket filter plus SHARED per matching filter of a shared-memory reader."""
+    starts: NDArray[numpy.int64] = _NOTHING
+    lengths: NDArray[numpy.int32] = numpy.zeros(0, numpy.int32)
+    ts_event: NDArray[numpy.int64] = _NOTHING
+    sleep_scratch: NDArray[numpy.int64] = _NOTHING
     """Scratch for the sleeping thread, while another uses `scratch`."""
-    shared: WriterAt
-    outbox: BlockHandlerAt
+    shared: WriterAt = NO_WRITER
+    outbox: BlockHandlerAt = NO_HANDLER
     """Receives each block before it is sent; or NO_HANDLER."""
-    spin_ns: int
+    spin_ns: int = 0
     """Time that the thread polls after its last send before it sleeps."""
-    others_send: bool
+    others_send: bool = False
     """True if publishing threads may send for it: they never wait for a slow subscriber."""
 
 

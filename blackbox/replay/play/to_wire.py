@@ -170,7 +170,7 @@ class PublisherPlayer:
         """First sequence played, by slice and epoch."""
         self._numbering = Numbering(theirs.max_topics * len(theirs.slices), _MEAN_TOPIC_BYTES)
         self._topics: tuple[bytes, ...] = ()
-        publisher._warm_up_stored()
+        publisher._running()[0].warm_up_stored()
         warm_up(gather, NO_BLOCKS, self._numbering.at, Columns(0, 0, 0, 0))
         warm_up(find_keys, NO_BLOCKS, 0, 0)
 
@@ -251,8 +251,8 @@ class PublisherPlayer:
             headers[:] = 0
         keys = self._keys(blocks)
         _check_files(blocks)  # otherwise lost pages would be sent
-        stored = Stored(headers.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, len(keys))
-        self._publisher._publish_stored(slice_id, keys, stored)
+        stored = Stored(headers.ctypes.data, bodies.ctypes.data, skips.ctypes.data, len(keys))
+        self._publisher._running()[slice_id].put_stored(keys, stored)
 
     def _keys(self, blocks: BlockTable) -> list[bytes]:
         """Return the key of each block."""
@@ -310,7 +310,7 @@ class PublisherPlayer:
         if len(self._topics) != len(self._numbering):
             self._topics = tuple(self._numbering.names())
         rows = Rows(ts_event.ctypes.data, 0, starts.ctypes.data, lengths.ctypes.data, 0, 0)
-        self._publisher._publish_columns(self._topics, topics, rows)
+        self._publisher._publish_rows(self._publisher._routes.resolve(self._topics), topics, rows)
 
 
 def _check_files(table: BlockTable) -> None:

@@ -46,14 +46,12 @@ class Line:
     def open(self, xpub: zmq.Socket[bytes]) -> None:
         """Take the socket below."""
         self.xpub, self.handle = xpub, xpub.underlying
-        self.sender = self.memory.sender(self.handle)
+        self.sender = self.memory.sender(self.handle, self._origin.slice_id, self._origin.key_rule)
 
-    def close(self, linger_ms: int) -> None:
-        """Close both sockets, after sending forwarded blocks for up to `linger_ms`."""
+    def close(self) -> None:
+        """Close the socket above."""
         self.way.close()
         self.memory.close()
-        if self.handle:
-            self.xpub.close(linger=linger_ms)
 
     def read_path(self) -> None:
         """Process the path in the scratch, if any. Raises RelayError for a loop or a path that is too long."""

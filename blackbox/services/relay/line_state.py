@@ -6,7 +6,6 @@ from typing import Final, NamedTuple
 
 import numpy
 
-from blackbox.block.batch.block_handler import NO_HANDLER
 from blackbox.block.form.encode import TopicTable
 from blackbox.block.form.format import HEADER_BYTES
 from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
@@ -15,7 +14,7 @@ from blackbox.native.tables.name_table import Numbering, NumberingAt
 from blackbox.publish.send.sender_state import SCRATCH_WORDS, Sender, SenderState
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES, close_messages, init_messages
 from blackbox.transport.shared_memory.reader import ReaderAt
-from blackbox.transport.shared_memory.writer import NO_WRITER, WriterAt
+from blackbox.transport.shared_memory.writer import WriterAt
 
 KEY_AT: Final = 0
 HEADER_AT: Final = KEY_AT + MESSAGE_BYTES
@@ -139,29 +138,16 @@ class LineMemory:
             self.scratch,
         )
 
-    def sender(self, xpub: int) -> Sender:
+    def sender(self, xpub: int, slice_id: int, key_rule: int) -> Sender:
         """Return the sender of control blocks on the line, with the sequences of the forwarded blocks."""
-        nothing = numpy.zeros(1, numpy.int64)
         return Sender(
-            socket_a=xpub,
-            socket_b=xpub,
-            readable_a=0,
-            readable_b=0,
-            wake_fd=0,
-            linger_ns=0,
-            heartbeat_ns=0,
+            slice_id=slice_id,
+            key_rule=key_rule,
             state=self.state.address,
             keys=TopicTable(self._keys.text, self._keys.starts, self._sizes),
             ends=self._ends,
             counts=self._counts,
-            wanted=numpy.zeros(1, numpy.uint16),
-            starts=nothing,
-            lengths=numpy.zeros(1, numpy.int32),
-            ts_event=nothing,
             scratch=numpy.zeros(SCRATCH_WORDS, numpy.int64),
-            sleep_scratch=nothing,
-            shared=NO_WRITER,
-            outbox=NO_HANDLER,
-            spin_ns=0,
-            others_send=False,
+            socket_a=xpub,
+            socket_b=xpub,
         )

@@ -19,7 +19,7 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.compile.jit import warm_up
 from blackbox.native.system.limits import Needs, start_thread
 from blackbox.native.system.waits import join
-from blackbox.publish.listeners.peer_guard import UPSTREAM_BYTES
+from blackbox.publish.listeners.peer_sockets import UPSTREAM_BYTES
 from blackbox.receive.slow_subscriber import SlowPolicy
 from blackbox.receive.statistics import Statistics
 from blackbox.services.relay.plain_send import SCRATCH_WORDS, PlainAt, PlainState, send_plain

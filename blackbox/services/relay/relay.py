@@ -18,8 +18,8 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.slice import Slice
 from blackbox.life import Life
 from blackbox.native.system.limits import check_limits
+from blackbox.publish.listeners.peer_sockets import QueuePolicy
 from blackbox.publish.listeners.peers import PeerStatistics, most_of
-from blackbox.publish.publisher import HWM_BLOCKS_DROP, HWM_BLOCKS_WAIT
 from blackbox.receive.slices.subscription import address_from
 from blackbox.services.relay.cover import Cover, SmallestCover
 from blackbox.services.relay.hops import new_hop
@@ -145,12 +145,7 @@ class Relay:
         hold_s: float = 0.0,
         make_cover: Callable[[], Cover] = SmallestCover,
     ) -> None:
-        if when_full not in ("drop", "wait"):
-            raise ValueError(f"when_full was {when_full!r}, expected 'drop' or 'wait'")
-        default = HWM_BLOCKS_WAIT if when_full == "wait" else HWM_BLOCKS_DROP
-        hwm_blocks = default if hwm_blocks is None else hwm_blocks
-        if hwm_blocks < 1:
-            raise ValueError(f"hwm_blocks was {hwm_blocks}, expected at least 1: 0 would mean unbounded")
+        policy = QueuePolicy.of(when_full, hwm_blocks)
         if hold_s < 0:
             raise ValueError(f"hold_s was {hold_s}, expected 0 or more")
         for feed in (upstream, downstream, *spares):
@@ -161,7 +156,7 @@ class Relay:
         self.name = name or f"{os.getpid()}@{socket.gethostname()}"
         self.state = RelayLife.NEW
         self._ended = threading.Event()
-        settings = Settings(when_full == "wait", hwm_blocks, hold_s, make_cover)
+        settings = Settings(policy, hold_s, make_cover)
         me = new_hop(self.name)
         self._sources = sources = (upstream, *spares)
         self._slices = [
@@ -235,7 +230,7 @@ class Relay:
         lines = tuple(
             _line_of(each, number, line, self.name) for each in self._slices for number, line in enumerate(each.lines)
         )
-        peers = most_of(peer for each in self._slices for peer in each.guard.peers())
+        peers = most_of(peer for each in self._slices for peer in each.sockets.guard.peers())
         return RelayStatistics(
             messages=sum(line.messages for line in lines),
             blocks=sum(line.blocks for line in lines),
@@ -246,9 +241,9 @@ class Relay:
             unwanted=sum(line.unwanted for line in lines),
             shared_memory_dropped=sum(line.state.shared_memory_dropped for each in self._slices for line in each.lines),
             subscribers=max(each.below.subscriber_count() for each in self._slices),
-            put_out=sum(each.guard.put_out for each in self._slices),
-            refused_peers=sum(each.guard.refused for each in self._slices),
-            refused_below=sum(each.below.refused for each in self._slices),
+            put_out=sum(each.sockets.guard.put_out for each in self._slices),
+            refused_peers=sum(each.sockets.guard.refused for each in self._slices),
+            refused_below=sum(each.below.admission.refused for each in self._slices),
             peers=peers.shown,
             other_peers=peers.others,
             subscriptions=peers.subscriptions,

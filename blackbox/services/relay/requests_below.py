@@ -11,8 +11,9 @@ from blackbox.block.form.ack_format import Acknowledgement
 from blackbox.block.form.format import PATH_KEY, SHARED_KEY, WANT_KEY
 from blackbox.feed.feed import Feed
 from blackbox.native.tables.prefix_trie import build_trie
-from blackbox.publish.listeners.peers import MOST_TOLD_REFUSALS, Why
-from blackbox.publish.listeners.subscriptions import MOST_WANTS, SUBSCRIBE, UNSUBSCRIBE, Asked, Place, Subscriptions
+from blackbox.publish.listeners.confirmations import Asked
+from blackbox.publish.listeners.peers import MOST_TOLD_REFUSALS, Place, Why
+from blackbox.publish.listeners.subscriptions import MOST_WANTS, SUBSCRIBE, UNSUBSCRIBE, Subscriptions
 from blackbox.services.relay.requests_up import Upstream
 
 _MOST_WANTS_ABOVE: Final = MOST_WANTS // 2
@@ -54,7 +55,7 @@ class Below(Subscriptions):
                 self.filter_changed((line, prefix.removeprefix(SHARED_KEY)), by)
         elif prefix[:1] != b"\0" or prefix.startswith(WANT_KEY):
             self._upstreams[line].want(prefix, by, time.monotonic())
-            wants = self._wants[line]
+            wants = self._filters[line].wants
             if prefix.startswith(WANT_KEY):
                 self._bound(line, WANT_KEY, wants > _MOST_WANTS_ABOVE)
             else:
@@ -77,8 +78,12 @@ class Below(Subscriptions):
         filters = {kind + prefix for prefix in new for kind in (b"", SHARED_KEY)}
         with self.changed:
             for peer in self.peers(line):
-                if peer.acceptances and peer.newest not in self.asked and not filters.isdisjoint(peer.filters):
-                    self.unwelcome[peer.fd, peer.cookie] = "the source refuses what it asked for: it is to ask again"
+                if (
+                    peer.acceptances
+                    and peer.newest not in self.confirmations.asked
+                    and not filters.isdisjoint(peer.filters)
+                ):
+                    self.disconnect(peer, "the source refuses what it asked for: it is to ask again")
 
     def renew_readers(self) -> None:
         """Rebuild `readers` if they have changed."""

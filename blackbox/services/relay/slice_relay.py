@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -22,13 +21,11 @@ from blackbox.life import Life
 from blackbox.native.compile.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.system.limits import Needs, start_thread
 from blackbox.native.system.waits import join
-from blackbox.publish.listeners.peer_guard import GUARD_NEEDS, Guard
-from blackbox.publish.listeners.peers import Why
+from blackbox.publish.listeners.confirmations import Asked
+from blackbox.publish.listeners.peer_guard import GUARD_NEEDS
+from blackbox.publish.listeners.peer_sockets import PeerSockets, QueuePolicy
 from blackbox.publish.listeners.subscription_reader import SubscriptionReader, read_subscriptions
-from blackbox.publish.listeners.subscriptions import Asked
-from blackbox.publish.send.answers import Answers, Full, send_control_blocks, send_refusal
-from blackbox.publish.send.send_loop import send_control
-from blackbox.publish.send.xpub import open_xpub
+from blackbox.publish.send.answers import Answers, ControlLine, warm_up_control
 from blackbox.services.relay.cover import Cover
 from blackbox.services.relay.forward_loop import CLOSED, FAILED, ITEMS_OF_LINE, SUBSCRIPTIONS, forward_until
 from blackbox.services.relay.hops import Hop, decode_path, encode_path
@@ -38,15 +35,10 @@ from blackbox.services.relay.requests_below import Below
 from blackbox.services.relay.upstream_socket import Source, UpstreamSocket
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.inproc import is_inproc
-from blackbox.transport.security.gate import open_gate
-from blackbox.transport.server_thread import bind
-from blackbox.transport.shared_memory.layout import is_supported
-from blackbox.transport.shared_memory.writer import SharedWriter
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
 
-_SEND_WAIT_MS: Final = 20
 _IO_THREADS: Final = 2
 """So that receiving and sending run in parallel."""
 _LINGER_MS: Final = 1_000
@@ -61,8 +53,7 @@ _LOOK_NS: Final = 100_000_000
 class Settings(NamedTuple):
     """Settings of all slices of a relay."""
 
-    wait: bool
-    hwm_blocks: int
+    policy: QueuePolicy
     hold_s: float
     make_cover: Callable[[], Cover]
 
@@ -132,7 +123,7 @@ class SliceRelay:
             way = UpstreamSocket(addresses, cover, hold_s, memory.state, feed.heartbeat_ns, what, self._wake)
             self.lines.append(Line(memory, way, me, origin, what))
         self.below = Below(feed, slice_id, [line.upstream for line in self.lines])
-        self.guard = Guard(slice_id, self.below, self._state, self._wake.poke, drop=not settings.wait)
+        self.sockets = PeerSockets(feed, slice_id, settings.policy, self.below, self._state, self._wake)
         self._uses_inproc = any(map(is_inproc, chain(self.part.lines, *sources)))
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-relay-{slice_id}", daemon=True)
@@ -172,7 +163,7 @@ class SliceRelay:
             polls = numpy.zeros(2 * (1 + ITEMS_OF_LINE * len(self.lines)), numpy.int64)
             self._warm_up(polls)
             self._open(context)
-            self.guard.start()
+            self.sockets.start_guard()
             self._enter(SliceRelayLife.RUNNING)
             self._ready.set()
             self._serve(polls)
@@ -194,31 +185,21 @@ class SliceRelay:
         line = self.lines[0]
         warm_up(forward_until, self._addresses(polls), self.below.readers, self.below.readers, 0)
         warm_up(read_subscriptions, *SubscriptionReader.warm_up_arguments())
-        warm_up(send_control, line.memory.sender(0), line.origin, 0, 0, 0, 0, 0, 0, 0)
+        warm_up_control(line.memory.sender(0, 0, 0))
         own = encode_path((Hop(b"", ""),), line.origin)
         decode_path(own.header, bytes(own.body))
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        settings, guard = self._settings, self.guard
-        if (name := self.part.shared_memory) and is_supported():
-            sizes = self._feed.block_bytes, settings.wait, settings.hwm_blocks
-            guard.shared = SharedWriter(name, f"{self._what}: endpoint shm://{name}", *sizes, self._wake)
-        guard.gate = open_gate(context, self._feed, self.part.bound, self._what, self.part.allowed_keys)
-        for number, (line, endpoint) in enumerate(zip(self.lines, self.part.bound, strict=True)):
-            line.open(open_xpub(context, endpoint, _SEND_WAIT_MS if settings.wait else None, settings.hwm_blocks))
-            if guard.gate is not None:
-                guard.gate.secure(line.xpub, endpoint)
-            if not endpoint.startswith("inproc:"):
-                guard.watch(number, line.xpub)
-            bind(line.xpub, endpoint, f"{self._what}: endpoint")
-            line.way.open(context, settings.hwm_blocks)
+        lines = self.lines
+        self.sockets.open(context, self._what, _RECEIVED_BYTES, lambda number: lines[number].upstream.requested)
+        for line, xpub in zip(lines, self.sockets.xpubs, strict=True):
+            line.open(xpub)
+            line.way.open(context, self._settings.policy.hwm_blocks)
 
     def _close(self) -> None:
-        self.guard.close()
+        self.sockets.close(_LINGER_MS if self.error is None else 0)
         for line in self.lines:
-            line.close(_LINGER_MS if self.error is None else 0)
-        if self.guard.gate is not None:
-            self.guard.gate.close()
+            line.close()
 
     def _addresses(self, polls: NDArray[numpy.int64]) -> SliceRelayAt:
         """Return the addresses of all state. `polls` becomes the items to poll."""
@@ -238,59 +219,40 @@ class SliceRelay:
             polls.ctypes.data,
             self._wake.reader,
             self.part.spin_ns,
-            self.guard.shared_at,
+            self.sockets.shared_at,
             self.lines[0].way.memory.at,
         )
 
-    def _answers(self) -> Answers:
-        lines, wait = self.lines, self._settings.wait
-
-        def send(number: int, keys: bytes, count: int, full: Full) -> tuple[int, bytes]:
-            line = lines[number]
-            return send_control_blocks(line.xpub, line.sender, line.origin, number, keys, count, full, wait)
-
-        def refuse(ask: Asked, refused: Mapping[bytes, Why]) -> bool:
-            line = lines[ask.line]
-            return send_refusal(line.xpub, ask, refused, line.origin, wait)
-
-        waits = (lambda: sum(int(line.state.waits) for line in lines)) if wait else None
-        return Answers(self.below, len(lines), send, waits, refuse)
-
     def _serve(self, polls: NDArray[numpy.int64]) -> None:
-        addresses, answers, above = self._addresses(polls), self._answers(), self.lines[0]
-        with closing(
-            SubscriptionReader(
-                self.below,
-                [line.xpub for line in self.lines],
-                self.part.lines,
-                self.guard.gate,
-                _RECEIVED_BYTES,
-                lambda number: self.lines[number].upstream.requested,
-            )
-        ) as reader:
-            reason = 0
-            while reason != CLOSED:
-                self._read_news()
-                if reason == SUBSCRIPTIONS:
-                    self._read_subscriptions(reader)
-                retry_ns = self._send_due(answers)
-                addresses = addresses._replace(above=above.way.memory.at)
-                reason = forward_until(addresses, self.below.readers, above.upstream.keys, retry_ns)
-                if reason == FAILED:
-                    errno = next(line.state.errno for line in self.lines if line.state.errno)
-                    raise RelayError(f"{self._what}: libzmq rejected a block: {zmq.strerror(errno)}")
+        addresses, above, waits = self._addresses(polls), self.lines[0], self._settings.policy.waits
+        lines = [
+            ControlLine(number, line.xpub, line.sender, line.state, waits=waits)
+            for number, line in enumerate(self.lines)
+        ]
+        answers = Answers(self.below, lines)
+        reason = 0
+        while reason != CLOSED:
+            self._read_news()
+            if reason == SUBSCRIPTIONS:
+                self._read_subscriptions()
+            retry_ns = self._send_due(answers)
+            addresses = addresses._replace(above=above.way.memory.at)
+            reason = forward_until(addresses, self.below.readers, above.upstream.keys, retry_ns)
+            if reason == FAILED:
+                errno = next(line.state.errno for line in self.lines if line.state.errno)
+                raise RelayError(f"{self._what}: libzmq rejected a block: {zmq.strerror(errno)}")
 
     def _send_due(self, answers: Answers) -> int:
         """Send requests, paths and confirmations that are due. Return when the next ones may be."""
         is_time = time.monotonic_ns() >= answers.due_ns
-        waiting = {ask.line for ask in self.below.asked.values() if is_time and not self._is_due(ask)}
+        waiting = {ask.line for ask in self.below.confirmations.asked.values() if is_time and not self._is_due(ask)}
         for number, line in enumerate(self.lines):
             line.way.look(number in waiting)
         retry_ns = time.monotonic_ns() + _LOOK_NS
         for line in self.lines:
             retry_ns = min(retry_ns, line.send_path(self.below.wants_path, self._feed.heartbeat_ns))
         self.below.wants_path = False
-        if any(map(self._is_due, self.below.asked.values())):
+        if any(map(self._is_due, self.below.confirmations.asked.values())):
             answers.send_due(self._is_due)
         return min(retry_ns, answers.due_ns) if answers.due_ns > time.monotonic_ns() else retry_ns
 
@@ -318,14 +280,12 @@ class SliceRelay:
             if refused := line.read_refusal():
                 self.below.note_refused(number, refused)
                 if self.below.unwelcome:
-                    self.guard.look_now()
+                    self.sockets.guard.look_now()
             line.read_unwanted()
             line.upstream.note_ended(bool(state.ended))
 
-    def _read_subscriptions(self, reader: SubscriptionReader) -> None:
+    def _read_subscriptions(self) -> None:
         """Read some pending subscriptions, then let blocks have their turn."""
-        reader.read()
+        self.sockets.read()
         self._state.read_at = time.monotonic_ns() + _READ_EVERY_NS
         self.below.renew_readers()
-        if self.below.unwelcome:
-            self.guard.look_now()

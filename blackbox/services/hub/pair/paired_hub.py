@@ -255,10 +255,11 @@ class PairedHub(Hub):
     def append(self, part: Part, blocks: Sequence[Block]) -> None:
         """As `Shell`."""
         following = self.following(part.slice_id)
-        self._publisher._note(part.slice_id, part.note, is_alone=not blocks)
+        writer = self._publisher._running()[part.slice_id]
+        writer.ring.put_note(part.note, is_alone=not blocks)
         self._publish_blocks(part, blocks)
         deadline = time.monotonic() + PATIENCE_S
-        self._publisher._wait_kept(part.slice_id, following + sum(map(len, blocks)), deadline)
+        writer.wait_kept(following + sum(map(len, blocks)), deadline)
 
     def sync(self) -> None:
         """As `Shell`."""
@@ -282,9 +283,9 @@ class PairedHub(Hub):
         heads = headers.ctypes.data + size * numpy.arange(len(blocks), dtype=numpy.int64)
         bodies = numpy.array([block.body.ctypes.data for block in blocks], numpy.int64)
         absent = numpy.zeros(len(blocks), numpy.int64)
-        stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, absent.ctypes.data, len(blocks))
+        stored = Stored(heads.ctypes.data, bodies.ctypes.data, absent.ctypes.data, len(blocks))
         if blocks:
-            self._publisher._publish_stored(part.slice_id, [block.key for block in blocks], stored)
+            self._publisher._running()[part.slice_id].put_stored([block.key for block in blocks], stored)
 
     # The link and the clients.
 

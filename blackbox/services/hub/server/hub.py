@@ -31,6 +31,7 @@ from blackbox.errors import HubError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.native.system.limits import Needs
 from blackbox.publish.publisher import Publisher
+from blackbox.publish.send.slice_writer import Resolved
 from blackbox.services.hub.protocol import (
     ENCODER,
     MOST_REQUEST_BYTES,
@@ -337,12 +338,12 @@ class Hub:
         """
         following = self._judge.numbers.following()
         for slice_id, note in turn.notes.items():
-            self._publisher._note(slice_id, note, is_alone=slice_id not in turn.touched)
+            self._publisher._running()[slice_id].ring.put_note(note, is_alone=slice_id not in turn.touched)
         for fresh in turn.fresh:
             self._publish(fresh)
         deadline = time.monotonic() + PATIENCE_S
         for slice_id in turn.notes:
-            self._publisher._wait_kept(slice_id, following[slice_id], deadline)
+            self._publisher._running()[slice_id].wait_kept(following[slice_id], deadline)
         if turn.is_synced:
             self._sync()
 
@@ -406,7 +407,7 @@ class Hub:
             )
             numbers = self._judge.topics.numbers(topics) if numbers is None else numbers
             slices, routes = self._judge.topics.routes(topics, numbers, self._publisher)
-            self._publisher._publish_routed(slices, routes, columns.index[rows], columns_of_rows)
+            self._publisher._publish_rows(Resolved.of(slices, routes), columns.index[rows], columns_of_rows)
 
 
 class _Around:

@@ -13,7 +13,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import PUT_RIGHTS_FILE
 from blackbox.publish.publisher import Publisher
-from blackbox.publish.send.slice_sender import TOPIC_TEXT_BYTES
+from blackbox.publish.send.number_line import TOPIC_TEXT_BYTES
 from blackbox.services.hub.protocol import REFUSED, check_topic_of
 
 MOST_WHY: Final = 200
@@ -93,7 +93,7 @@ class Topics:
         `numbers`: as `numbers` returns. `publisher`: the feed's publisher, the same for all calls.
         """
         for at in numpy.flatnonzero((numbers >= 0) & (self._routes[1][numbers] < 0)).tolist():
-            self._routes[:, numbers[at]] = publisher._route(topics[at])
+            self._routes[:, numbers[at]] = publisher._routes[topics[at]][:2]
         return self._routes.take(numbers, axis=1)
 
     def in_order(self, topics: Sequence[bytes], index: NDArray[numpy.int32]) -> NDArray[numpy.int64]:

@@ -1,0 +1,74 @@
+"""Statistics of a publisher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from blackbox.publish.listeners.ack_tracker import RecorderPosition
+from blackbox.publish.listeners.peers import PeerStatistics, most_of
+from blackbox.publish.send.sender_state import SenderState
+from blackbox.publish.send.slice_sender import SliceSender
+
+
+class PublisherStatistics(msgspec.Struct, frozen=True):
+    """Counters of a publisher since its start, over all slices."""
+
+    messages: int
+    """Messages sent, each counted once however many subscribers or lines it went to."""
+    blocks: int
+    """Blocks sent."""
+    body_bytes: int
+    """Bytes of the bodies sent, each counted once however many subscribers or lines it went to."""
+    unwanted: int
+    """Messages not sent because no subscriber wanted their key."""
+    waits: int
+    """Times a sender waited up to 20 ms for a slow subscriber (`when_full="wait"`)."""
+    shared_memory_dropped: int
+    """Messages that readers of shared memory missed because every place was in use (`when_full="drop"`)."""
+    discarded: int
+    """Messages discarded by `close` because a subscriber did not take them in time."""
+    topics: int
+    """Distinct topics published."""
+    subscribers: int
+    """Confirmed subscribers of the slice with most of them."""
+    put_out: int
+    """Peers disconnected because they sent what no subscriber sends, or stopped reading for too long."""
+    recorders: tuple[RecorderPosition, ...] = ()
+    """Position of each recorder of each slice."""
+    refused_peers: int = 0
+    """Connections refused in the handshake because of a missing or wrong key (`[security]`)."""
+    refused: int = 0
+    """Subscriptions refused because the key had no right to them or the connection had reached its limit."""
+    peers: tuple[PeerStatistics, ...] = ()
+    """Connections of all slices and lines: the 100 with most subscriptions."""
+    other_peers: int = 0
+    """Further ones."""
+    subscriptions: int = 0
+    """Subscriptions in force, summed over all connections."""
+
+
+def statistics_of(senders: Sequence[SliceSender]) -> PublisherStatistics:
+    """Return a snapshot of the counters of all slices."""
+    guards = [sender.sockets.guard for sender in senders]
+    peers = most_of(peer for guard in guards for peer in guard.peers())
+    total = SenderState.sum_of([sender.sent for sender in senders] or [SenderState()])
+    return PublisherStatistics(
+        messages=total.messages,
+        blocks=total.blocks,
+        body_bytes=total.body_bytes,
+        unwanted=total.unwanted,
+        waits=total.waits,
+        shared_memory_dropped=total.shared_memory_dropped,
+        discarded=total.discarded,
+        topics=sum(len(sender.topics.ids) for sender in senders),
+        subscribers=max((sender.subscriptions.subscriber_count() for sender in senders), default=0),
+        put_out=sum(guard.put_out for guard in guards),
+        recorders=tuple(position for sender in senders for position in sender.recorders()),
+        refused_peers=sum(guard.refused for guard in guards),
+        refused=sum(sender.subscriptions.admission.refused for sender in senders),
+        peers=peers.shown,
+        other_peers=peers.others,
+        subscriptions=peers.subscriptions,
+    )
