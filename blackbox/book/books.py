@@ -34,7 +34,7 @@ from blackbox.book.book import (
     order_columns,
     warm_up_book,
 )
-from blackbox.book.continuity import Continuity
+from blackbox.book.continuity import Break, Continuity
 from blackbox.book.feed import load_book_feed
 from blackbox.book.orders import BUY, SELL
 from blackbox.book.symbol_books import SymbolBooks
@@ -141,8 +141,8 @@ class Books:
         rows = _ALL_ROWS if batch.rows is None else read_only(batch.rows)
         received, last = batch._received_block, start + count
         with self._lock:
-            # Each recorded batch has its own tuple.
-            if received.feeds is not self._origin.feeds and received.feeds != self._origin.feeds:
+            known = self._origin.feeds
+            if received.feeds is not known and received.feeds != known:  # each recorded batch has its own tuple
                 self._choose(received.feeds)
             if (rule := batch.block.key_rule) != self._key_rule & 0xFF:
                 self._key_rule = ord(self._symbol_rule.separator) << 8 | rule if has_channels(rule) else rule
@@ -150,7 +150,9 @@ class Books:
             self._state.conflated = int(received.conflated or received.is_image > takes_image)
             self._state.late = int(received.is_late or not (self._feed.begins_empty or takes_image))
             if start < last and not received.is_delivered and not received.is_image:
-                self._follow(batch, start, last)
+                found = self._continuity.follow(batch, start, last)
+                if found is not None:
+                    self._lose_after(batch, found)
             if batch.block.topic_count > len(self._places):
                 with interrupts_held():  # an interrupt would leave the address of freed memory
                     self._places = numpy.empty(2 * batch.block.topic_count, numpy.int32)
@@ -167,12 +169,12 @@ class Books:
                     if book is not None and self._unsure.may_lack(self._start_of(symbol), slices):
                         lose_sync(book.ctypes.data)
 
-    def _follow(self, batch: Batch, start: int, last: int) -> None:
-        """Lose sync unless the messages of a batch directly follow the earlier ones or the start of the epoch.
+    def _lose_after(self, batch: Batch, found: Break) -> None:
+        """Lose sync where a batch does not follow the earlier ones.
 
         A new epoch empties the books of its slice, as in a subscriber and a replay.
         """
-        slice_id, found = batch.block.slice_id, self._continuity.follow(batch, start, last)
+        slice_id = batch.block.slice_id
         if found.is_new_epoch:
             self._empty_slice(slice_id)
         if found.is_restart:

@@ -8,8 +8,8 @@ from blackbox.block.batch.batch import Batch
 from blackbox.block.position import is_restart
 
 
-class Following(NamedTuple):
-    """How a batch follows the earlier ones of its slice."""
+class Break(NamedTuple):
+    """How a batch does not directly follow the earlier ones of its slice."""
 
     is_new_epoch: bool
     is_restart: bool
@@ -27,8 +27,11 @@ class Continuity:
         self._ends: dict[tuple[int, int, bytes], int] = {}
         """Ends of the last messages by slice, epoch and key."""
 
-    def follow(self, batch: Batch, start: int, stop: int) -> Following:
-        """Compare the messages `start` to `stop` - 1 with those before them, or with the start of the epoch."""
+    def follow(self, batch: Batch, start: int, stop: int) -> Break | None:
+        """Compare the messages `start` to `stop` - 1 with those before them, or with the start of the epoch.
+
+        Return None if they directly follow them.
+        """
         block = batch.block
         before = self._epochs.get(block.slice_id, block.epoch)
         self._epochs[block.slice_id] = block.epoch
@@ -37,7 +40,9 @@ class Continuity:
         previous = block.previous if first == block.sequence else first
         is_gap = previous != self._ends.get(stream, 0) or end - first != stop - start
         self._ends[stream] = end
-        return Following(before != block.epoch, is_restart(before, block.epoch), is_gap)
+        if before == block.epoch and not is_gap:
+            return None
+        return Break(before != block.epoch, is_restart(before, block.epoch), is_gap)
 
     def clear(self) -> None:
         """Forget all batches."""
