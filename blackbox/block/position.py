@@ -1,4 +1,4 @@
-"""Positions and ranges of messages in a slice."""
+"""Positions of messages in a slice."""
 
 from __future__ import annotations
 
@@ -16,16 +16,6 @@ class Position(NamedTuple):
     """Run of the publisher; 0: before the first one."""
     sequence: Number
     """Number of earlier messages of the run, of all keys."""
-
-
-class Range(NamedTuple):
-    """Consecutive messages of one run of a slice. Stored and sent as [epoch, first, stop]."""
-
-    epoch: Number
-    first: Number
-    """First sequence."""
-    stop: Number
-    """Sequence after the last one."""
 
 
 class End(NamedTuple):
