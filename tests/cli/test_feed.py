@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from blackbox import Feed, Publisher
 from blackbox.cli.feed.endpoints import endpoints_of, warnings_of
 from blackbox.cli.feed.listeners import use_of
-from blackbox.cli.feed.new import Transport, _text
+from blackbox.cli.feed.new import Transport, _Place, _Shape, _text
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import assert_one_line, invoke, write_feed
@@ -38,7 +38,7 @@ def test_a_new_file_has_the_settings_of_the_options(
     import tomllib
 
     file = Path("made.toml")
-    text = "".join(_text(file, "made", slices, "itch50", *keys, transport, host, 6_000, lines, archive))
+    text = "".join(_text(file, "made", "itch50", keys, _Shape(slices, lines, archive), _Place(transport, host, 6_000)))
     feed = msgspec.convert(tomllib.loads(text), Feed)
     assert (feed.name, feed.schema, len(feed.slices)) == ("made", "itch50", slices)
     assert (feed.key_bytes, feed.channels) == keys

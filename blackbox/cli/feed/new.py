@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -115,7 +115,8 @@ def new(
         if transport is not Transport.IPC and port + many - 1 > 65_535:
             raise ConfigError(f"port was {port} and {many} are needed, expected at most {65_536 - many}")
         name = file.stem if name is None else name
-        text = "".join(_text(file, name, slices, schema, key_bytes, channels, transport, host, port, lines, archive))
+        shape, place = _Shape(slices, lines, archive), _Place(transport, host, port)
+        text = "".join(_text(file, name, schema, (key_bytes, channels), shape, place))
         from_document(tomllib.loads(text), Feed)  # raises ConfigError for an invalid name or host
         try:
             with file.open("x", encoding="utf-8") as opened:
@@ -125,19 +126,27 @@ def new(
         say(f"wrote {file}; `blackbox feed check {file}` shows its endpoints")
 
 
-def _text(
-    file: Path,
-    name: str,
-    slices: int,
-    schema: str,
-    key_bytes: int,
-    channels: int,
-    transport: Transport,
-    host: str,
-    port: int,
-    lines: int,
-    archive: bool,
-) -> Iterator[str]:
+class _Shape(NamedTuple):
+    """Parts of a new feed."""
+
+    slices: int
+    lines: int
+    archive: bool
+
+
+class _Place(NamedTuple):
+    """Place of a new feed's endpoints."""
+
+    transport: Transport
+    host: str
+    port: int
+
+
+def _text(file: Path, name: str, schema: str, keys: tuple[int, int], shape: _Shape, place: _Place) -> Iterator[str]:
+    """Yield the parts of a feed file. `keys`: `key_bytes` and `channels`."""
+    slices, lines, archive = shape
+    transport, host, port = place
+    key_bytes, channels = keys
     ports = iter(range(port, 65_536))
 
     def endpoint(what: str) -> str:

@@ -207,7 +207,7 @@ def _target_of(path: str | None, recordings: Sequence[Recording]) -> Feed:
 
 
 def _publish(played: Replay, publisher: SourcePublisher, controls: Controls) -> None:
-    from blackbox.cli.ui.keys import Keys, describe
+    from blackbox.cli.live.keys import Keys, describe
 
     with Keys(controls) as keys, _progress(controls):
         if keys.is_active:

@@ -167,7 +167,7 @@ class _SubscriberView:
     def __init__(
         self, subscriber: Subscriber, prefixes: tuple[bytes, ...], symbols: list[bytes] | None, show: int, as_json: bool
     ) -> None:
-        from blackbox.cli.ui.preview import Preview
+        from blackbox.cli.live.preview import Preview
         from blackbox.native.memory.arrays import shared_array
 
         self._subscriber = subscriber

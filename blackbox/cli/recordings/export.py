@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -100,42 +100,52 @@ def export(
     if message_type is not None and not parquet:
         raise typer.BadParameter(f"was given as {message_type!r} without --parquet", param_hint="--message-type")
     with exit_statuses():
-        symbols = symbols_of(symbol)
+        wanted = _Wanted(start, stop, symbols_of(symbol))
         if parquet:
             paths = days_of(recording) or [recording]
             written = [
-                _write_parquet(path, out, start, stop, symbols, message_type, prices, order, as_json) for path in paths
+                _write_parquet(path, out, wanted, _Columns(message_type, prices, order), as_json) for path in paths
             ]
             lose_damage(recording, [each for day in written for each in day.damage], out)
         else:
-            _write_file(recording, out, start, stop, symbols, as_json)
+            _write_file(recording, out, wanted, as_json)
 
 
-def _write_parquet(
-    path: Path,
-    out: Path,
-    start: str | None,
-    stop: str | None,
-    symbols: list[bytes] | None,
-    message_type: str | None,
-    prices: Prices,
-    order: Order,
-    as_json: bool,
-) -> Recording:
+class _Wanted(NamedTuple):
+    """Part of a day to export."""
+
+    start: str | None
+    stop: str | None
+    symbols: list[bytes] | None
+
+    def times(self, day: Recording) -> tuple[int | None, int | None]:
+        """Return start and stop, ns since 1970."""
+        return time_ns(day, self.start, "--start"), time_ns(day, self.stop, "--stop")
+
+
+class _Columns(NamedTuple):
+    """Columns and order of a Parquet file."""
+
+    message_type: str | None
+    prices: Prices
+    order: Order
+
+
+def _write_parquet(path: Path, out: Path, wanted: _Wanted, columns: _Columns, as_json: bool) -> Recording:
     day = open_day(path)
-    first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
+    first, end = wanted.times(day)
     began = time.monotonic()
-    whole = first is None and end is None and symbols is None and message_type is None
+    whole = wanted == (None, None, None) and columns.message_type is None
     with counting(f"writing {path} to {out}", day.summary().messages if whole else None) as progress:
         try:
             done: ParquetDay = day.to_parquet(
                 out,
                 start=first,
                 stop=end,
-                symbols=symbols,
-                message_type=message_type,
-                prices=prices.value,
-                order=order.value,
+                symbols=wanted.symbols,
+                message_type=columns.message_type,
+                prices=columns.prices.value,
+                order=columns.order.value,
                 progress=progress,
             )
         except ImportError as error:
@@ -149,7 +159,7 @@ def _write_parquet(
             f"exported {path} to {done.path}",
             values_table(
                 [
-                    ("message type", message_type or "all, as payloads"),
+                    ("message type", columns.message_type or "all, as payloads"),
                     ("messages", count(done.messages)),
                     ("files", count(done.files), "one per slice"),
                     ("row groups", count(done.row_groups)),
@@ -170,16 +180,16 @@ def _object(recording: Path, out: Path, messages: int, file_bytes: int) -> dict[
     return {"recording": str(recording), "out": str(out), "messages": messages, "file_bytes": file_bytes}
 
 
-def _write_file(
-    recording: Path, file: Path, start: str | None, stop: str | None, symbols: list[bytes] | None, as_json: bool
-) -> None:
+def _write_file(recording: Path, file: Path, wanted: _Wanted, as_json: bool) -> None:
     from blackbox.archive.export.source_file import export as write
 
     day = open_day(recording)
-    first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
+    first, end = wanted.times(day)
     began = time.monotonic()
     with stderr.status("writing") as shown:
-        done = write(day, file, first, end, symbols, lambda many: shown.update(f"written {count(many)} messages"))
+        done = write(
+            day, file, first, end, wanted.symbols, lambda many: shown.update(f"written {count(many)} messages")
+        )
     elapsed_s = time.monotonic() - began
     if as_json:
         print_json(_object(recording, file, done.messages, done.file_bytes))
