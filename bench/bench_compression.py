@@ -22,7 +22,6 @@ from bench.workload.captures import CAPTURES, DATA, source_of
 from blackbox.block.form.block import Block
 
 BLOCK_BYTES = 256 << 10
-MOST_BODIES = 500
 LEAST_S = 0.05
 """Minimum time of a measurement; the captures are small and read repeatedly."""
 
@@ -57,14 +56,9 @@ CODECS = {
 @cache
 def bodies_of(name: str) -> list[bytes]:
     """Return the messages of a capture as block bodies, as large as those of a burst."""
-    return _bodies(name, 0)
-
-
-def _bodies(name: str, rows: int) -> list[bytes]:
-    """Return up to `MOST_BODIES` bodies of `rows` messages each. With 0 rows: all bodies, of `BLOCK_BYTES`."""
     found: list[bytes] = []
     for chunk in source_of(name).chunks():
-        step = rows or max(1, BLOCK_BYTES // (int(chunk.lengths.mean()) + 20))
+        step = max(1, BLOCK_BYTES // (int(chunk.lengths.mean()) + 20))
         for start in range(0, len(chunk.starts), step):
             part = slice(start, start + step)
             block = Block.encode(
@@ -76,8 +70,6 @@ def _bodies(name: str, rows: int) -> list[bytes]:
                 lengths=chunk.lengths[part],
             )
             found.append(block.body.tobytes())
-            if rows and len(found) == MOST_BODIES:
-                return found
     return found
 
 
@@ -120,33 +112,6 @@ def test_compression(benchmark: BenchmarkFixture, name: str, way: str) -> None:
     for title, codec in CODECS.items():
         kind: Kind = "limit" if title == COPY else "ours"
         contest.add(title, partial(measure, codec, bodies), kind)
-    contest.run(benchmark)
-    for title, codec in CODECS.items():
-        contest.show(f"{title}: compression ratio", f"{size / sum(len(codec.pack(body)) for body in bodies):10.2f}")
-
-
-def _cost(codec: Codec, bodies: list[bytes], rows: int) -> float:
-    """Return the CPU time to compress and decompress a message, ns."""
-    done, started = 0, time.process_time()
-    while (spent := time.process_time() - started) < LEAST_S:
-        for body in bodies:
-            codec.unpack(codec.pack(body), len(body))
-        done += len(bodies) * rows
-    return spent / done * 1e9
-
-
-@pytest.mark.parametrize("name", CAPTURES)
-@pytest.mark.parametrize("rows", [1, 10, 100, 1_000])
-def test_blocks_of_few_messages(benchmark: BenchmarkFixture, name: str, rows: int) -> None:
-    """CPU time to compress and decompress a message in the small blocks of slow feeds, and the ratio."""
-    if not DATA.is_dir():
-        pytest.skip(f"no real captures at {DATA}")
-    bodies = [body for body in _bodies(name, rows) if body]
-    size = sum(map(len, bodies))
-    contest = Contest(f"{name}: blocks of {rows} messages, both ways", "ns", lower=True, topology=__doc__)
-    for title, codec in CODECS.items():
-        kind: Kind = "limit" if title == COPY else "ours"
-        contest.add(title, partial(_cost, codec, bodies, rows), kind)
     contest.run(benchmark)
     for title, codec in CODECS.items():
         contest.show(f"{title}: compression ratio", f"{size / sum(len(codec.pack(body)) for body in bodies):10.2f}")

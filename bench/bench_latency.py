@@ -10,7 +10,7 @@ Latency counts from a message's due time to its arrival at the receiver, so a la
 slow one are included (no coordinated omission). Percentiles are computed from all messages, without sampling or a
 histogram. Queues hold a whole run, and a round that lost a message is void. A round whose sender fell behind is also
 void: its latency would be that of the backlog and depend on the length of the run. No contender here sends
-1,000,000 single messages a second; the second table shows the rate reached.
+1,000,000 single messages a second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.measure.contest import Contest, Figure, Lost, expect
+from bench.measure.contest import Contest, Figure, Lost
 from bench.measure.results import Kind
 from bench.processes.pair import Pair, Work
 from bench.rivals.rival import tcp
@@ -104,24 +104,3 @@ def _show_stages(contest: Contest, pair: Pair, load: Load) -> None:
     for stage in runs[0] if runs else ():
         value = statistics.median(run[stage] for run in runs)
         contest.show(f"{stage}, at {load.rate:,}", f"{value:.0f} µs")
-
-
-def _reached(pair: Pair, load: Load) -> Figure:
-    figure = pair.round(load, Work(form="late"))
-    expect("messages lost", pair.heard.missed, 0)
-    return figure
-
-
-def test_overload(benchmark: BenchmarkFixture) -> None:
-    """M messages/s reached where 1 M are due."""
-    rate = max(RUNS)
-    contest = Contest(f"Due at {rate:,} a second, one at a time: the rate reached", "M messages/s", topology=__doc__)
-    feed = Feed.local("overload", slices=1)
-    load = Load(feed=feed, messages=RUNS[rate], rate=rate, at_once=1)
-    with (
-        Pair.ours(feed, hwm_blocks=HWM) as ours,
-        Pair.rival("plain_pyzmq", address=tcp(), form="late", mark=HWM, drops=True) as theirs,
-    ):
-        contest.add("publish(), on(prefix)", lambda: _reached(ours, load), "ours", PROMISE)
-        contest.add("pyzmq send(), recv()", lambda: _reached(theirs, load), "rival", PROMISE)
-        contest.run(benchmark)

@@ -12,7 +12,6 @@ ASKED: Final = {
     "delivery-delivery": "Delivery to working callbacks",
     "fanout-fanout": "With a slow subscriber: p99",
     "latency-latency": "Latency, one message at a time",
-    "latency-overload": "One at a time, as fast as possible",
     "messages-messages": "A Python call a message",
     "publish-publish": "publish(), a call a message",
     "publish-publish-many": "publish_many(), columns",
@@ -26,13 +25,11 @@ ASKED: Final = {
     "rivals-store-replay-from-store": "Replaying what was stored",
     "rivals-store-store": "Recording a stream",
     "spark-asof-asof": "Spark: as-of join",
-    "spark-executors": "Spark: minute bars, by executors",
     "spark-query-payloads-group-by-symbol": "Spark: group by symbol, payloads",
     "spark-query-records-all-columns": "Spark: all columns",
     "spark-query-records-group-by-symbol": "Spark: group by symbol",
     "spark-query-records-minute-bars": "Spark: minute bars",
     "spark-query-records-ten-minutes-of-a-symbol": "Spark: ten minutes of a symbol",
-    "spark-rows": "Spark: minute bars, by rows",
 }
 _SPARK: Final = "Spark plans and schedules each query in a Java process; polars and DuckDB run in the caller's process."
 WHY: Final = {
@@ -43,7 +40,6 @@ WHY: Final = {
     "table-table-join-10000": "A table starts a subscriber, and an archive makes the image.",
     "latency-latency": "A message waits up to 100 µs for its block to fill and passes from the slice thread to a"
     " worker; pyzmq sends each message at once and reads it in the calling thread.",
-    "latency-overload": "One call per message on both sides; blackbox also makes a `Message` for each.",
     "rivals-live-live-blocks": "The rivals' blocks have no topics, sequence numbers or filters, and iceoryx2 and Zenoh"
     " avoid the kernel; blackbox checks columns, checksum and topics, in two threads.",
     "rivals-live-live-messages": "blackbox numbers, packs, checks and unpacks single messages; its gain is in columns,"
@@ -56,5 +52,4 @@ WHY: Final = {
     "spark-query-records-group-by-symbol": _SPARK,
     "spark-query-records-minute-bars": _SPARK,
     "spark-query-records-ten-minutes-of-a-symbol": _SPARK,
-    "spark-rows": _SPARK,
 }

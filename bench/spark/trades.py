@@ -1,6 +1,6 @@
 """Recorded ITCH trades, the same trades as Parquet, and a Spark session that reads both.
 
-The environment variables BLACKBOX_BENCH_ROWS and BLACKBOX_BENCH_SIZES set the size of a benchmark and those of a curve.
+The environment variable BLACKBOX_BENCH_ROWS sets the size of a benchmark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS: Final = int(os.environ.get("BLACKBOX_BENCH_ROWS", "1000000"))
-SIZES: Final = tuple(map(int, os.environ.get("BLACKBOX_BENCH_SIZES", "100000,1000000,3000000").split(",")))
 BEGIN: Final = 1_700_000_000_000_000_000
 SESSION_NS: Final = 23_400 * 10**9
 FORMS: Final[dict[str, dict[str, str]]] = {"payloads": {}, "records": {"messageType": "P"}}
