@@ -1,4 +1,4 @@
-"""Processes for recovery from an archive: publisher, recorder, and subscribers that join, repair or resume."""
+"""Processes for recovery from an archive: publisher, recorder, and subscribers that repair or resume."""
 
 from __future__ import annotations
 
@@ -74,30 +74,6 @@ def record(feed: Any, directory: str) -> None:
         for order in orders():
             wait_until_recorded(recorder, order["messages"])
             answer()
-
-
-def join(feed: Any) -> None:
-    """Start the ordered number of messages back; answer with the messages received and the time until live."""
-    for order in orders():
-        subscriber = Subscriber(msgspec.convert(feed, Feed), workers=1)
-        came = numpy.zeros(2, numpy.int64)
-        """First sequence number, and the one after the last."""
-
-        @subscriber.on_batch(b"")
-        def _(batch: Batch, came: Any = came) -> None:
-            first = int(batch.sequence[0])
-            expect("next sequence number", first, came[1] or first)
-            came[:] = came[0] or first, first + len(batch)
-
-        live: list[float] = []
-        subscriber.on_live(lambda _, live=live: live.append(time.perf_counter()))  # type: ignore[misc]
-        began = time.perf_counter()
-        subscriber.start(back=order["back"], timeout=60.0)
-        subscriber.wait_live(90.0)
-        wait_until(partial(bool, live), 30)
-        messages, seconds = int(came[1] - came[0]), live[0] - began
-        subscriber.terminate()
-        answer(messages=messages, seconds=seconds, gaps=subscriber.statistics().received.gaps)
 
 
 def listen(feed: Any) -> None:

@@ -12,6 +12,7 @@ from blackbox import Feed, Hub, HubClient
 from blackbox.archive.files.day import recorded_days
 from blackbox.archive.files.format import FILE_HEAD_BYTES
 from blackbox.errors import BlackBoxError, DamagedError
+from blackbox.services.hub.pair.paired_hub import PairServer
 from blackbox.testing import wait_until
 from tests.examples import examples
 from tests.hub.flips import WAYS, Left, Links, check_pair, cut_power, leave_pair, try_flip
@@ -78,9 +79,11 @@ def test_a_damaged_hub_serves_nothing_until_its_peer_is_connected(tmp_path: Path
         links = Links(pair.feed, tmp_path / "pair")
         links.start("primary")
         hub = links.hubs["primary"]
-        assert hub._machine is not None
-        assert hub._machine.state.kept.damaged
-        assert hub._outbox.archive_statistics is None
+        server = hub.server
+        assert isinstance(server, PairServer)
+        assert server.machine is not None
+        assert server.machine.state.kept.damaged
+        assert server.store.outbox.archive_statistics is None
         links.close()
         assert not links.errors
     check_pair(pair, tmp_path / "pair")

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
-import zmq
 
 from blackbox import Feed, Hub, HubClient, Publisher
 from blackbox.archive.files.format import FILE_HEAD_BYTES, SEGMENT_MAGIC
@@ -24,6 +23,7 @@ from blackbox.services.hub.protocol import ENCODER, Put, Stored, unpack_places
 from blackbox.services.hub.server import client_table as table_module
 from blackbox.services.hub.server import judge as judge_module
 from blackbox.services.hub.server.client_table import Table
+from blackbox.services.hub.server.frontend import Frontend
 from blackbox.services.hub.server.judge import Answer
 from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
@@ -255,7 +255,7 @@ def test_a_hub_reads_few_turns_at_its_start_for_any_age_of_ids(
         for number in range(1, 200):
             peer.ask(peer.puts(number, b"%d" % number))
         left = leave(tmp_path / "hub", tmp_path / "left", {})
-        assert hub._judge.table.floor > 150
+        assert hub.server.judge.table.floor > 150
     take, taken = Table.take, list[int]()
 
     def takes(self: Table, number: int, *args: Any) -> None:
@@ -443,15 +443,15 @@ def test_a_known_put_takes_no_place_in_the_new_epoch(
     """The hub is killed right after the answer to the first new put of its epoch."""
     with Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
         client.put(b"A.x", b"0", b"id-0")
-    send, left = Hub._send, tmp_path / "left"
+    send, left = Frontend.send, tmp_path / "left"
 
-    def sends(self: Hub, socket: zmq.Socket[bytes], client: bytes, answer: Answer) -> None:
-        send(self, socket, client, answer)
+    def sends(self: Frontend, client: bytes, answer: Answer, counts: dict[str, int]) -> None:
+        send(self, client, answer, counts)
         if isinstance(answer, Stored) and answer.first == 2:
             leave(tmp_path / "hub", left, {})
 
     with monkeypatch.context() as patch:
-        patch.setattr(Hub, "_send", sends)
+        patch.setattr(Frontend, "send", sends)
         with Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
             client.put(b"A.x", b"0", b"id-0")
             place = client.put(b"A.x", b"1", b"id-1")

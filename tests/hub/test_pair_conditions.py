@@ -12,7 +12,7 @@ from blackbox import HubClient
 from blackbox.block.position import NOWHERE, Place
 from blackbox.errors import ConflictError, RefusedError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.services.hub.server import hub as hub_module
+from blackbox.services.hub.server import store as store_module
 from blackbox.services.hub.server.revisions import Revision, newest_places
 from blackbox.testing import wait_until
 from tests.hub import test_pair_rules
@@ -41,7 +41,7 @@ def test_reading_the_days_does_not_look_like_silence(tmp_path: Path, monkeypatch
             time.sleep(0.01)
         return newest_places(directory, epoch, following, pause)
 
-    monkeypatch.setattr(hub_module, "newest_places", reads_long)
+    monkeypatch.setattr(store_module, "newest_places", reads_long)
     monkeypatch.setattr(test_pair_rules, "SILENCE_NS", 2_000_000_000)
     with hub_of(feed, tmp_path, links) as primary, hub_of(feed, tmp_path, links, "backup") as backup:
         wait_until(lambda: {primary.statistics().life, backup.statistics().life} == {"active", "armed"}, PATIENCE_S)

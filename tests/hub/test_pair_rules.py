@@ -312,7 +312,7 @@ def test_a_hub_that_takes_over_knows_an_old_id_and_has_few_turns_to_read(
                     client.put(b"A", b"%d" % number, timeout=60)
             assert client.put(b"A", b"first", b"id", timeout=60) == first
         assert backup.statistics().life == "active"
-        assert backup._judge.table.floor > 80
+        assert backup.server.judge.table.floor > 80
 
 
 def test_a_hub_that_takes_over_counts_the_topics_that_the_other_one_had(

@@ -33,7 +33,7 @@ from blackbox.services.hub.protocol import (
     decode_answer,
     unpack_places,
 )
-from blackbox.services.hub.server import hub as hub_module
+from blackbox.services.hub.server import frontend
 from blackbox.testing import wait_until
 from tests.examples import examples
 from tests.hub.hubs import hub_feed, published
@@ -456,7 +456,7 @@ def test_too_long_topics_for_a_slice_are_refused_and_the_hub_continues(tmp_path:
 
 
 def test_a_client_that_reads_no_answers_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "QUEUE_ANSWERS", 2)
+    monkeypatch.setattr(frontend, "QUEUE_ANSWERS", 2)
     feed = hub_feed(slices=2)
     by_slice = {feed.slice_of(b"%d" % each): b"%d" % each for each in range(99)}
     topics = [by_slice[0], by_slice[1]]

@@ -19,7 +19,9 @@ from blackbox.block.position import Position
 from blackbox.services.hub.server.client_table import Table
 from blackbox.services.hub.server.deadlines import Deadlines
 from blackbox.services.hub.server.history import History
+from blackbox.services.hub.server.judge import Judge
 from blackbox.services.hub.server.revisions import newest_places
+from blackbox.services.hub.server.store import Store
 from blackbox.services.hub.server.topics import Topics
 from blackbox.services.hub.settings import HubSettings
 from blackbox.testing import wait_until
@@ -60,7 +62,7 @@ def test_a_hub_that_was_down_for_long_reads_its_days_before_deleting_them(
     feed = hub_feed(slices=1)
     left = put_and_kill(tmp_path, feed)
     old = move_today(left, feed, 9)
-    read, look, looked = Hub._read_history, Deleter.look, threading.Event()
+    read, look, looked = Store.tell, Deleter.look, threading.Event()
 
     def looks(self: Deleter) -> list[str]:
         try:
@@ -68,13 +70,13 @@ def test_a_hub_that_was_down_for_long_reads_its_days_before_deleting_them(
         finally:
             looked.set()
 
-    def reads(self: Hub) -> None:
+    def reads(self: Store, judge: Judge) -> Judge:
         if any(thread.name == "blackbox-retention" for thread in threading.enumerate()):
             assert looked.wait(60)
-        read(self)
+        return read(self, judge)
 
     monkeypatch.setattr(Deleter, "look", looks)
-    monkeypatch.setattr(Hub, "_read_history", reads)
+    monkeypatch.setattr(Store, "tell", reads)
     with Hub(feed, left, retention=Retention(days=5)), Peer(feed) as peer:
         assert peer.hello().last == 1
         wait_until(lambda: not old.exists())

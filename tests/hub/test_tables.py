@@ -131,7 +131,7 @@ def test_the_next_hub_knows_all_revisions(tmp_path: Path, feed: Feed, ends: str)
         places[b"7"] = client.put(b"7", b"again")
         client.put(b"8", None)
         if ends == "killed":
-            hub._publisher.flush()
+            hub.server.store.publisher.flush()
             leave(tmp_path / "hub", tmp_path / "left", {})
     left = tmp_path / ("left" if ends == "killed" else "hub")
     for run in range(2):

@@ -59,7 +59,7 @@ class SimHub:
             history.cut_back(history.newest()[0])
             disk.note_sizes()
         try:
-            self.machine = machine = PairMachine(SimHistory(disk), disk.kept, world.pairs[self.at], self)
+            self.machine = machine = PairMachine(SimHistory(disk), disk.kept, world.pairs[self.at], self, self)
             if disk.kept.epoch:
                 self.begin_epoch(disk.kept.epoch)
             machine.begin(is_told_alone=False, is_cut=is_cut)

@@ -1,7 +1,7 @@
 """One hub of a pair as a state machine: it follows the active hub, or leads and answers clients. No I/O.
 
-`step` is the only input, with all arrived messages. A `Shell` keeps files and carries messages. `state.py` has the
-rules for roles and terms. Only the duration of a failover depends on clocks: while a passive hub may take over, the
+`step` is the only input, with all arrived messages. A `Shell` carries messages, `Journals` keep turns. `state.py` has
+the rules for roles and terms. Only the duration of a failover depends on clocks: while a passive hub may take over, the
 active hub appends and answers only turns that the passive hub has.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -18,38 +17,24 @@ import msgspec
 from blackbox.block.form.block import Block
 from blackbox.errors import BlockError, HubError, JournalError
 from blackbox.services.hub.pair.entries import TooFarBehindError, digest_of
-from blackbox.services.hub.pair.messages import Entry, Follow, Kept, Lead, Pair, Part, Standing, checksum_of
-from blackbox.services.hub.pair.state import OutdatedError, PairLife, PairState
+from blackbox.services.hub.pair.messages import Entry, Follow, Kept, Lead, Pair, Standing, checksum_of
+from blackbox.services.hub.pair.state import OutdatedError, PairLife, PairState, why_not
+from blackbox.services.hub.pair.turn_log import ConflictError, Journals, TurnLog
 from blackbox.services.hub.protocol import Ended, FindSites, Passive, Put, wrong_version
 from blackbox.services.hub.server.history import History
 from blackbox.services.hub.server.judge import Answer, Judge, Request, Turn
-from blackbox.services.hub.server.notes import head_of, snapshot_part
 
 log = logging.getLogger("blackbox")
 
 BEATS: Final = 8
 """Questions without an answer after which the peer counts as silent."""
-_MOST_BYTES: Final = 4 << 20
-"""Maximum size of the entries in one answer to a passive hub."""
-_MOST_DIGESTS: Final = 1_000
 _MOST_QUESTIONS: Final = 1 << 40
 """Questions of a process are numbered from its run on; the next run begins beyond them, also if the clock was set."""
 _ALONE_TOO: Final = "has puts that the other hub lacks: both were active alone, or one was and lost power"
 
 
-class _ConflictError(Exception):
-    """The peer has another turn with the same number."""
-
-
-class Reader(Protocol):
-    """Entries of the journals from a turn on."""
-
-    def take(self, most_bytes: int) -> list[Entry]:
-        """Return the next entries, at least one and at most `most_bytes` bytes; an empty list at the end."""
-
-
 class Shell(Protocol):
-    """Files, clock and sockets of a hub. An error of a method ends the hub."""
+    """Clock, sockets and state of a hub. An error of a method ends the hub."""
 
     def now_ns(self) -> int:
         """Return the time, ns since 1970."""
@@ -57,38 +42,11 @@ class Shell(Protocol):
     def keep(self, kept: Kept) -> None:
         """Store the state on the disk."""
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Publish in another epoch from now on."""
-
     def read_history(self) -> Judge:
         """Return a judge with the state in the journals."""
 
     def read_days(self, judge: Judge) -> None:
         """Read the newest message of every topic for a judge; call `pause` of the machine meanwhile."""
-
-    def entry_of(self, turn: Turn) -> Entry:
-        """Return the entry that a turn appends."""
-
-    def blocks_of(self, entry: Entry) -> list[list[Block]]:
-        """Return the blocks of each part of an entry. Raises BlockError if they are not what was sent."""
-
-    def following(self, slice_id: int) -> int:
-        """Return the sequence of the next message of a slice."""
-
-    def append(self, part: Part, blocks: Sequence[Block]) -> None:
-        """Append the note and some blocks of a part."""
-
-    def sync(self) -> None:
-        """Sync appended data to the disk."""
-
-    def day(self) -> Path:
-        """Return the oldest day in which some slice is written."""
-
-    def delete_before(self, day: Path) -> None:
-        """Delete earlier days that exceed the retention."""
-
-    def entries(self, first: int) -> Reader:
-        """Return the entries from a turn on. Raises TooFarBehindError, JournalError."""
 
     def ask(self, follow: Follow) -> None:
         """Send a question to the peer."""
@@ -106,7 +64,7 @@ class Shell(Protocol):
 class PairMachine:
     """A hub of a pair. Attributes: `state`; `judge`, set once it leads."""
 
-    def __init__(self, history: History, kept: Kept, pair: Pair, shell: Shell) -> None:
+    def __init__(self, history: History, kept: Kept, pair: Pair, shell: Shell, journals: Journals) -> None:
         """Begin another run. `kept.is_alone` holds only for the role that has written it."""
         newest, note = history.newest()
         notes, part = history.part_of(newest + 1) if history.last() > newest else ({}, 0)
@@ -116,10 +74,8 @@ class PairMachine:
         is_alone, run = kept.is_alone and kept.role == pair.role, max(kept.run + _MOST_QUESTIONS, shell.now_ns())
         kept = msgspec.structs.replace(kept, role=pair.role, run=run, is_alone=is_alone)
         self.state = state = PairState(history.feed.name, kept, newest, digest, part=part)
-        self._pair, self._shell = pair, shell
-        numbers = [each.notes.numbers for each in history.parts_from(0, newest)]
-        self._noted = max((int(each.max()) for each in numbers if len(each)), default=0)
-        """The last turn whose note slice 0 had at the start."""
+        self._pair, self._shell, self._journals = pair, shell, journals
+        self._log = TurnLog(journals, history, newest, digest)
         self.judge: Judge | None = None
         self._kept = msgspec.structs.replace(kept, run=0)
         """State on the disk."""
@@ -130,14 +86,6 @@ class PairMachine:
         """Turns to append and answer. The first one is proposed."""
         self._proposed: Entry | None = None
         self._is_proposed = False
-        self._reader: Reader | None = None
-        """Reader of the entries for a peer that catches up."""
-        self._given = 0
-        """The last turn that was read from it."""
-        self._digests: dict[int, bytes] = {state.newest: state.digest}
-        """Digest by turn, for recent turns."""
-        self._snapshot: tuple[int, Path] | None = None
-        """First turn of the snapshot that is being appended, and the oldest day that was written before it."""
 
     def begin(self, *, is_told_alone: bool, is_cut: bool) -> None:
         """Begin. `is_told_alone`: lead without the peer. `is_cut`: the system may have lost unsynced data."""
@@ -198,12 +146,12 @@ class PairMachine:
             is_left = state.is_active and self._life is state.life and state.kept.is_alone and not self._kept.is_alone
             self._kept = state.kept
             if is_left:
-                self._log("continues alone: the other hub has restarted")
+                self._warn("continues alone: the other hub has restarted")
         if state.life is not self._life:
             self._life = state.life
-            self._log(f"is {state.life.value}: {why}")
+            self._warn(f"is {state.life.value}: {why}")
 
-    def _log(self, what: str) -> None:
+    def _warn(self, what: str) -> None:
         log.warning("hub of feed %r, the %s, %s", self.state.feed, self._pair.role, what)
 
     def _hears(self, standing: Standing) -> bool:
@@ -226,45 +174,18 @@ class PairMachine:
     def _drop(self) -> None:
         """Forget turns that are not appended; clients repeat their requests."""
         self._turns.clear()
-        self._proposed, self._is_proposed, self._reader = None, False, None
+        self._proposed, self._is_proposed = None, False
+        self._log.end_reading()
 
     def _append(self, entry: Entry, blocks: list[list[Block]]) -> None:
-        """Append what the journals lack of an entry. Raises JournalError if it does not fit.
-
-        Days are deleted once a later snapshot is on the disk.
-        """
-        shell, note = self._shell, entry.parts[0].note
-        part = snapshot_part(note)
-        begins_snapshot = part is not None and part[0] == 0
-        if begins_snapshot or head_of(note)["first"] == entry.number:
-            shell.sync()  # a power cut then loses nothing before the snapshot, or before the run
-        if begins_snapshot:
-            self._snapshot = entry.number, shell.day()
-        for each, mine in zip(entry.parts, blocks, strict=True):
-            following = shell.following(each.slice_id)
-            lacking = [block for block in mine if block.sequence >= following]
-            if lacking and lacking[0].sequence != following:
-                raise JournalError(
-                    f"turn {entry.number} began at {lacking[0].sequence} of slice {each.slice_id}, expected {following}"
-                )
-            if lacking or (not mine and entry.number > self._noted):
-                shell.append(each, lacking)
-        self._digests[entry.number] = digest_of(entry)
-        if len(self._digests) > _MOST_DIGESTS:
-            del self._digests[next(iter(self._digests))]
-        self.state.appended(entry.number, digest_of(entry))
-        if part is not None and self._snapshot is not None and part[0] == part[1] - 1:
-            first, day = self._snapshot
-            if first == entry.number - part[0]:
-                shell.sync()
-                shell.delete_before(day)
+        self.state.appended(entry.number, self._log.append(entry, blocks))
 
     def _begin_epoch(self, epoch: int) -> None:
         if self.state.kept.epoch:
-            self._shell.sync()  # a power cut then loses nothing of an earlier epoch, which cannot continue
+            self._journals.sync()  # a power cut then loses nothing of an earlier epoch, which cannot continue
         self.state.kept = msgspec.structs.replace(self.state.kept, epoch=epoch)
         self._note("")
-        self._shell.begin_epoch(epoch)
+        self._journals.begin_epoch(epoch)
 
     # Passive.
 
@@ -284,7 +205,7 @@ class PairMachine:
 
     def _take_lead(self, lead: Lead) -> None:
         """Process the peer's answer if the peer leads; else decide which hub must lead."""
-        state, shell = self.state, self._shell
+        state, journals = self.state, self._journals
         if state.is_active:
             return
         if not lead.standing.is_active:
@@ -295,12 +216,12 @@ class PairMachine:
         if state.part and entries:
             theirs = {part.slice_id: part.checksum for part in entries[0].parts}
             if any(theirs.get(slice_id) != checksum for slice_id, checksum in self._part.items()):
-                raise HubError(state.why_not(state.standing, lead.standing, _ALONE_TOO))
+                raise HubError(why_not(state.feed, state.standing, lead.standing, _ALONE_TOO))
         self._note("another process leads")
         try:
-            blocks = [shell.blocks_of(entry) for entry in entries]
+            blocks = [journals.blocks_of(entry) for entry in entries]
         except BlockError as error:
-            self._log(f"received damaged puts from the other hub: {error}")
+            self._warn(f"received damaged puts from the other hub: {error}")
             return  # it is asked again
         first = next((entry.epoch for entry in entries if entry.epoch), 1)  # 1: a later entry has messages
         for entry, mine in zip(entries, blocks, strict=True):
@@ -312,7 +233,7 @@ class PairMachine:
                 self._begin_epoch(epoch)
             self._append(entry, mine)
         if entries and lead.is_synced:
-            shell.sync()
+            journals.sync()
         was_damaged = state.kept.damaged > 0
         if state.end_following(lead) or (was_damaged and not state.kept.damaged):
             self._begin_epoch(lead.epoch)
@@ -328,7 +249,7 @@ class PairMachine:
         if is_new_epoch or not state.kept.epoch:
             self._begin_epoch(max(self._shell.now_ns(), state.kept.epoch + 1))
         else:
-            self._shell.sync()  # the other hub may have answered puts as synced that are only in the page cache here
+            self._journals.sync()  # the other hub may have answered puts as synced that are only in the page cache here
         self.judge = self._shell.read_history()
         if state.part:
             state.appended(self.judge.table.number, b"")  # what it has of the last turn is all there will be
@@ -347,17 +268,17 @@ class PairMachine:
 
     def _lead(self) -> None:
         """Propose turns, append those that the peer has, and answer."""
-        state, shell = self.state, self._shell
+        state, journals = self.state, self._journals
         while self._turns or self._find_turns():
             turn = self._turns[0]
             if not self._is_proposed:
                 self._is_proposed = True
-                self._proposed = shell.entry_of(turn) if turn.number else None
+                self._proposed = journals.entry_of(turn) if turn.number else None
                 state.propose(turn.number, turn.is_synced)
             if not state.has_followed():
                 if self._talk.is_silent and self._pair.when_cut == "go_on":
                     if self._proposed is not None:  # the peer may have published it
-                        self._append(self._proposed, shell.blocks_of(self._proposed))
+                        self._append(self._proposed, journals.blocks_of(self._proposed))
                     self._drop()
                     state.give_way()
                     why = "it continues alone, and puts that the other hub answers are lost"
@@ -365,20 +286,20 @@ class PairMachine:
                     continue
                 return
             if self._proposed is not None:
-                self._append(self._proposed, shell.blocks_of(self._proposed))
+                self._append(self._proposed, journals.blocks_of(self._proposed))
                 self._note("")
                 if turn.is_synced:
-                    shell.sync()
+                    journals.sync()
             self._turns.popleft()
             self._proposed, self._is_proposed = None, False
             for client, answer in turn.answers:
-                shell.send(client, answer)
+                self._shell.send(client, answer)
 
     def _find_turns(self) -> bool:
         """Add turns that delete expired topics or hold a snapshot, if they are due."""
         assert self.judge is not None
         turn = self.judge.deletion()
-        self._turns.extend(self.judge.snapshot(self._shell.day()) if turn is None else [turn])
+        self._turns.extend(self.judge.snapshot(self._journals.day()) if turn is None else [turn])
         return bool(self._turns)
 
     def _answer_peer(self) -> None:
@@ -391,7 +312,7 @@ class PairMachine:
         if state.is_active and not follow.standing.is_active:
             entries, why = self._entries_for(follow)
             if not why and state.take_in(follow, entries):
-                self._log("is not alone: the other hub is in step")
+                self._warn("is not alone: the other hub is in step")
                 self._note("")
                 talk.answer_at = 0.0
             if not entries and not why and not state.has_news(follow) and talk.now < talk.answer_at:
@@ -405,36 +326,25 @@ class PairMachine:
         if why := wrong_version("hub", follow.standing.version):
             return [], why
         proposed = [] if self._proposed is None else [self._proposed]
-        known = {each.number: digest_of(each) for each in proposed} | self._digests
+        known = {each.number: digest_of(each) for each in proposed} | self._log.digests
         if follow.standing.had > state.standing.newest or (newest and digest and known.get(newest, digest) != digest):
-            return [], state.why_not(follow.standing, state.standing, _ALONE_TOO)
+            return [], why_not(state.feed, follow.standing, state.standing, _ALONE_TOO)
         if newest == state.standing.newest:
-            self._reader = None  # it keeps files of deleted days open
+            self._log.end_reading()
             return [], ""
         if newest == state.newest:
             return proposed, ""
         try:
-            return self._read_entries(newest, digest), ""
-        except _ConflictError:
-            return [], state.why_not(follow.standing, state.standing, _ALONE_TOO)
+            return self._log.after(newest, digest), ""
+        except ConflictError:
+            return [], why_not(state.feed, follow.standing, state.standing, _ALONE_TOO)
         except TooFarBehindError:
-            return [], state.why_not(follow.standing, state.standing, "lacks more than the journals still have")
+            return [], why_not(state.feed, follow.standing, state.standing, "lacks more than the journals still have")
         except JournalError as error:
-            self._log(f"cannot read the turns that the other hub lacks: {error}")
-            return [], state.why_not(follow.standing, state.standing, f"cannot get the turns that it lacks: {error}")
-
-    def _read_entries(self, newest: int, digest: bytes) -> list[Entry]:
-        """Return some of the journals' entries after a turn. Raises JournalError, _ConflictError."""
-        found = self._reader.take(_MOST_BYTES) if self._reader is not None and self._given == newest else []
-        if not found:
-            self._reader = self._shell.entries(max(newest, 1))
-            if newest:
-                (first,) = self._reader.take(0)
-                if digest not in (b"", digest_of(first)):
-                    raise _ConflictError
-            found = self._reader.take(_MOST_BYTES)
-        self._given = max([newest, *(each.number for each in found)])
-        return found
+            self._warn(f"cannot read the turns that the other hub lacks: {error}")
+            return [], why_not(
+                state.feed, follow.standing, state.standing, f"cannot get the turns that it lacks: {error}"
+            )
 
 
 class _Talk:

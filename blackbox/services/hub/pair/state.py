@@ -205,13 +205,6 @@ class PairState:
                 self._go_alone()  # else after the proposed turn, which that process may have
         self._followed = follow if follow.leader == self.kept.run else None
 
-    def why_not(self, passive: Standing, active: Standing, why: str) -> str:
-        """Return the error of a passive hub that cannot follow the active hub."""
-        return (
-            f"hub of feed {self.feed!r}, the {passive.role}, {why} (the {active.role}, turn {active.newest}): "
-            f"move its directory away, and copy the other hub's directory there"
-        )
-
     def take_in(self, follow: Follow, entries: list[Entry]) -> bool:
         """Note that the peer is in step once the answer to it has all turns. Return True if it was not before.
 
@@ -233,3 +226,11 @@ class PairState:
         is_in_step = self.is_active and not self.kept.is_alone and self._followed is not None
         epoch, batch = self.kept.epoch, self._batch
         return Lead(follow.number, self.standing, epoch, batch, self._is_synced, is_in_step, entries, why)
+
+
+def why_not(feed: str, passive: Standing, active: Standing, why: str) -> str:
+    """Return the error of a passive hub that cannot follow the active hub."""
+    return (
+        f"hub of feed {feed!r}, the {passive.role}, {why} (the {active.role}, turn {active.newest}): "
+        f"move its directory away, and copy the other hub's directory there"
+    )
