@@ -68,6 +68,42 @@ class _Heard(NamedTuple):
     """True if the thread has not processed it yet."""
 
 
+class _Recent:
+    """Sites that have sent a message themselves, by hub. Both threads of a hub use it."""
+
+    def __init__(self, own_hub: str, keep_s: float) -> None:
+        """`keep_s`: seconds after which a silent site is forgotten."""
+        self._own_hub, self._keep_s = own_hub, keep_s
+        self._changed = threading.Lock()
+        self._heard: dict[str, _Heard] = {}
+
+    def note(self, site: Site, hub: str) -> bool:
+        """Note that a site has sent a message. Return False if there is no room for it."""
+        is_known = hub in self.sites()
+        with self._changed:
+            if hub == self._own_hub:
+                return True
+            if is_known or len(self._heard) < MOST_SITES:
+                self._heard[hub] = _Heard(site, time.monotonic(), is_new=True)
+                return True
+        return False
+
+    def sites(self) -> dict[str, Site]:
+        """Return the sites that have recently sent a message, and forget all others."""
+        since = time.monotonic() - self._keep_s
+        with self._changed:
+            self._heard = {hub: heard for hub, heard in self._heard.items() if heard.is_new or heard.at >= since}
+            return {hub: heard.site for hub, heard in self._heard.items()}
+
+    def take(self) -> list[Site]:
+        """Return the same, each at least once even if the calling thread was busy."""
+        self.sites()
+        with self._changed:
+            heard = [*self._heard.values()]
+            self._heard = {hub: each._replace(is_new=False) for hub, each in self._heard.items()}
+        return [each.site for each in heard]
+
+
 class _Found(NamedTuple):
     """A site that is relayed here."""
 
@@ -85,19 +121,17 @@ class Sites:
     def __init__(self, own: Feed, peers: Sequence[Feed], join: Join | None) -> None:
         """`peers`: feeds of the sites that the hub file names. Raises ConfigError for keys that cannot be read."""
         self._own, self._join = own, join
-        self._me = _site_of(own)
         self._names = {feed.name: feed.hub for feed in (*peers, own)}
         """Hub endpoints by name of the feeds that need not be found."""
-        self._told = [self._me, *map(_site_of, peers)]
+        self._told = [*map(_site_of, (own, *peers))]
         size = max(len(each.feed) for each in self._told)
         self._why_not = f"a feed had {size} bytes as JSON, expected at most {MOST_FEED_BYTES}"
         if size <= MOST_FEED_BYTES:
             self._why_not = ""
         elif join is not None:
             raise ConfigError(self._why_not)
-        self._changed = threading.Lock()
-        self._heard: dict[str, _Heard] = {}
-        """Sites by hub."""
+        every_s = 0.0 if join is None else join.every_ns / 1e9
+        self._recent = _Recent(own.hub, _LATELY * every_s)
         self._found: dict[str, _Found] = {}
         """Sites by name of the feed."""
         self._asked: dict[str, _Asked] = {}
@@ -107,9 +141,8 @@ class Sites:
         self._said: set[str] = set()
         self._news = Pipe()
         self._thread: ServerThread | None = None
-        self._every_s = 0.0
         if join is not None:
-            self._files, self._every_s = SiteFiles(own, join), join.every_ns / 1e9
+            self._files = SiteFiles(own, join)
             self._thread = ServerThread("blackbox-sites", f"sites of {own.name!r}", self._serve)
 
     @property
@@ -145,7 +178,7 @@ class Sites:
             except ConfigError as error:
                 return Ended(f"site was refused: {error}"[:_MOST_WHY])
             self._news.poke()
-        return FoundSites(question.number, [*self._told, *self._lately().values()], VERSION)
+        return FoundSites(question.number, [*self._told, *self._recent.sites().values()], VERSION)
 
     def _note(self, site: Site, key: str) -> None:
         """Note that a site has sent a message itself, with a key. Raises ConfigError if it is not that site's."""
@@ -158,34 +191,15 @@ class Sites:
                 f"feed {feed.name!r} had the keys {site.keys}, expected {known.site.keys} as before: to accept new "
                 "ones, delete its two files and restart the hub"
             )
-        is_known = hub in self._lately()
-        with self._changed:
-            if hub != self._own.hub and (is_known or len(self._heard) < MOST_SITES):
-                self._heard[hub] = _Heard(site, time.monotonic(), is_new=True)
-                return
-        if hub != self._own.hub:
+        if not self._recent.note(site, hub):
             self._say(logging.ERROR, f"hub {hub} exceeds the maximum of {MOST_SITES}, and is not named to others")
 
-    def _lately(self) -> dict[str, Site]:
-        """Return the sites that have recently sent a message, by hub, and forget all others."""
-        since = time.monotonic() - _LATELY * self._every_s
-        with self._changed:
-            self._heard = {hub: heard for hub, heard in self._heard.items() if heard.is_new or heard.at >= since}
-            return {hub: heard.site for hub, heard in self._heard.items()}
-
     # In its own thread.
-
-    def _take_heard(self) -> list[Site]:
-        """Return the sites that have recently sent a message, each at least once even if this thread was busy."""
-        self._lately()
-        with self._changed:
-            spoke = [heard.site for heard in self._heard.values()]
-            self._heard = {hub: heard._replace(is_new=False) for hub, heard in self._heard.items()}
-        return spoke
 
     def _serve(self) -> None:
         assert self._join is not None
         assert self._thread is not None
+        every_s = self._join.every_ns / 1e9
         with ExitStack() as stack:
             self._context = stack.enter_context(new_context("sites", _NEEDS))
             stack.callback(self._close_asked)
@@ -197,10 +211,10 @@ class Sites:
             while True:
                 now = time.monotonic()
                 for asked in self._asked.values():
-                    asked.ask(now, self._me, self._every_s)
+                    asked.ask(now, self._told[0], every_s)
                 poller = self._thread.watch(*(each.socket for each in self._asked.values()))
                 poller.register(self._news.reader, zmq.POLLIN)
-                due = min((each.at for each in self._asked.values()), default=now + self._every_s)
+                due = min((each.at for each in self._asked.values()), default=now + every_s)
                 if self._thread.poll(poller, due - now) is None:
                     break
                 self._hear()
@@ -223,7 +237,7 @@ class Sites:
                     self._note(sites[0], asked.key)
             except ConfigError as error:
                 self._say(logging.ERROR, f"a site was not accepted: {error}")
-        spoke = self._take_heard()
+        spoke = self._recent.take()
         for site, is_first_hand in (*((each, True) for each in spoke), *((each, False) for each in others)):
             try:
                 self._learn(site, is_first_hand)
@@ -238,7 +252,7 @@ class Sites:
         if feed.hub == self._own.hub or (known is not None and known.site == site):
             return
         at = known.hubs[0] if known is not None else self._names.get(feed.name, feed.hub)
-        if at != feed.hub and (known is None or known.hubs[0] in self._lately()):
+        if at != feed.hub and (known is None or known.hubs[0] in self._recent.sites()):
             raise ConfigError(f"feed {feed.name!r} was of hub {feed.hub} and of hub {at}: give each its own name")
         if feed.name in self._names or (feed.name, feed.hub) in self._refused or (known and not is_first_hand):
             return
