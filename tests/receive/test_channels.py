@@ -123,7 +123,7 @@ def test_a_named_subscriber_that_starts_late_and_adds_a_symbol_continues_at_its_
 
         def is_past_first() -> bool:
             with subscriber.checkpoint() as positions:
-                return positions[0].sequence == 400
+                return bool(positions[0].sequence == 400)
 
         wait_until(is_past_first)  # only a heartbeat shows that later messages are of other channels
         assert came(got) == of(ONE, first)
