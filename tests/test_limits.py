@@ -15,7 +15,7 @@ import pytest
 
 from blackbox import Feed, Publisher, Subscriber
 from blackbox.publish.send.slice_sender import needs_of as needs_of_sender
-from blackbox.receive.slices.options import needs_of as needs_of_receiver
+from blackbox.receive.slices.slice_thread import needs_of as needs_of_receiver
 from blackbox.testing import wait_until
 from tests.cli.commands import write_feed
 from tests.cli.days import recorded_day

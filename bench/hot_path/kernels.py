@@ -42,7 +42,7 @@ from blackbox.receive.deliver.conflation import Conflation
 from blackbox.receive.deliver.dispatch import group_by_set, match_topics
 from blackbox.receive.deliver.worker_state import WorkerAt, WorkerTableAt
 from blackbox.receive.order.epoch_changes import begin_live_epoch
-from blackbox.receive.order.epochs import SAME, epoch_state_at, judge_epoch
+from blackbox.receive.order.epochs import EpochVerdict, epoch_state_at, judge_epoch
 from blackbox.receive.order.losses import number_key
 from blackbox.receive.order.order import judge
 from blackbox.receive.order.state import Order
@@ -123,7 +123,10 @@ def _order(at: Any, head: int, key: int, sequence: int, times: int) -> int:
         number_header(head, sequence, sequence, sequence)
         header = read_header(head)
         number = number_key(at, key, no)
-        if judge_epoch(epoch_state_at(at.epochs), slice_counters_at(at.counters), header.epoch, no, no, tick) != SAME:
+        if (
+            judge_epoch(epoch_state_at(at.epochs), slice_counters_at(at.counters), header.epoch, no, no, tick)
+            != EpochVerdict.SAME
+        ):
             begin_live_epoch(at, no)
         verdict |= judge(at, number, no, header, header.count, no, no)
         sequence += header.count

@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Final, Literal
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 import numpy
@@ -20,11 +21,13 @@ from blackbox.native.memory.intrinsics import inner
 from blackbox.native.memory.records import load_shared, store_shared
 from blackbox.native.system.limits import Needs
 from blackbox.native.system.posix import exit_process, monotonic_ns, poke, write_file
+from blackbox.receive.callbacks.callbacks import IN_SLICE
 from blackbox.receive.slice_memory import SliceAt
 from blackbox.receive.state import (
     IDLE_MS,
-    TERMINATE,
     WORKER_COUNTERS_BYTES,
+    SliceState,
+    Stopping,
     slice_counters_at,
     slice_state_at,
     worker_counters_at,
@@ -33,16 +36,30 @@ from blackbox.transport.context import new_context
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.libzmq import wait_readable
 
+if TYPE_CHECKING:
+    from blackbox.receive.slices.slice_status import SliceStatus
+
 log = logging.getLogger("blackbox")
 
-# Actions for the current block.
-PROCEED: Final = 0
-END: Final = 1
-CONFLATE: Final = 2
-DROP: Final = 3
-WARN: Final = 4
-EXIT: Final = 5
-ACTIONS = {"raise": END, "exit_process": EXIT, "conflate": CONFLATE, "drop": DROP, "warn": WARN}
+
+class Action(IntEnum):
+    """Action of the policy; PROCEED: none is necessary for the current block."""
+
+    PROCEED = 0
+    END = 1
+    CONFLATE = 2
+    DROP = 3
+    WARN = 4
+    EXIT = 5
+
+
+ACTIONS = {
+    "raise": Action.END,
+    "exit_process": Action.EXIT,
+    "conflate": Action.CONFLATE,
+    "drop": Action.DROP,
+    "warn": Action.WARN,
+}
 
 EXIT_SLOW: Final = 3
 """Exit status of a process, and of the command line, whose subscriber was too slow."""
@@ -156,24 +173,41 @@ class Alerts:
                 text = f"cannot connect to operator console {endpoint}: {error.strerror}"
                 raise EndpointError(error.errno, text) from error
 
-    def check(self, slice_id: int, take_worst_ns: Callable[[], tuple[int, int]]) -> SlowSubscriberError | None:
+    def check(self, status: SliceStatus) -> SlowSubscriberError | None:
         """Send an alert if a slice lags, at most once a second; return the error if the subscriber must end.
 
-        `take_worst_ns` returns and resets the slice's worst lag and age for which the policy applied; 0, 0: it did not.
+        Also if a callback blocks the slice thread itself.
         """
-        if time.monotonic() < self._next.get(slice_id, 0.0):
+        if time.monotonic() < self._next.get(status.slice_id, 0.0):
             return None
-        lag_ns, age_ns = take_worst_ns()
+        lag_ns, age_ns = self._take_worst_ns(status)
         if not lag_ns and not age_ns:
             return None
         limit_ns = self._policy._limit_ns(self._feed)
         how = f"lags {lag_ns / 1e9:.3f} s, limit {limit_ns / 1e9:.3f} s"
         if lag_ns <= limit_ns:
             how = f"gets messages {age_ns / 1e9:.3f} s old, limit {self._policy._age_limit_ns / 1e9:.3f} s"
-        self._next[slice_id] = time.monotonic() + _ALERT_S
-        text = f"slow subscriber: feed {self._feed.name!r} slice {slice_id} {how}, policy {self._policy.action}"
+        self._next[status.slice_id] = time.monotonic() + _ALERT_S
+        text = f"slow subscriber: feed {self._feed.name!r} slice {status.slice_id} {how}, policy {self._policy.action}"
         self._send(text)
         return SlowSubscriberError(text) if self._policy._ends else None
+
+    def _take_worst_ns(self, status: SliceStatus) -> tuple[int, int]:
+        """Return and reset the worst lag and age (ns) for which the policy applied; 0, 0: it did not."""
+        state, busy_ns = status.state, status.counters.busy_ns(IN_SLICE)
+        acts = time.monotonic_ns() >= state.acts_from_ns and state.stopping != Stopping.TERMINATE
+        if acts and busy_ns > self._policy._limit_ns(self._feed):
+            return busy_ns, 0
+        if not state.alert:
+            return 0, 0
+        worst_ns = state.alert_lag_ns, state.alert_age_ns
+        state.alert_lag_ns = state.alert_age_ns = state.alert = 0
+        return worst_ns
+
+    def put_off(self, state: SliceState) -> None:
+        """Delay the policy of a slice, since this process compiles."""
+        if state.acts_from_ns != NO_LIMIT_NS:
+            state.acts_from_ns = max(state.acts_from_ns, time.monotonic_ns() + self._policy._start_grace_ns)
 
     def _send(self, text: str) -> None:
         log.critical(text)
@@ -210,7 +244,7 @@ _LAST_WORDS = numpy.frombuffer(
 @inner
 def is_over(at: SliceAt) -> bool:
     """Return True if the subscriber must end now."""
-    return load_shared(slice_state_at(at.state), "stopping") == TERMINATE
+    return load_shared(slice_state_at(at.state), "stopping") == Stopping.TERMINATE
 
 
 @inner
@@ -243,19 +277,19 @@ def act_on_lag(at: SliceAt, lag_ns: int, age_ns: int) -> int:
     An alert comes first. END: the workers have ended, and later deliveries are only counted: see `dispatch`.
     """
     if lag_ns <= at.max_lag_ns and age_ns <= at.max_age_ns:
-        return PROCEED
+        return Action.PROCEED
     state = slice_state_at(at.state)
     if monotonic_ns() < load_shared(state, "acts_from_ns"):
-        return PROCEED
+        return Action.PROCEED
     state.alert_lag_ns = max(state.alert_lag_ns, lag_ns)
     state.alert_age_ns = max(state.alert_age_ns, age_ns)
     if state.alert == 0:
         store_shared(state, "alert", 1)
         poke(at.news_fd, at.state)
-    if at.action == EXIT:
+    if at.action == Action.EXIT:
         _await_release(at)
-        return END
-    while at.action == END and load_shared(state, "stopping") != TERMINATE:
+        return Action.END
+    while at.action == Action.END and load_shared(state, "stopping") != Stopping.TERMINATE:
         wait_readable(numpy.int64(0), numpy.int64(0), at.wake_fd, numpy.int64(IDLE_MS), at.scratch)
     return at.action
 
@@ -271,7 +305,7 @@ def _await_release(at: SliceAt) -> None:
             write_file(2, last_words.ctypes.data, len(last_words))
             exit_process(EXIT_SLOW)
         wait_readable(numpy.int64(0), numpy.int64(0), at.wake_fd, numpy.int64(IDLE_MS), at.scratch)
-    store_shared(state, "stopping", TERMINATE)  # already set if the workers were released
+    store_shared(state, "stopping", Stopping.TERMINATE)  # already set if the workers were released
 
 
 def end_process() -> None:
@@ -297,6 +331,6 @@ def act_on_stuck(at: SliceAt, tick: int) -> bool:
         counters = worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker)
         since = load_shared(counters, "busy_since_ns")
         waits = counters.sent != counters.blocks or load_shared(counters, "has_more") != 0
-        if waits and since > 0 and act_on_lag(at, tick - since, 0) == END:
+        if waits and since > 0 and act_on_lag(at, tick - since, 0) == Action.END:
             return True
     return False

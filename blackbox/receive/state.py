@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
 
 from blackbox.life import Life
 from blackbox.native.memory.records import Field, Fields, SharedRecord, record_at
 
-# Reasons for the loop to return to Python.
-COMMAND: Final = 1
-"""Python asked for the thread."""
-CONTROL: Final = 2
-"""A heartbeat or confirmation is in the key, header and body messages."""
-DRAINED: Final = 3
-"""Stopping, and everything received was passed to the workers."""
-TERMINATED: Final = 4
-FAILED: Final = 5
-"""libzmq returned an error; see `errno` of the slice's state."""
 
-STOP: Final = 1
-TERMINATE: Final = 2
+class Reason(IntEnum):
+    """Reason for the loop to return to Python; 0: it goes on."""
+
+    COMMAND = 1
+    """Python asked for the thread."""
+    CONTROL = 2
+    """A heartbeat or confirmation is in the key, header and body messages."""
+    DRAINED = 3
+    """Stopping, and everything received was passed to the workers."""
+    TERMINATED = 4
+    FAILED = 5
+    """libzmq returned an error; see `errno` of the slice's state."""
+
+
+class Stopping(IntEnum):
+    """Request of the owner; 0: none."""
+
+    STOP = 1
+    """Deliver what was received, then end."""
+    TERMINATE = 2
+    """End now; queued messages are lost."""
 
 
 class SliceLife(Life):
@@ -50,7 +60,7 @@ class SliceState(SharedRecord):
     asked = Field(own_line=True)
     """1: Python has a command for the thread."""
     stopping = Field(own_line=True)
-    """Request of the owner: 0, STOP or TERMINATE."""
+    """A `Stopping`, or 0."""
     drain_left = Field()
     """Blocks still to receive after STOP, at most what ZeroMQ could have queued."""
     released = Field()
@@ -78,6 +88,8 @@ class SliceState(SharedRecord):
     confirmed_lines = Field()
     """A bit for each line whose publisher has confirmed the filters of `confirmed_version`."""
     confirmed_version = Field()
+    newest_version = Field()
+    """Version of the newest match table; written by the owner."""
     finished_lines = Field()
     """A bit for each line whose publisher has ended."""
     finished_ns = Field()

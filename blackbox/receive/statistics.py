@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,11 @@ class Counters:
         self.workers_address = self._workers.ctypes.data
         self.lags: NDArray[numpy.int64] = shared_array((workers, BUCKETS), numpy.int64)
         self.ages: NDArray[numpy.int64] = shared_array((workers, BUCKETS), numpy.int64)
+
+    def busy_ns(self, worker: int) -> int:
+        """Return how long a callback of a worker, or IN_SLICE, has been running, in ns; 0: none."""
+        since_ns = self.workers[worker].busy_since_ns
+        return max(0, time.monotonic_ns() - since_ns) if since_ns > 0 else 0
 
     def settle(self) -> None:
         """Reset counts of waiting blocks after the slice and its workers have ended."""

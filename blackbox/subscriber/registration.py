@@ -32,6 +32,7 @@ from blackbox.receive.slices.catching_up import Archives
 from blackbox.receive.slices.options import Options
 from blackbox.receive.stream import Stream
 from blackbox.receive.stream_queue import StreamQueue, WhenFull
+from blackbox.receive.supervise.checkpoints import wait_until_complete
 from blackbox.receive.supervise.sharers import Sharers
 from blackbox.receive.supervise.slice_plan import slices_of_callbacks
 from blackbox.receive.supervise.supervisor import SubscriberLife, Supervisor
@@ -296,7 +297,7 @@ class Registration:
 
         def wait_complete(slice_ids: Collection[int], timeout: float) -> bool:
             registry = weak()
-            return registry is not None and registry.supervisor.wait_complete(slice_ids, timeout)
+            return registry is not None and wait_until_complete(registry.supervisor, slice_ids, timeout)
 
         with self._supervisor.lock:
             if self.state is not SubscriberLife.NEW:

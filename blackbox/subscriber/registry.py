@@ -131,7 +131,7 @@ class Registry:
         callback.active = False
         self.registered.callbacks.remove(callback)
         self.supervisor.sharers.count([callback], -1)
-        self.supervisor.remove(callback)
+        self.supervisor.slices.remove(callback)
 
     def _check_may_change(self) -> None:
         state = self.share.state

@@ -19,7 +19,9 @@ from blackbox.receive.slices.catching_up import Since
 from blackbox.receive.slices.options import Options
 from blackbox.receive.slow_subscriber import SlowPolicy
 from blackbox.receive.statistics import Statistics
+from blackbox.receive.supervise.run import run
 from blackbox.receive.supervise.supervisor import SubscriberLife
+from blackbox.receive.supervise.waiting import wait_live
 from blackbox.subscriber.consumer import consumer_of
 from blackbox.subscriber.registration import Registration
 from blackbox.subscriber.start_position import Beginning, Positions, Time, beginning_of
@@ -193,12 +195,11 @@ class Subscriber(Registration):
         if self._consumer is not None:
             self._share.check_new()
             beginning = self._consumer.begin(beginning)
-            self._supervisor.accepted = self._consumer.accepted
         try:
             begin = self._begin_at(beginning, timeout)
-            self._share.start(timeout, begin)
+            self._share.start(timeout, begin, None if self._consumer is None else self._consumer.accepted)
             if self._consumer is not None:
-                self._consumer.keep_beginning(self._supervisor.first_positions(), begin)
+                self._consumer.keep_beginning(self._supervisor.slices.first_positions(), begin)
                 self._consumer.keep_by_itself(self._share.checkpoint, self._registry.wanted_prefixes)
         except BaseException:
             self._leave()
@@ -257,7 +258,7 @@ class Subscriber(Registration):
 
         Raises the error that ended the subscriber meanwhile; TimeoutError.
         """
-        self._supervisor.wait_live(timeout)
+        wait_live(self._supervisor, timeout)
 
     def _begin_live(self) -> None:
         """Leave replay mode, and check the callbacks. Raises SubscriberError, ConfigError."""
@@ -332,7 +333,7 @@ class Subscriber(Registration):
         if not self.callbacks and self.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
             raise SubscriberError('run was called without callbacks, add one: @subscriber.on(b"") receives all topics')
         try:
-            self._share.run(self.start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
+            run(self._share, self.start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
         finally:
             self._leave()
 
@@ -364,7 +365,7 @@ class Subscriber(Registration):
     def request_stop(self) -> None:
         """Request the end as `stop` does, but return at once: `run` then ends."""
         if not self._replays.stop():
-            self._share.request_stop()
+            self._share.request_end()
 
     def __enter__(self) -> Self:
         return self if self.state is SubscriberLife.RUNNING else self.start()
@@ -383,12 +384,12 @@ class Subscriber(Registration):
     def statistics(self) -> Statistics:
         """Return a snapshot of all counters; exact once it has ended."""
         played = self._replays.slices
-        return self._supervisor.statistics() if played is None else played.statistics()
+        return self._supervisor.slices.statistics() if played is None else played.statistics()
 
     def topics(self, slice_id: int) -> list[bytes]:
         """Return the topics seen in one slice: a batch's `topic_numbers` are indices into this list."""
         played = self._replays.slices
-        return self._supervisor.topics(slice_id) if played is None else played.names(slice_id)
+        return self._supervisor.slices.topics(slice_id) if played is None else played.names(slice_id)
 
     @property
     def is_finished(self) -> bool:

@@ -175,7 +175,7 @@ def test_there_is_no_position_during_an_image(tmp_path: Path) -> None:
 
         subscriber.start(snapshot="latest")
         assert came.wait(60)
-        assert subscriber._supervisor._slices[0].position is None  # a checkpoint raises
+        assert subscriber._supervisor.slices.running[0].status.position is None  # a checkpoint raises
         go_on.set()
         subscriber.wait_live()
         with subscriber.checkpoint() as positions:
@@ -198,7 +198,7 @@ def test_slow_callbacks_for_the_image_do_not_delay_the_confirmation(tmp_path: Pa
 
         thread = threading.Thread(target=start)
         thread.start()
-        wait_until(lambda: any(each.is_ready for each in subscriber._supervisor._slices.values()))
+        wait_until(lambda: any(each.status.is_ready for each in subscriber._supervisor.slices.running.values()))
         with Publisher(feed):
             assert started.wait(15)  # before any callback has returned
             go_on.set()

@@ -15,6 +15,8 @@ from blackbox.block.batch.block_handler import BLOCK, CONTROL, BlockHandlerAt, H
 from blackbox.block.form.format import read_header
 from blackbox.native.memory.records import Field, Fields, record_at
 from blackbox.receive.slices.options import Options
+from blackbox.receive.supervise.run import run
+from blackbox.receive.supervise.shared_slices import Share
 from blackbox.receive.supervise.slice_plan import whole_feed
 from blackbox.receive.supervise.supervisor import Supervisor
 from blackbox.testing import RawPublisher, wait_until
@@ -62,27 +64,28 @@ def log() -> Log:
     return Log()
 
 
-def handling(feed: Feed, log: Log, **settings: Any) -> Supervisor:
+def handling(feed: Feed, log: Log, **settings: Any) -> Share:
     options = Options(workers=0, slow=SlowPolicy(), **settings)
-    return Supervisor(feed, options, whole_feed(feed), block_handler=lambda _: BlockHandlerAt(compiled(), log.address))
+    handler = BlockHandlerAt(compiled(), log.address)
+    return Share(Supervisor(feed, options, whole_feed(feed), block_handler=lambda _: handler))
 
 
 def test_control_blocks_arrive_in_order(log: Log) -> None:
     feed = msgspec.structs.replace(Feed.local("handled", slices=1), heartbeat_ns=60 * 10**9)
     with RawPublisher(feed) as publisher:
         subscriber = handling(feed, log)
-        subscriber.start()
+        subscriber.start(None)
         before = log.used
         for number in range(5):
             publisher.send(publisher.encode([(b"T", b"%d" % number)] * 2))
             publisher.heartbeat()
         publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
+        run(subscriber, subscriber.start, until_end=True, timeout=None, silence_timeout=None)
     assert {kind for kind, *_ in handled(log, BLOCK, CONTROL)[:before]} == {CONTROL}  # the confirmation
     kinds = [kind for kind, *_ in handled(log, BLOCK, CONTROL)[before:]]
     assert kinds == [BLOCK, CONTROL] * 5 + [CONTROL]
     assert [(sequence, rows) for _, sequence, rows, _ in handled(log, BLOCK)] == [(2 * n, 2) for n in range(5)]
-    assert subscriber.statistics().received.messages == 10
+    assert subscriber.supervisor.slices.statistics().received.messages == 10
 
 
 def test_a_control_block_reports_blocks_held_for_the_other_line(log: Log) -> None:
@@ -90,11 +93,11 @@ def test_a_control_block_reports_blocks_held_for_the_other_line(log: Log) -> Non
     feed = msgspec.structs.replace(local, heartbeat_ns=60 * 10**9)
     subscriber = handling(feed, log, line_wait=1_000)
     with RawPublisher(feed) as publisher:
-        subscriber.start()
+        subscriber.start(None)
         blocks = [publisher.encode([(b"T", b"%d" % number)]) for number in range(3)]
         publisher.send(blocks[0], [0, 1])
         publisher.send(blocks[2], [0])
-        wait_until(lambda: subscriber.statistics().received.held == 1)
+        wait_until(lambda: subscriber.supervisor.slices.statistics().received.held == 1)
         publisher.heartbeat(lines=[0])
         wait_until(lambda: handled(log, CONTROL)[-1][3] == 1, what="a control block reports the held block")
         publisher.send(blocks[1], [1])

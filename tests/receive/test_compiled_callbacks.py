@@ -55,8 +55,8 @@ def test_a_compiled_callback_runs_in_the_slice_thread_unless_worker_is_set(
         for _ in range(3):
             publisher.send(publisher.encode([(b"T", b"")] * 2))
     assert counted.total().tolist() == [6]
-    [thread] = subscriber._supervisor._slices.values()
-    taken = [each.blocks for each in thread.counters.workers]  # by each worker, and by the slice thread
+    [thread] = subscriber._supervisor.slices.running.values()
+    taken = [each.blocks for each in thread.status.counters.workers]  # by each worker, and by the slice thread
     assert taken == [3 if number == place else 0 for number in range(workers + 1)]
     delivery = subscriber.statistics().delivery
     assert (delivery.due, delivery.delivered, delivery.queue_blocks) == (6, 6, 0)
@@ -81,7 +81,7 @@ def test_a_hung_compiled_callback_causes_a_lag_alert_and_is_left_behind(
     assert "policy warn" in heard[0]
     assert " and was left behind in its thread" in caplog.text
     held.states[0][0] = 1
-    wait_until(lambda: subscriber._supervisor.is_done, what="its thread has ended once it returned")
+    wait_until(lambda: subscriber._supervisor.slices.is_done, what="its thread has ended once it returned")
 
 
 def test_conflation_gives_a_compiled_callback_the_newest_of_each_topic() -> None:

@@ -132,7 +132,7 @@ def test_an_ended_publisher_is_not_silent_while_another_continues() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.heartbeat(end=True, slice_id=0)
-        wait_until(lambda: subscriber._supervisor._slices[0].is_finished)
+        wait_until(lambda: subscriber._supervisor.slices.running[0].status.is_finished)
         with pytest.raises(SilentPublisherError, match="slice 1: nothing came"):
             subscriber.run(until_end=True, silence_timeout=0.5)
 

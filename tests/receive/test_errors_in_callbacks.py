@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 from blackbox import Batch, CallbackError, Message, Publisher, SlowPolicy, Subscriber
-from blackbox.receive.slices import log_warnings
+from blackbox.receive.slices import slice_errors
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.examples import first_of
 from tests.gate import Gate
@@ -85,7 +85,7 @@ def test_a_callback_that_exits_ends_the_subscriber_and_kept_batches_remain(kind:
 def test_on_error_log_continues_with_the_next_message_and_batch(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_warnings, "_EVERY_S", 1e6)  # the first ten errors are logged
+    monkeypatch.setattr(slice_errors, "_EVERY_S", 1e6)  # the first ten errors are logged
     subscriber = Subscriber(feed := one_slice(), on_error="log")
     got, batches = Collector(), Collector()
 

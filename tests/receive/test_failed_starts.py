@@ -16,8 +16,8 @@ import zmq
 
 from blackbox import BlackBoxError, Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.errors import EndpointError, LimitError, SubscriberError
-from blackbox.receive.slices.slice_thread import SliceThread
-from blackbox.receive.supervise import supervisor
+from blackbox.receive.slices.slice_status import SliceStatus
+from blackbox.receive.supervise import waiting
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, wait_until
 from tests.callbacks import count_rows
@@ -184,8 +184,8 @@ def test_a_subscriber_without_a_console_or_a_publisher() -> None:
 
 
 def test_a_slice_not_ready_in_time_is_not_reported_as_a_missing_publisher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_COMPILE_S", 0.0)
-    monkeypatch.setattr(SliceThread, "is_ready", False)
+    monkeypatch.setattr(waiting, "COMPILE_S", 0.0)
+    monkeypatch.setattr(SliceStatus, "is_ready", False)
     subscriber = Subscriber(Feed.local("slow-start"))
     subscriber.on(b"")(nothing)
     with pytest.raises(SubscriberError, match="a slice was not ready after 0 s: it may still compile"):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import msgspec
 import pytest
 import zmq
 
-from blackbox import Feed
+from blackbox import Feed, SlowPolicy
 from blackbox.feed.slice import Slice
-from blackbox.receive.slices.flood_guard import FloodGuard
-from blackbox.receive.state import SliceCounters
+from blackbox.receive.publishers.flood_guard import FloodGuard
+from blackbox.receive.slices.options import Options, SliceSettings
+from blackbox.receive.slices.slice_status import SliceStatus
 from blackbox.testing import RawPublisher, wait_until
 from blackbox.transport.tcp_info import Connection
+from blackbox.transport.wakeup import Pipe
 from tests.receive.subscribers import numbers_of, one_slice, start_in_vain, subscribed
 from tests.zmtp import MORE, PlainPublisher, frame
 
@@ -78,19 +79,24 @@ def test_the_other_line_of_an_endless_message_continues() -> None:
     assert subscriber.statistics().received.ended_connections == 1
 
 
+def status_of(*endpoints: str) -> SliceStatus:
+    feed = Feed(name="floods", slices=(Slice(endpoints=endpoints),))
+    options = Options(workers=1, slow=SlowPolicy())
+    return SliceStatus(SliceSettings(feed, options, Pipe()), 0, None, None)
+
+
 class Flooded:
     """A SUB socket, a publisher that floods it, and its guard."""
 
-    def __init__(self, heard_ns: Callable[[int], int] = lambda line: 1) -> None:
+    def __init__(self) -> None:
         (endpoint,) = one_slice().slices[0].endpoints
-        self.counters, self.reads = SliceCounters(), 1
+        self.status = status_of(endpoint)
+        self.status.state.reads = 1
         with ExitStack() as stack:
             publisher = stack.enter_context(PlainPublisher(endpoint))
             context = stack.enter_context(zmq.Context())
             sub = stack.enter_context(context.socket(zmq.SUB))
-            self.guard = FloodGuard(
-                sub, (endpoint,), self.counters, heard_ns, lambda: 0, lambda: self.reads, slice_id=3
-            )
+            self.guard = FloodGuard(sub, self.status, hwm_blocks=0)
             stack.callback(self.guard.close)
             sub.connect(endpoint)
             sub.subscribe(b"")
@@ -120,35 +126,39 @@ def test_no_peer_is_disconnected_while_the_slice_thread_does_not_read() -> None:
         wait_until(lambda: has_seen(False), 60, "it is connected")
         flooded.flood(120)
         wait_until(lambda: has_seen(True), 60, "more bytes arrived than allowed")
-        for flooded.reads in (1, 2):  # at least one block may be on its way to it
+        state, counters = flooded.status.state, flooded.status.counters.slice
+        for state.reads in (1, 2):  # at least one block may be on its way to it
             for _ in range(20):
                 guard.look()
-            assert flooded.counters.ended_connections == 0
-        flooded.reads = 3
+            assert counters.ended_connections == 0
+        state.reads = 3
         guard.look()
-        assert flooded.counters.ended_connections == 1
+        assert counters.ended_connections == 1
 
 
-def test_a_failed_check_is_logged_once_and_the_next_ones_continue(caplog: pytest.LogCaptureFixture) -> None:
-    failures = iter(range(3))
+def test_a_failed_check_is_logged_once_and_the_next_ones_continue(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures, look = iter(range(3)), FloodGuard.look
 
-    def heard_ns(_: int) -> int:
+    def fail_first(self: FloodGuard) -> None:
         if next(failures, None) is not None:
             raise OSError("the system does not tell")
-        return 1
+        look(self)
 
-    with Flooded(heard_ns) as flooded:
+    monkeypatch.setattr(FloodGuard, "look", fail_first)
+    with Flooded() as flooded:
         flooded.guard.start()
         wait_until(lambda: flooded.guard._marks, 60, "a check succeeded")
 
         def is_ended() -> bool:
             flooded.flood(10)
-            flooded.reads += 1
-            return flooded.counters.ended_connections == 1
+            flooded.status.state.reads += 1
+            return flooded.status.counters.slice.ended_connections == 1
 
         wait_until(is_ended, 60)
     assert next(failures, None) is None
-    assert caplog.text.count("slice 3: the flood guard's check failed, it continues") == 1
+    assert caplog.text.count("slice 0: the flood guard's check failed, it continues") == 1
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "localhost"])
@@ -158,7 +168,7 @@ def test_lines_on_the_same_port_of_different_hosts_are_distinguished(host: str) 
     port = int(endpoint.rpartition(":")[2])
     with zmq.Context() as context, context.socket(zmq.SUB) as sub:
         other = f"tcp://{host}:{port}"
-        guard = FloodGuard(sub, (endpoint, other), SliceCounters(), lambda line: line, lambda: 0, lambda: 1, 0)
+        guard = FloodGuard(sub, status_of(endpoint, other), hwm_blocks=0)
         assert guard._lines_of(Connection(-1, (), ("127.0.0.1", port))) == [0]
         assert guard._lines_of(Connection(-1, (), ("127.0.0.2", port))) == ([1] if host == "127.0.0.2" else [0, 1])
         guard.close()

@@ -209,7 +209,7 @@ def test_an_end_followed_by_any_message_is_withdrawn(proof: str) -> None:
     feed = msgspec.structs.replace(Feed.local("forged", slices=1, lines=2), heartbeat_ns=SELDOM_NS)
     subscriber, got = subscribed(feed)
     with publishing(feed, subscriber) as publisher:
-        lines = subscriber._supervisor._slices[0].state
+        lines = subscriber._supervisor.slices.running[0].status.state
         publisher.heartbeat(end=True, lines=[0])
         wait_until(lambda: lines.finished_lines == 0b01, what="line A has ended")
         if proof == "a block":

@@ -56,7 +56,7 @@ def test_a_key_beyond_the_table_is_delivered_counted_as_untracked_and_keeps_its_
         for number in range(100):
             publisher.send(publisher.encode([(b"%02d.t" % (number % 10), b"%d" % number)]))
         got.wait(100)
-        epochs = subscriber._supervisor._slices[0].order.epochs
+        epochs = subscriber._supervisor.slices.running[0].status.order.epochs
         before = epochs.heard_ns[0]
         publisher.send(publisher.encode([(b"09.t", b"100")]))
         got.wait(101)

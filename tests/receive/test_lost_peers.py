@@ -13,8 +13,8 @@ import zmq
 from blackbox import Feed, Publisher
 from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, NONCE_BYTES
 from blackbox.feed.slice import Slice
-from blackbox.receive.slices import subscription
-from blackbox.receive.slices.subscription import Subscription
+from blackbox.receive.publishers import lines
+from blackbox.receive.publishers.lines import Lines
 from blackbox.testing import RawPublisher, wait_until
 from tests.receive.subscribers import one_slice, start_in_vain, subscribed
 from tests.zmtp import MORE, PlainPublisher, frame
@@ -45,13 +45,13 @@ def test_a_subscriber_on_inproc_reconnects_to_a_restarted_publisher_but_not_to_a
 ) -> None:
     """A reconnect to a slow publisher would lose what it sends meanwhile."""
     looks, connections = [0], [0]
-    look, connect = Subscription.reconnect_silent_lines, Subscription._connect_again
+    look, connect = Lines.reconnect_silent, Lines._reconnect
 
-    def note_look(self: Subscription) -> None:
+    def note_look(self: Lines) -> None:
         look(self)
         looks[0] += 1
 
-    def note_connection(self: Subscription, line: int) -> None:
+    def note_connection(self: Lines, line: int) -> None:
         connections[0] += 1
         connect(self, line)
 
@@ -59,8 +59,8 @@ def test_a_subscriber_on_inproc_reconnects_to_a_restarted_publisher_but_not_to_a
         before = looks[0]
         wait_until(lambda: looks[0] > before + 5, what="looks at a silent publisher")
 
-    monkeypatch.setattr(Subscription, "reconnect_silent_lines", note_look)
-    monkeypatch.setattr(Subscription, "_connect_again", note_connection)
+    monkeypatch.setattr(Lines, "reconnect_silent", note_look)
+    monkeypatch.setattr(Lines, "_reconnect", note_connection)
     feed = Feed(name="restarted", slices=(Slice(endpoints=("inproc://restarted",)),), heartbeat_ns=10_000_000)
     subscriber, got = subscribed(feed)
     with RawPublisher(feed) as raw:
@@ -108,7 +108,7 @@ def test_a_silent_publisher_keeps_its_open_connection(transport: Any) -> None:
         socket = publisher._sockets[0, 0]
         news = publisher._call(lambda: socket.get_monitor_socket(zmq.EVENT_ACCEPTED))
         with subscriber:
-            state = subscriber._supervisor._slices[0].state
+            state = subscriber._supervisor.slices.running[0].status.state
             for _ in range(5):
                 looked_ns = state.look_again_at_ns
                 wait_until(lambda: state.look_again_at_ns != looked_ns, what="a check of a silent line")
@@ -134,7 +134,7 @@ def test_a_silent_publisher_keeps_the_connection_of_an_unaligned_answer(junk_byt
             parts = [frame(bytes(part), flags) for part, flags in zip(answer.frames, (MORE, MORE, 0), strict=True)]
             peer.sendall(frame(bytes(junk_bytes)) + b"".join(parts))
             started.result()
-            state = subscriber._supervisor._slices[0].state
+            state = subscriber._supervisor.slices.running[0].status.state
             for _ in range(10):
                 looked_ns = state.look_again_at_ns
                 wait_until(lambda: state.look_again_at_ns != looked_ns, what="a check of a silent line")
@@ -143,7 +143,7 @@ def test_a_silent_publisher_keeps_the_connection_of_an_unaligned_answer(junk_byt
 
 
 def test_both_lines_are_reconnected_if_neither_was_ever_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription, "_UNHEARD_NS", 100_000_000)
+    monkeypatch.setattr(lines, "_UNHEARD_NS", 100_000_000)
     feed = msgspec.structs.replace(Feed.local("subscriber", slices=1, lines=2), heartbeat_ns=20_000_000)
     subscriber, _ = subscribed(feed)
     first, second = feed.slices[0].endpoints

@@ -16,9 +16,10 @@ import pytest
 from blackbox import Batch, CallbackError, Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.errors import SubscriberError
 from blackbox.receive.callbacks.compiled_callback import little_endian, payload
-from blackbox.receive.slices.slice_failure import SliceFailure
+from blackbox.receive.slices.slice_errors import SliceErrors
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
+from blackbox.transport.wakeup import Pipe
 from tests.receive.subscribers import nothing
 from tests.support import Script, in_child
 
@@ -31,7 +32,7 @@ def two_slices() -> tuple[Feed, list[bytes]]:
 
 def children_of(subscriber: Subscriber) -> list[int]:
     """Return the process ids of the live slices."""
-    pids = [child._process.pid for child in subscriber._supervisor._children.values()]
+    pids = [child._process.pid for child in subscriber._supervisor.slices.processes.values()]
     return [pid for pid in pids if pid is not None and is_alive(pid)]
 
 
@@ -192,10 +193,10 @@ def test_a_callback_that_raises_in_its_process_raises_with_its_traceback() -> No
 
 
 def test_an_error_with_text_that_is_not_utf8_leaves_its_process() -> None:
-    failure = SliceFailure()
-    assert in_child(lambda: failure.keep(CallbackError("file-\udcff"))) == ""
+    errors = SliceErrors(0, Pipe(), logs=False)
+    assert in_child(lambda: errors.report(CallbackError("file-\udcff"))) == ""
     with pytest.raises(CallbackError, match=r"file-\\udcff"):
-        raise failure.seen() or AssertionError
+        raise errors.seen() or AssertionError
 
 
 def test_a_slow_slice_alerts_in_the_parent_and_ends_all() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from blackbox import Feed, Message, Publisher, Recorder, SlowPolicy, Subscriber
 from blackbox.errors import LimitError, SubscriberError
-from blackbox.receive.supervise import released_slices
+from blackbox.receive.supervise import slice_set
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.archive.archives import free_endpoint
 from tests.archive.recorders import wait_recorded
@@ -49,24 +49,24 @@ def published(subscriber: Subscriber, feed: Feed) -> Iterator[Publisher]:
 
 
 def running(subscriber: Subscriber) -> list[int]:
-    return sorted(subscriber._supervisor._slices)
+    return sorted(subscriber._supervisor.slices.running)
 
 
 def wait_released(subscriber: Subscriber, *left: int) -> None:
     """Wait until only these slices are left and the others have ended."""
-    supervisor = subscriber._supervisor
-    wait_until(lambda: running(subscriber) == list(left) and not supervisor._released.leaving, 60, f"only {left} left")
+    released = subscriber._supervisor.slices.released
+    wait_until(lambda: running(subscriber) == list(left) and not released.leaving, 60, f"only {left} left")
 
 
 def wait_longer_than_unneeded() -> None:
     begin = time.monotonic()
-    wait_until(lambda: time.monotonic() - begin > 1.5 * released_slices._UNNEEDED_S)
+    wait_until(lambda: time.monotonic() - begin > 1.5 * slice_set._UNNEEDED_S)
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Release slices sooner."""
-    monkeypatch.setattr(released_slices, "_UNNEEDED_S", 0.2)
+    monkeypatch.setattr(slice_set, "_UNNEEDED_S", 0.2)
 
 
 @pytest.mark.own_process
@@ -86,7 +86,7 @@ def test_threads_descriptors_and_memory_are_released_and_opened_again() -> None:
             assert running(subscriber) == [0, 1]
             publisher.publish(SECOND, b"%d" % round_)
             got.wait(round_ + 1)
-            gone = weakref.ref(subscriber._supervisor._slices[1])
+            gone = weakref.ref(subscriber._supervisor.slices.running[1])
             gc.disable()  # no reference cycles: everything is freed at once
             try:
                 subscriber.remove(got.message)
@@ -327,7 +327,7 @@ def test_run_until_the_end_keeps_the_last_slice() -> None:
         subscriber.start()
         waiting = threading.Thread(target=lambda: subscriber.run(until_end=True))
         waiting.start()
-        wait_until(lambda: subscriber._supervisor._stop_at_end)
+        wait_until(lambda: subscriber._supervisor.stop_at_end)
         subscriber.remove(nothing)
         wait_released(subscriber, 0)
         wait_longer_than_unneeded()
@@ -346,7 +346,7 @@ def test_a_slice_whose_publisher_has_ended_is_not_released() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.heartbeat(end=True, slice_id=1)
-        wait_until(lambda: subscriber._supervisor._slices[1].is_finished)
+        wait_until(lambda: subscriber._supervisor.slices.running[1].status.is_finished)
         subscriber.remove(nothing)
         wait_longer_than_unneeded()
         assert running(subscriber) == [0, 1]
@@ -375,7 +375,7 @@ def test_lag_or_silence_of_a_released_slice_does_not_end_the_subscriber(monkeypa
             publisher.heartbeat(slice_id=0)
             subscriber._check_silence(30.0)
         assert (subscriber.state.value, alerts) == ("running", [])
-        monkeypatch.setattr(subscriber._supervisor._slices[0], "silence_s", lambda: 0.1)
+        monkeypatch.setattr(subscriber._supervisor.slices.running[0].status, "silence_s", lambda: 0.1)
         subscriber._check_silence(0.2)  # the other slice has been silent for longer
         subscriber.stop()
 

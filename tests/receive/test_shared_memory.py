@@ -96,7 +96,8 @@ def test_a_subscriber_that_starts_first_reads_shared_memory() -> None:
     subscriber, got = collecting(feed)
     starting = threading.Thread(target=subscriber.start, args=(60,))
     starting.start()
-    wait_until(lambda: subscriber._supervisor._slices and subscriber._supervisor._slices[0].is_ready, 60)
+    slices = subscriber._supervisor.slices
+    wait_until(lambda: slices.running and slices.running[0].status.is_ready, 60)
     with Publisher(feed, when_full="wait") as publisher:
         starting.join()
         publisher.publish(b"T", b"1")

@@ -118,19 +118,19 @@ def test_the_policy_does_not_act_in_the_first_seconds_and_while_the_process_comp
         late(publisher, b"at once")
         got.wait(1)
         assert subscriber.statistics().lag.slow_blocks == 0
-        [thread] = subscriber._supervisor._slices.values()
-        assert time.monotonic_ns() < thread.state.acts_from_ns < NO_LIMIT_NS
-        before = thread.state.acts_from_ns = time.monotonic_ns()  # as if an hour later
+        [thread] = subscriber._supervisor.slices.running.values()
+        assert time.monotonic_ns() < thread.status.state.acts_from_ns < NO_LIMIT_NS
+        before = thread.status.state.acts_from_ns = time.monotonic_ns()  # as if an hour later
         compiling._compilations.active.append(time.monotonic())
         try:
-            wait_until(lambda: thread.state.acts_from_ns > max(before, time.monotonic_ns()))
+            wait_until(lambda: thread.status.state.acts_from_ns > max(before, time.monotonic_ns()))
             late(publisher, b"compiling")
             got.wait(2)
         finally:
             compiling._compilations.active.pop()
 
         def is_over() -> bool:
-            thread.state.acts_from_ns = time.monotonic_ns()  # the slice may still be postponing it
+            thread.status.state.acts_from_ns = time.monotonic_ns()  # the slice may still be postponing it
             late(publisher, b"later")
             return subscriber.is_finished
 

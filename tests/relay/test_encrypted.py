@@ -142,7 +142,7 @@ def two_lines(ring: Keyring) -> Iterator[tuple[Publisher, Feed, Relay]]:
 def test_a_line_with_another_key_that_rejected_a_running_subscriber_is_retried(
     ring: Keyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.receive.slices.subscription._UNHEARD_NS", 500_000_000)
+    monkeypatch.setattr("blackbox.receive.publishers.lines._UNHEARD_NS", 500_000_000)
     with two_lines(ring) as (publisher, feed, relay):
         subscriber, _ = collected(feed)
         subscriber.start(2 * WAIT_S)  # with line A only

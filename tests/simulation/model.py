@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from blackbox.block.position import Position
-from blackbox.receive.order.state import LIVE
+from blackbox.receive.order.state import Phase
 
 if TYPE_CHECKING:
     from tests.simulation.network import Sent
@@ -49,7 +49,7 @@ class Want:
 def is_settled(world: World) -> bool:
     """Return True if the consumer is live and at the end of the published messages."""
     slice_, end = world.consumer.order, world.publisher_position
-    return slice_.state.phase == LIVE and slice_.order.is_clean and slice_.order.position == end
+    return slice_.state.phase == Phase.LIVE and slice_.order.is_clean and slice_.order.position == end
 
 
 def check(world: World) -> None:

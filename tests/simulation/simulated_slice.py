@@ -18,8 +18,18 @@ from blackbox.receive.order import held as order_held
 from blackbox.receive.order import losses as order_losses
 from blackbox.receive.order import order
 from blackbox.receive.order import repair as order_repair
-from blackbox.receive.order.epochs import DOUBTED, NEW, STALE, epoch_before, epoch_state_at, judge_epoch
-from blackbox.receive.order.state import LIVE, NONE, UNKNOWN, Answers, Order, OrderAt, is_unsettled, order_state_at
+from blackbox.receive.order.epochs import EpochVerdict, epoch_before, epoch_state_at, judge_epoch
+from blackbox.receive.order.state import (
+    NONE,
+    UNKNOWN,
+    Answers,
+    Order,
+    OrderAt,
+    Phase,
+    Verdict,
+    is_unsettled,
+    order_state_at,
+)
 from blackbox.receive.state import SliceCounters, slice_counters_at
 
 _WAKE: Final = os.open(os.devnull, os.O_WRONLY)
@@ -267,7 +277,7 @@ class SimulatedSlice:
     @property
     def cursor(self) -> Position | None:
         """Position from which archives must be read; None: the slice is live."""
-        return None if self.state.phase == LIVE else Position(self.state.epoch, self.state.cursor)
+        return None if self.state.phase == Phase.LIVE else Position(self.state.epoch, self.state.cursor)
 
     @property
     def is_confirmed(self) -> bool:
@@ -295,7 +305,7 @@ class SimulatedSlice:
     def _enter(self, line: int, epoch: int, now: int, proven: int = 0) -> int:
         """Judge the epoch of a block, heartbeat or confirmation."""
         entered: int = _enter(self._address, epoch, line, proven, now)
-        if entered == NEW:
+        if entered == EpochVerdict.NEW:
             self._confirmed, self.is_unconfirmed = [0] * len(self._confirmed), not proven
             self._begin_epoch(now)
         elif entered:
@@ -318,7 +328,7 @@ class SimulatedSlice:
 
     def confirmed(self, line: int, epoch: int, following: int, ends: dict[bytes, End], now: int) -> None:
         """Receive a confirmation of the newest filters on a line."""
-        if self._enter(line, epoch, now, proven=1) == STALE:
+        if self._enter(line, epoch, now, proven=1) == EpochVerdict.STALE:
             return
         self._believe(line, following, now, is_block=True)
         self._confirmed[line] = 1
@@ -347,9 +357,9 @@ class SimulatedSlice:
     def live(self, line: int, block: SentBlock, now: int) -> None:
         """Receive a block on a line."""
         entered = self._enter(line, block.epoch, now)
-        if entered == DOUBTED:
+        if entered == EpochVerdict.DOUBTED:
             self._doubted[line] = block
-        elif entered != STALE:
+        elif entered != EpochVerdict.STALE:
             self._order_live(line, block, now)
 
     def _order_live(self, line: int, block: SentBlock, now: int) -> None:
@@ -357,16 +367,16 @@ class SimulatedSlice:
         self._put(block)
         key, span, in_force = self._key(block.key), block.span, self._confirmed[line]
         verdict = _judge(self._address, self._at, span, key, line, in_force, 0)
-        if verdict == order.MAKE_ROOM:
+        if verdict == Verdict.MAKE_ROOM:
             self._release(now, before=block.sequence)
             self._put(block)
             verdict = _judge(self._address, self._at, span, key, line, in_force, 1)
             self._report()
-        if verdict == order.HOLD:
+        if verdict == Verdict.HOLD:
             self._held[_hold(self._address, self._at, span, key, now)] = block
-        elif verdict == order.LET_GO:
+        elif verdict == Verdict.LET_GO:
             self._let_all_go()
-        elif verdict == order.IMPLAUSIBLE:
+        elif verdict == Verdict.IMPLAUSIBLE:
             place = _keep_doubted(self._address, self._at, span, key, line)
             if place != NONE:
                 self._held[place] = block
@@ -394,7 +404,9 @@ class SimulatedSlice:
 
     def heartbeat(self, line: int, epoch: int, following: int, ends: dict[bytes, End], now: int) -> None:
         """Receive a heartbeat."""
-        if self._enter(line, epoch, now) in (DOUBTED, STALE) or not self._believe(line, following, now, is_block=False):
+        if self._enter(line, epoch, now) in (EpochVerdict.DOUBTED, EpochVerdict.STALE) or not self._believe(
+            line, following, now, is_block=False
+        ):
             return
         self._note(line, epoch, following, ends)
         if self._confirmed[line]:
@@ -413,7 +425,7 @@ class SimulatedSlice:
 
     def archived(self, request: int, block: SentBlock, now: int) -> None:
         """Receive a block from archives."""
-        if request != self.state.request or self.state.phase == LIVE or not block.key.startswith(self.prefixes):
+        if request != self.state.request or self.state.phase == Phase.LIVE or not block.key.startswith(self.prefixes):
             return
         self._enter_archived(block.epoch, block.sequence)
         self._put(block)
@@ -430,7 +442,7 @@ class SimulatedSlice:
 
     def passed(self, request: int, epoch: int, following: int, now: int, *, is_all: bool) -> None:
         """Note that archives have returned everything before a sequence."""
-        if request != self.state.request or self.state.phase == LIVE:
+        if request != self.state.request or self.state.phase == Phase.LIVE:
             return
         in_force = int(any(self._confirmed))
         if _note_passed(self._address, epoch, following, int(is_all), in_force, now):
@@ -440,13 +452,13 @@ class SimulatedSlice:
 
     def gone(self, request: int, epoch: int, following: int, now: int) -> None:
         """Note that archives lack all messages before a sequence."""
-        if request == self.state.request and self.state.phase != LIVE:
+        if request == self.state.request and self.state.phase != Phase.LIVE:
             _note_gone(self._address, epoch, following)
             self._go_on(now)
 
     def told(self, request: int, epoch: int, following: int, ends: dict[bytes, End]) -> None:
         """Note the end of an epoch that is over, as archives report it."""
-        if request == self.state.request and self.state.phase != LIVE and epoch == self.state.epoch:
+        if request == self.state.request and self.state.phase != Phase.LIVE and epoch == self.state.epoch:
             _note_told(self._address, epoch, following)
             for key, end in ends.items():
                 if key.startswith(self.prefixes):
@@ -454,7 +466,7 @@ class SimulatedSlice:
 
     def give_up(self, request: int, now: int) -> None:
         """Switch to live although archives lack messages before it."""
-        if request != self.state.request or self.state.phase == LIVE or not self.live_epoch:
+        if request != self.state.request or self.state.phase == Phase.LIVE or not self.live_epoch:
             return
         self._enter_archived(self.live_epoch, 0)
         _give_up(self._address, int(any(self._confirmed)))

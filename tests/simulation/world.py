@@ -6,7 +6,7 @@ from functools import partial
 from random import Random
 
 from blackbox.block.position import Position
-from blackbox.receive.order.state import LIVE, Answers
+from blackbox.receive.order.state import Answers, Phase
 from tests.simulation.archive import Archive, Cursor, ns
 from tests.simulation.model import ModelError, Report, Want, check, is_settled
 from tests.simulation.network import FAR, KEYS, Confirm, Heartbeat, Loop, Pipe, Publisher, Relay
@@ -108,7 +108,7 @@ class Consumer:
 
     def change(self, prefixes: tuple[bytes, ...]) -> None:
         """Change the filters. While archives deliver, keys can only be removed."""
-        is_live = self.order.state.phase == LIVE
+        is_live = self.order.state.phase == Phase.LIVE
         if prefixes != self.prefixes and (is_live or all(each.startswith(self.prefixes) for each in prefixes)):
             self.prefixes, self.has_changed = prefixes, True
             self.was_full |= b"" in prefixes

@@ -18,7 +18,7 @@ from blackbox.errors import SubscriberError
 from blackbox.receive.callbacks.checkpoint import Checkpoint
 from blackbox.receive.stream import Stream
 from blackbox.receive.stream_queue import StreamQueue
-from blackbox.receive.supervise import supervisor
+from blackbox.receive.supervise import checkpoints
 from blackbox.testing import wait_until
 from tests.archive.written_days import few
 from tests.gate import Gate
@@ -405,7 +405,7 @@ def test_a_stream_made_while_a_checkpoint_begins_is_in_it(monkeypatch: pytest.Mo
     with Publisher(feed, when_full="wait") as publisher, subscriber:
         publish(publisher, 0, 50)
         wait_until(lambda: subscriber.statistics().delivery.delivered == 50)
-        monkeypatch.setattr(supervisor, "Checkpoint", SlowToBegin)
+        monkeypatch.setattr(checkpoints, "Checkpoint", SlowToBegin)
         with subscriber.checkpoint() as positions:
             assert positions[0].sequence == 50
         assert made[0].get(ENOUGH_S).sequence == 50

@@ -164,7 +164,7 @@ def test_a_checkpoint_waits_for_the_end_of_a_publisher() -> None:
         wait_until(lambda: heard.count == 5)
         thread = threading.Thread(target=lambda: found.append(kept_once(subscriber)))
         thread.start()
-        wait_until(lambda: subscriber._supervisor._slices[0].state.wants_clean)
+        wait_until(lambda: subscriber._supervisor.slices.running[0].status.state.wants_clean)
         publisher.heartbeat(end=True)
         thread.join()
         assert found == [{0: (5, 10)}]

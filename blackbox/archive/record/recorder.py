@@ -22,6 +22,8 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.receive.slices.options import Options
 from blackbox.receive.slow_subscriber import SlowPolicy
 from blackbox.receive.statistics import LagStatistics, ReceivedStatistics, SliceStatistics
+from blackbox.receive.supervise.run import run
+from blackbox.receive.supervise.shared_slices import Share
 from blackbox.receive.supervise.slice_plan import whole_feed
 from blackbox.receive.supervise.supervisor import SubscriberLife, Supervisor
 
@@ -107,23 +109,24 @@ class Recorder:
         """
         check_is_feed(feed)
         self.feed = feed
-        self._supervisor = Supervisor(
+        supervisor = Supervisor(
             feed,
             Options(workers=0, slow=SlowPolicy("warn", max_lag), hwm_blocks=hwm_blocks, line_wait=line_wait),
             whole_feed(feed),
             block_handler=self._block_handler,
         )
+        self._share = Share(supervisor)
         self._journals = Journals(
             feed,
             directory,
-            self._supervisor.request_stop,
+            self._share.request_end,
             fsync=fsync,
             fsync_interval=fsync_interval,
             segment_bytes=segment_bytes,
             compression=compression,
             serve=serve,
             retention=retention,
-            acknowledge=self._supervisor.acknowledge,
+            acknowledge=lambda slice_id, said: supervisor.slices.running[slice_id].acknowledge(said),
         )
         self.directory = self._journals.directory
         self._guard = threading.RLock()
@@ -137,7 +140,7 @@ class Recorder:
         """
         self._open()
         try:
-            self._supervisor.start(timeout)
+            self._share.start(timeout)
         except BaseException as error:
             self._close()
             self._raise_failure(error)
@@ -155,12 +158,14 @@ class Recorder:
         if self.state is SubscriberLife.NEW:
             self._open()
         self._end_with(
-            lambda: self._supervisor.run(until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
+            lambda: run(
+                self._share, self._share.start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout
+            )
         )
 
     def stop(self, timeout: float = 30.0) -> None:
         """Record everything received so far, then end. Every call raises the errors of `run`."""
-        self._end_with(lambda: self._supervisor.stop(timeout))
+        self._end_with(lambda: self._share.stop(timeout))
 
     @property
     def archive_statistics(self) -> ArchiveStatistics | None:
@@ -170,21 +175,21 @@ class Recorder:
     @property
     def state(self) -> SubscriberLife:
         """Its state in the life cycle."""
-        return self._supervisor.state
+        return self._share.state
 
     def _check_silence(self, silence_timeout: float | None) -> None:
         """Raise SilentPublisherError if a slice that has not ended received nothing for `silence_timeout` seconds."""
-        self._supervisor.check_silence(silence_timeout)
+        self._share.check_silence(silence_timeout)
 
     @property
     def is_finished(self) -> bool:
         """True if every publisher has closed and all its messages were received."""
-        return self._supervisor.is_finished
+        return self._share.is_finished
 
     def statistics(self) -> RecorderStatistics:
         """A snapshot; exact after the end."""
         total = self._journals.total()
-        subscribed = self._supervisor.statistics()
+        subscribed = self._share.supervisor.slices.statistics()
         return RecorderStatistics(
             messages=total.messages,
             blocks=total.records,
@@ -244,8 +249,8 @@ class Recorder:
             if self._journals.life is JournalsLife.CLOSED:
                 return
             if self.state is not SubscriberLife.ENDED:
-                self._supervisor.terminate()  # `start` or `stop` was interrupted
-            self._journals.close(lambda: self._supervisor.is_done)
+                self._share.terminate()  # `start` or `stop` was interrupted
+            self._journals.close(lambda: self._share.is_done)
 
     def _raise_failure(self, cause: BaseException | None = None) -> None:
         if self._journals.error is None or not isinstance(cause, SubscriberError | None):

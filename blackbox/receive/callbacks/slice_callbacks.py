@@ -17,7 +17,7 @@ from blackbox.receive.callbacks.slice_hooks import SliceHookCaller
 from blackbox.receive.callbacks.timers import Timers
 from blackbox.receive.deliver.worker_loop import DELIVER, EPOCH, FEW, GAP, GROW, TICK
 from blackbox.receive.deliver.worker_state import WorkerAt
-from blackbox.receive.state import TERMINATE, SliceState
+from blackbox.receive.state import SliceState, Stopping
 
 if TYPE_CHECKING:
     from blackbox.receive.statistics import Counters
@@ -97,7 +97,7 @@ class SliceCallbacks:
             self._report(failure)
             delivery.quit = True
         if delivery.quit:
-            self._slice_state.stopping = TERMINATE
+            self._slice_state.stopping = Stopping.TERMINATE
 
     def _enter_epoch(self) -> None:
         self._own_counters.busy_since_ns = time.monotonic_ns()  # a hook may hang, or a worker that it waits for
@@ -105,4 +105,4 @@ class SliceCallbacks:
         self._own_counters.busy_since_ns = 0
 
     def _is_terminated(self) -> bool:
-        return self._slice_state.stopping == TERMINATE
+        return self._slice_state.stopping == Stopping.TERMINATE

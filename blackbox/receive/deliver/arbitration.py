@@ -37,23 +37,12 @@ from blackbox.receive.deliver.deliver_in_order import (
 )
 from blackbox.receive.deliver.worker_queues import fail, tell_losses
 from blackbox.receive.order.epoch_changes import begin_live_epoch, enter_archived, leaves_to_archives, note_told
-from blackbox.receive.order.epochs import DOUBTED, NEW, SAME, STALE, epoch_before, epoch_state_at, judge_epoch
+from blackbox.receive.order.epochs import EpochVerdict, epoch_before, epoch_state_at, judge_epoch
 from blackbox.receive.order.held import hold
 from blackbox.receive.order.losses import has_losses, number_key
-from blackbox.receive.order.order import (
-    HOLD,
-    IMPLAUSIBLE,
-    LET_GO,
-    MAKE_ROOM,
-    believed,
-    judge,
-    keep_doubted,
-    note_end,
-    note_ends,
-    settle,
-)
+from blackbox.receive.order.order import believed, judge, keep_doubted, note_end, note_ends, settle
 from blackbox.receive.order.repair import give_up, is_void, judge_recorded, note_gone, note_passed
-from blackbox.receive.order.state import DUPLICATE, NONE, order_state_at
+from blackbox.receive.order.state import NONE, Verdict, order_state_at
 from blackbox.receive.slice_memory import (
     AT_BEGIN,
     BODY_AT,
@@ -65,7 +54,7 @@ from blackbox.receive.slice_memory import (
     SliceAt,
     TableAt,
 )
-from blackbox.receive.state import FAILED, slice_counters_at, slice_state_at
+from blackbox.receive.state import Reason, slice_counters_at, slice_state_at
 from blackbox.transport.libzmq import msg_close, msg_data, msg_size
 
 
@@ -137,22 +126,22 @@ def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Heade
     span = span_of(header, msg_data(at.scratch + BODY_AT))
     believe(at, line, header.sequence, tick)
     verdict = judge(at.order, key, line, header, span, in_force(at, line), NO)
-    if verdict == MAKE_ROOM:
+    if verdict == Verdict.MAKE_ROOM:
         put_aside(at, numpy.int64(PARKED))
         if go_on(at, table, trie, header.sequence) != 0:
-            return FAILED
+            return Reason.FAILED
         take_back(at, numpy.int64(PARKED))
         verdict = judge(at.order, key, line, header, span, in_force(at, line), YES)
     result = numpy.int64(0)
-    if verdict == HOLD:
+    if verdict == Verdict.HOLD:
         if not leave_shared_buffer(at):
             return fail(at)
         came = now if at.order.repairs != 0 else 0
         put_aside(at, hold(at.order, key, header, span, tick, came))
-    elif verdict == LET_GO:
+    elif verdict == Verdict.LET_GO:
         let_all_go(at)
         counters.let_go += header.count
-    elif verdict == IMPLAUSIBLE:
+    elif verdict == Verdict.IMPLAUSIBLE:
         place = keep_doubted(at.order, key, line, header, span, now)
         if place == NONE:
             counters.implausible += header.count
@@ -160,7 +149,7 @@ def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Heade
             return fail(at)
         else:
             put_aside(at, place)
-    elif verdict != DUPLICATE:
+    elif verdict != Verdict.DUPLICATE:
         note_late(at, key)
         result = deliver_block(at, table, trie, row_of(at, verdict), now)
     if result == 0:
@@ -231,23 +220,23 @@ def _enter(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, ti
     line = line_of(at, header)
     entered = enter_epoch(at, header.epoch, line, NO, tick)
     state = slice_state_at(at.state)
-    if entered == SAME:
-        return SAME
-    if entered == NEW:
+    if entered == EpochVerdict.SAME:
+        return EpochVerdict.SAME
+    if entered == EpochVerdict.NEW:
         state.confirmed_lines = 0  # Python then asks for a confirmation at the next heartbeat
         result = begin_epoch(at, table, trie)
-        return NEW if result == 0 else result
+        return EpochVerdict.NEW if result == 0 else result
     drop_doubted(at, line)
-    if entered == STALE:
+    if entered == EpochVerdict.STALE:
         slice_counters_at(at.counters).stale += header.count
-        return STALE
-    if entered == DOUBTED:
+        return EpochVerdict.STALE
+    if entered == EpochVerdict.DOUBTED:
         put_aside(at, DOUBTED_AT + line)
         epochs = epoch_state_at(at.order.epochs)
         epochs.doubted_key[line] = key + 1
         epochs.doubted_ns[line] = now_ns()
-        return DOUBTED
-    return SAME
+        return EpochVerdict.DOUBTED
+    return EpochVerdict.SAME
 
 
 @inner
@@ -263,10 +252,10 @@ def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
         note_late(at, key)
         return deliver_block(at, table, trie, NO, now)
     entered = _enter(at, table, trie, key, header, tick)
-    if entered in (STALE, DOUBTED):
+    if entered in (EpochVerdict.STALE, EpochVerdict.DOUBTED):
         return 0
-    if entered == FAILED:
-        return FAILED
+    if entered == Reason.FAILED:
+        return Reason.FAILED
     state = slice_state_at(at.state)
     untrue_end = state.finished_lines & (1 << line)
     if untrue_end != 0:
@@ -341,10 +330,10 @@ def order_recorded(at: SliceAt, table: TableAt, trie: Trie, filters: Trie, now: 
         slice_counters_at(at.counters).stale += header.count
         return 0
     if _enter_archived(at, table, header.epoch, header.sequence) != 0:
-        return FAILED
+        return Reason.FAILED
     verdict = judge_recorded(at.order, key, header, span_of(header, msg_data(at.scratch + BODY_AT)))
-    if verdict != DUPLICATE and deliver_recorded(at, table, trie, key, verdict, now) != 0:
-        return FAILED
+    if verdict != Verdict.DUPLICATE and deliver_recorded(at, table, trie, key, verdict, now) != 0:
+        return Reason.FAILED
     return go_on(at, table, trie, NO)
 
 

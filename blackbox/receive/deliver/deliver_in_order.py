@@ -31,7 +31,7 @@ from blackbox.receive.order.held import let_go
 from blackbox.receive.order.losses import has_losses
 from blackbox.receive.order.order import next_ready, refute, release, settle
 from blackbox.receive.order.repair import goes_live
-from blackbox.receive.order.state import DUPLICATE, NONE, held_block, is_unsettled, key_state, order_state_at
+from blackbox.receive.order.state import NONE, Verdict, held_block, is_unsettled, key_state, order_state_at
 from blackbox.receive.slice_memory import (
     BODY_AT,
     COPY_AT,
@@ -40,7 +40,7 @@ from blackbox.receive.slice_memory import (
     SliceAt,
     TableAt,
 )
-from blackbox.receive.slow_subscriber import CONFLATE, DROP, PROCEED, act_on_lag, age_of, is_over, lag_of
+from blackbox.receive.slow_subscriber import Action, act_on_lag, age_of, is_over, lag_of
 from blackbox.receive.state import HELD_MS, slice_counters_at, slice_state_at
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init, msg_init_size, msg_move, msg_size
 
@@ -71,19 +71,19 @@ def deliver_block(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: 
     if is_over(at):
         return dispatch(at, table, trie, head, body_message, first_row, now, NO, NO)
     header = read_header(head)
-    action = PROCEED
+    action = Action.PROCEED
     if header.flags & FLAG_RECORDED == 0:
         action = act_on_lag(at, lag_of(at, header.ts_out, now), age_of(at, header.ts_in, now))
-    if action != PROCEED:
+    if action != Action.PROCEED:
         slice_counters_at(at.counters).slow += 1
-    if action == DROP:
+    if action == Action.DROP:
         return dispatch(at, table, trie, head, body_message, first_row, now, NO, YES)
-    if at.action == CONFLATE:
-        if action != CONFLATE and pending(at) > 0:
+    if at.action == Action.CONFLATE:
+        if action != Action.CONFLATE and pending(at) > 0:
             result = flush(at, table, trie, now, NO)
             if result != 0:
                 return result
-        if action == CONFLATE or pending(at) > 0 or any_full(at):
+        if action == Action.CONFLATE or pending(at) > 0 or any_full(at):
             return absorb(at, table, trie, head, body_message, first_row, now)
     if has_losses(at.order):
         result = tell_losses(at, table, header.ts_out)
@@ -95,7 +95,7 @@ def deliver_block(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: 
 @inner
 def tell_shown_losses(at: SliceAt, table: TableAt) -> int:
     """Report losses before the current block, unless older messages wait. Return 0 or FAILED."""
-    if not has_losses(at.order) or (at.action == CONFLATE and pending(at) > 0):
+    if not has_losses(at.order) or (at.action == Action.CONFLATE and pending(at) > 0):
         return 0
     return tell_losses(at, table, read_header(at.scratch + HEAD_AT).ts_out)
 
@@ -144,7 +144,7 @@ def row_of(at: SliceAt, first: int) -> int:
         return first
     body = msg_data(at.scratch + BODY_AT)
     counters = slice_counters_at(at.counters)
-    if first == DUPLICATE:
+    if first == Verdict.DUPLICATE:
         counters.duplicates += header.count - span_of(header, body)
         return first
     row = row_from(header, body, first)
@@ -169,7 +169,7 @@ def deliver_held(at: SliceAt, table: TableAt, trie: Trie, before: int) -> int:
         first = release(at.order, place)
         take_back(at, place)
         first_row = row_of(at, first)
-        if first_row != DUPLICATE:
+        if first_row != Verdict.DUPLICATE:
             state = slice_state_at(at.state)
             state.excused_ns = now - came if came != 0 else 0
             note_late(at, key)
@@ -203,7 +203,7 @@ def deliver_recorded(at: SliceAt, table: TableAt, trie: Trie, key: int, verdict:
     header = read_header(at.scratch + HEAD_AT)
     result = 0
     first_row = row_of(at, verdict)
-    if first_row != DUPLICATE:
+    if first_row != Verdict.DUPLICATE:
         slice_counters_at(at.counters).repaired += header.count - first_row
         state = slice_state_at(at.state)
         state.excused_ns = now - min(header.ts_out, header.ts_in)

@@ -20,7 +20,7 @@ from blackbox.receive.callbacks.slice_hooks import SliceHookCaller
 from blackbox.receive.callbacks.timers import Timers
 from blackbox.receive.deliver import worker_loop as collect
 from blackbox.receive.deliver.worker_state import NEVER
-from blackbox.receive.state import TERMINATE, SliceState
+from blackbox.receive.state import SliceState, Stopping
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
 
@@ -181,4 +181,4 @@ class Worker:
         self._delivery.addresses(self._table, dealer, self._slice_state, self._slice_counters, self._lags, self._ages)
 
     def _is_terminated(self) -> bool:
-        return self._slice_state.stopping == TERMINATE
+        return self._slice_state.stopping == Stopping.TERMINATE

@@ -39,7 +39,7 @@ from blackbox.receive.deliver.worker_state import (
     worker_state_at,
     worker_with_table_at,
 )
-from blackbox.receive.state import IDLE_MS, TERMINATE, slice_counters_at, slice_state_at, worker_counters_at
+from blackbox.receive.state import IDLE_MS, Stopping, slice_counters_at, slice_state_at, worker_counters_at
 from blackbox.transport.libzmq import (
     DONTWAIT,
     EAGAIN,
@@ -295,7 +295,7 @@ def run_notice(at: WorkerAt, table: WorkerTableAt, ask: int, message: int) -> No
     state.next_epoch = gap_notice_at(state.notice).epoch
     if state.next_epoch != state.epoch:
         call_with_address(ask, EPOCH)
-    if load_shared(slice_state_at(at.slice_state), "stopping") != TERMINATE:
+    if load_shared(slice_state_at(at.slice_state), "stopping") != Stopping.TERMINATE:
         _note_gap(at, table)
         if table.listens != 0:
             call_with_address(ask, GAP)
@@ -516,7 +516,7 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
     if epoch != state.epoch:
         state.next_epoch = epoch
         call_with_address(ask, EPOCH)
-        if load_shared(slice_state_at(at.slice_state), "stopping") == TERMINATE:
+        if load_shared(slice_state_at(at.slice_state), "stopping") == Stopping.TERMINATE:
             return
     counters = worker_counters_at(at.counters)
     counters.sent += 1
@@ -606,7 +606,7 @@ def collect(kept: int) -> int:
     at, table = worker_with_table_at(kept)
     state = worker_state_at(at.state)
     slice_state = slice_state_at(at.slice_state)
-    while load_shared(slice_state, "stopping") != TERMINATE and state.last == 0:
+    while load_shared(slice_state, "stopping") != Stopping.TERMINATE and state.last == 0:
         close_messages(state.burst, 2 * state.blocks)
         if state.notice != 0:
             state.blocks = 0

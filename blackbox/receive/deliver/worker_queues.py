@@ -14,10 +14,10 @@ from blackbox.receive.order.epochs import epoch_state_at
 from blackbox.receive.order.losses import has_losses, next_loss
 from blackbox.receive.order.state import UNKNOWN, order_state_at
 from blackbox.receive.slice_memory import COPY_AT, NOTICE_AT, SliceAt, TableAt
-from blackbox.receive.slow_subscriber import DROP, PROCEED, act_on_lag, age_of, corrected, is_over
+from blackbox.receive.slow_subscriber import Action, act_on_lag, age_of, corrected, is_over
 from blackbox.receive.state import (
-    FAILED,
     WORKER_COUNTERS_BYTES,
+    Reason,
     WorkerCounters,
     slice_counters_at,
     slice_state_at,
@@ -49,7 +49,7 @@ def worker_counters(at: SliceAt, worker: int) -> WorkerCounters:
 def fail(at: SliceAt) -> int:
     """Store libzmq's error; return FAILED."""
     slice_state_at(at.state).errno = zmq_errno()
-    return FAILED
+    return Reason.FAILED
 
 
 @inner
@@ -70,12 +70,12 @@ def hand_over(at: SliceAt, worker: int, ts_out: int, ts_in: int, head_message: i
             return 0
         if error != EAGAIN:
             slice_state_at(at.state).errno = error
-            return FAILED
+            return Reason.FAILED
         now = now_ns() - slice_state_at(at.state).excused_ns
         action = act_on_lag(at, corrected(at, now - ts_out), age_of(at, ts_in, now))
-        if action == DROP:
+        if action == Action.DROP:
             return GIVEN_UP
-        if action != PROCEED and is_over(at):
+        if action != Action.PROCEED and is_over(at):
             return 0
     msg_init(name)
     msg_copy(name, head_message)
@@ -144,7 +144,7 @@ def tell_dropped(at: SliceAt, table: TableAt, worker: int, epoch: int, ts_out: i
         return 0
     message: int = _make_notice(at, table.version, epoch, UNKNOWN, counters.untold, 0, ts_out, 0, 0)
     if message == 0:
-        return FAILED
+        return Reason.FAILED
     result: int = _tell(at, worker, ts_out, message)
     msg_close(message)
     if result == 0:
@@ -160,7 +160,7 @@ def tell_live(at: SliceAt, table: TableAt) -> int:
     epoch, turn = epoch_state_at(at.order.epochs).epoch, order_state_at(at.order.state).lives
     message = _make_notice(at, table.version, epoch, turn, 0, 0, now_ns(), 0, 0)
     if message == 0:
-        return FAILED
+        return Reason.FAILED
     result: int = 0
     for worker in range(at.workers + 1):
         while result == 0 and (table.listeners >> worker) & 1:
@@ -189,7 +189,7 @@ def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
             state.gap_key = loss.key
             state.gap_count = loss.count
             state.gap_is_upper_bound = loss.is_bound
-            return FAILED
+            return Reason.FAILED
         if table.listeners == 0:
             continue
         name, size = numpy.int64(0), numpy.int64(0)
@@ -200,7 +200,7 @@ def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
             at, table.version, loss.epoch, loss.sequence, loss.count, loss.is_bound, ts_out, name, size
         )
         if message == 0:
-            return FAILED
+            return Reason.FAILED
         for worker in range(at.workers + 1):
             if result == 0 and (table.listeners >> worker) & 1:
                 result = _tell(at, worker, ts_out, message)

@@ -18,11 +18,11 @@ from blackbox.receive.order.epochs import epoch_state_at
 from blackbox.receive.order.losses import begins, end_of, has_losses, lose, lose_range
 from blackbox.receive.order.repair import can_repair, catch_up
 from blackbox.receive.order.state import (
-    LIVE,
     MOST_ENDED,
     UNKNOWN,
     OrderAt,
     OrderState,
+    Phase,
     is_catching_up,
     key_state,
     order_state_at,
@@ -67,7 +67,7 @@ def _enter_epoch(at: OrderAt, epoch: int) -> None:
     """Begin another epoch with sequence 0."""
     state = order_state_at(at.state)
     state.epoch = epoch
-    state.at = state.proven = state.cursor = state.first = state.gone_before = state.lost_to = 0
+    state.end = state.proven = state.cursor = state.first = state.gone_before = state.lost_to = 0
     state.is_from_proven = 1
     state.is_counted = state.is_strict
     state.is_full = state.wants_full & state.is_strict
@@ -94,7 +94,7 @@ def _lose_rest(at: OrderAt, following: int, told: int, is_over: bool) -> None:
             if is_told and not begins(state, of_key) and of_key.heard_end > end_of(at, state, key):
                 lose(at, key, of_key.heard_end, of_key.heard_count)
         state.proven = max(state.proven, told)
-    first = state.at if state.is_full != 0 else state.proven
+    first = state.end if state.is_full != 0 else state.proven
     is_passed = state.is_from_proven != 0 and following <= state.cursor
     if following > first and not is_passed and (not is_over or state.is_full != 0):
         lose_range(at, state.epoch, first, following)
@@ -112,7 +112,7 @@ def begin_live_epoch(at: OrderAt, before: int) -> None:
     """Begin another live epoch. Drop held blocks first if `leaves_to_archives`, else release them."""
     state = order_state_at(at.state)
     epoch = epoch_state_at(at.epochs).epoch
-    if state.phase != LIVE:
+    if state.phase != Phase.LIVE:
         _end_epoch(at, before)
         state.holds_from = UNKNOWN
         if state.begun_epoch < epoch < state.epoch:
@@ -170,7 +170,7 @@ def enter_archived(at: OrderAt, epoch: int, sequence: int) -> bool:
     state = order_state_at(at.state)
     if state.opens != 0:
         _enter_epoch(at, epoch)
-        state.at = state.proven = state.cursor = state.first = sequence
+        state.end = state.proven = state.cursor = state.first = sequence
         state.begun_epoch = epoch
         state.opens = 0
         if sequence != 0:

@@ -8,19 +8,26 @@ until the answer to our own nonce, which is accepted at once and usually comes f
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
 
 from blackbox.native.memory.intrinsics import inner
 from blackbox.native.memory.records import Field, Fields, SharedRecord, record_at
 from blackbox.receive.state import SliceCounters
 
-STALE: Final = -3
-DOUBTED: Final = -5
-"""Not yet accepted: keep the block until the next one of its epoch."""
-SAME: Final = 0
-NEW: Final = 1
-REFUTED: Final = 2
-"""As SAME, and the kept block was false."""
+
+class EpochVerdict(IntEnum):
+    """Judgement of a block's epoch."""
+
+    SAME = 0
+    NEW = 1
+    STALE = 2
+    DOUBTED = 3
+    """Not yet accepted: keep the block until the next one of its epoch."""
+    REFUTED = 4
+    """As SAME, and the kept block was false."""
+
+
 _RETIRED: Final = 8
 AHEAD_NS: Final = 24 * 3_600 * 1_000_000_000
 """An epoch is its start time. Further in the future than this, beyond any clock error, it is rejected."""
@@ -86,16 +93,16 @@ def judge_epoch(state: EpochState, counters: SliceCounters, epoch: int, line: in
     bit = 1 << line
     if state.epoch == epoch:
         state.spoke |= bit
-        return REFUTED if _refute(state, counters, line) else SAME
+        return EpochVerdict.REFUTED if _refute(state, counters, line) else EpochVerdict.SAME
     if state.epoch != 0:
         # With two lines, a line far behind may still send the earlier epoch. A line never goes back.
         if state.spoke & bit == 0 and _is_over(state, epoch, proven):
             _refute(state, counters, line)
-            return STALE
+            return EpochVerdict.STALE
         if proven == 0 and state.doubted[line] != epoch:
             _refute(state, counters, line)
             state.doubted[line] = epoch
-            return DOUBTED
+            return EpochVerdict.DOUBTED
         state.retired[state.retired_count % _RETIRED] = state.epoch
         state.retired_count += 1
     state.spoke = bit
@@ -106,4 +113,4 @@ def judge_epoch(state: EpochState, counters: SliceCounters, epoch: int, line: in
         _refute(state, counters, other)
     state.epoch = epoch
     counters.epochs += 1
-    return NEW
+    return EpochVerdict.NEW

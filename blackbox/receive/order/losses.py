@@ -40,7 +40,7 @@ def number_key(at: OrderAt, text: int, size: int) -> int:
 @inner
 def end_of(at: OrderAt, state: OrderState, key: int) -> int:
     """Return the end of a key: everything before it was delivered or reported as lost."""
-    end: int = state.at if state.is_full != 0 else max(state.proven, key_state(at, key).end)
+    end: int = state.end if state.is_full != 0 else max(state.proven, key_state(at, key).end)
     return end
 
 
@@ -147,9 +147,9 @@ def take(at: OrderAt, key: int, sequence: int, span: int, previous: int, key_seq
         of_key.is_late = numpy.int64(key_sequence > 0)
     of_key.end = max(of_key.end, end)
     of_key.count = key_sequence + messages
-    state.at = max(state.at, end)
+    state.end = max(state.end, end)
     if state.is_full != 0:
-        state.proven = state.at
+        state.proven = state.end
     return first
 
 
@@ -165,7 +165,7 @@ def lose_before(at: OrderAt, key: int, sequence: int, previous: int, key_sequenc
     """Count the missing messages before a block as lost."""
     state = order_state_at(at.state)
     if state.is_full != 0:
-        lose_range(at, state.epoch, state.at, sequence)
-        state.at = state.proven = sequence
+        lose_range(at, state.epoch, state.end, sequence)
+        state.end = state.proven = sequence
     else:
         lose(at, key, previous, key_sequence)

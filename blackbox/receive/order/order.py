@@ -43,14 +43,14 @@ from blackbox.receive.order.losses import (
 )
 from blackbox.receive.order.repair import can_repair, catch_up, give_up
 from blackbox.receive.order.state import (
-    DUPLICATE,
     HELD_BLOCKS,
-    LIVE,
     NONE,
     UNKNOWN,
     Answers,
     OrderAt,
     OrderState,
+    Phase,
+    Verdict,
     held_block,
     is_alive,
     key_state,
@@ -58,15 +58,6 @@ from blackbox.receive.order.state import (
 )
 from blackbox.receive.state import slice_counters_at
 
-SOME: Final = int(Answers.SOME)
-HOLD: Final = -2
-"""The caller must `hold` it."""
-MAKE_ROOM: Final = -3
-"""No room to hold it: go on, release the held blocks before it with their gaps, and judge again."""
-LET_GO: Final = -4
-"""Drop it and all held blocks. They are read from archives later."""
-IMPLAUSIBLE: Final = -5
-"""Its sequence is too far ahead: keep it with `keep_doubted`."""
 PLAUSIBLE_JUMP: Final = 1 << 24
 """Largest plausible step of a line's sequence. A larger one is accepted if the line repeats it."""
 
@@ -116,7 +107,7 @@ def refute(at: OrderAt, line: int) -> int:
 @inner
 def _is_plausible(state: OrderState, line: int, sequence: int, end: int) -> bool:
     """Return True if a line's sequence is plausible."""
-    if sequence - max(state.at, state.line_next[line], state.heard_next) <= PLAUSIBLE_JUMP:
+    if sequence - max(state.end, state.line_next[line], state.heard_next) <= PLAUSIBLE_JUMP:
         return True
     state.doubted[line] = sequence
     state.doubted_end[line] = end
@@ -162,31 +153,31 @@ def judge(at: OrderAt, key: int, line: int, header: Header, span: int, in_force:
     state, counters = order_state_at(at.state), slice_counters_at(at.counters)
     end = header.sequence + span
     if not _is_plausible(state, line, header.sequence, end):
-        return IMPLAUSIBLE
+        return Verdict.IMPLAUSIBLE
     _note_line(state, line, header.sequence, end, in_force)
     is_here = header.epoch == state.epoch
     if is_here and end <= end_of(at, state, key):
         counters.duplicates = saturated(counters.duplicates, header.count)
-        return DUPLICATE
-    if state.phase != LIVE:
+        return Verdict.DUPLICATE
+    if state.phase != Phase.LIVE:
         if state.holds != 0 and header.epoch >= state.epoch and has_room(at, header.body_bytes):
-            return HOLD
-        if state.lives != 0 and load_shared(state, "answers") != SOME and give_up(at, in_force):
-            return MAKE_ROOM
+            return Verdict.HOLD
+        if state.lives != 0 and load_shared(state, "answers") != Answers.SOME and give_up(at, in_force):
+            return Verdict.MAKE_ROOM
         lose_left(at, header.epoch, end)
         if header.epoch >= state.epoch:
             state.holds = 0
         state.holds_from = UNKNOWN
-        return LET_GO
+        return Verdict.LET_GO
     is_behind_held = state.first_held != NONE and header.sequence > held_block(at, state.first_held).sequence
     is_missing = is_missing_before(at, state, key, header.sequence, header.previous)
     if (is_behind_held or is_missing) and force == 0:
         if has_room(at, header.body_bytes):
-            return HOLD
+            return Verdict.HOLD
         if can_repair(at):
             catch_up(at, 0)
-            return LET_GO
-        return MAKE_ROOM
+            return Verdict.LET_GO
+        return Verdict.MAKE_ROOM
     if is_missing:
         lose_before(at, key, header.sequence, header.previous, header.key_sequence)
     new: int = take(at, key, header.sequence, span, header.previous, header.key_sequence, header.count)
@@ -202,7 +193,7 @@ def next_ready(at: OrderAt, now_ns: int, before: int) -> int:
     """
     state = order_state_at(at.state)
     place = state.first_held
-    if place == NONE or (state.phase != LIVE and before == 0):
+    if place == NONE or (state.phase != Phase.LIVE and before == 0):
         return NONE
     block = held_block(at, place)
     if before != 0:
@@ -237,7 +228,7 @@ def release(at: OrderAt, place: int) -> int:
     dequeue_first(at, state)
     if sequence + count <= end_of(at, state, key):
         counters.duplicates = saturated(counters.duplicates, messages)
-        return DUPLICATE
+        return Verdict.DUPLICATE
     if is_missing_before(at, state, key, sequence, previous):
         lose_before(at, key, sequence, previous, key_sequence)
     first: int = take(at, key, sequence, count, previous, key_sequence, messages)
@@ -300,7 +291,7 @@ def note_told_end(at: OrderAt, key: int, following: int, end: int, count: int) -
 def _lacks(at: OrderAt, state: OrderState, following: int) -> bool:
     """Return True if messages before a heartbeat's sequence are missing."""
     if state.is_full != 0:
-        return following > state.at
+        return following > state.end
     is_missing = False
     for key in range(int64s_at(at.keys.used, 1)[0]):
         of_key = key_state(at, key)
@@ -314,10 +305,10 @@ def _must_read(at: OrderAt, state: OrderState, following: int) -> bool:
     must = False
     repairs = can_repair(at)
     if state.is_full != 0:
-        if following > state.at and repairs and following > state.gone_before:
+        if following > state.end and repairs and following > state.gone_before:
             must = True
-        elif following > state.at:
-            lose_range(at, state.epoch, state.at, following)
+        elif following > state.end:
+            lose_range(at, state.epoch, state.end, following)
         return must
     for key in range(int64s_at(at.keys.used, 1)[0]):
         of_key, end = key_state(at, key), end_of(at, state, key)
@@ -340,7 +331,7 @@ def settle(at: OrderAt, now_ns: int) -> None:
     """
     state = order_state_at(at.state)
     following = state.told_next
-    is_live = state.phase == LIVE and state.epoch == epoch_state_at(at.epochs).epoch
+    is_live = state.phase == Phase.LIVE and state.epoch == epoch_state_at(at.epochs).epoch
     if not is_live or state.is_strict == 0 or state.first_held != NONE:
         return
     if _lacks(at, state, following) and _can_come(at, state, following, now_ns):
@@ -351,8 +342,8 @@ def settle(at: OrderAt, now_ns: int) -> None:
         return
     state.proven = max(state.proven, following)
     state.is_counted = 1
-    is_clean = state.at <= following
-    state.at = max(state.at, following)
+    is_clean = state.end <= following
+    state.end = max(state.end, following)
     if is_clean and state.wants_full != 0:
         state.is_full = 1
 
@@ -375,7 +366,7 @@ def change_filters(at: OrderAt, filters: Trie, wants_full: int) -> None:
             of_key.began = of_key.is_out and UNKNOWN
         of_key.is_out = is_out
     state.wants_full = wants_full
-    if state.phase == LIVE:
+    if state.phase == Phase.LIVE:
         state.is_strict = state.is_counted = state.is_full = 0
 
 
@@ -386,7 +377,7 @@ def confirm(at: OrderAt, before: Trie, following: int) -> None:
     `before`: the earlier filters. Keys outside them begin here.
     """
     state = order_state_at(at.state)
-    if state.is_strict != 0 or state.phase != LIVE:
+    if state.is_strict != 0 or state.phase != Phase.LIVE:
         state.is_strict = 1
         return
     starts = int64s_at(at.keys.starts, int64s_at(at.keys.used, 1)[0] + 1)
@@ -405,8 +396,5 @@ def confirm(at: OrderAt, before: Trie, following: int) -> None:
                 of_key.is_late = numpy.int64(of_key.told_count > 0)
             of_key.end, of_key.count = of_key.told_end, of_key.told_count
     if state.is_begun == 0:
-        state.at = state.proven = max(state.at, following)
+        state.end = state.proven = max(state.end, following)
     state.is_begun = state.is_strict = state.is_counted = 1
-
-
-# CATCHING_UP

@@ -14,8 +14,6 @@ Joining in the past and repair are the same operation: deliver from `cursor` on,
 
 from __future__ import annotations
 
-from typing import Final
-
 from blackbox.block.form.format import Header
 from blackbox.native.memory.intrinsics import inner
 from blackbox.native.memory.records import load_shared, store_shared
@@ -23,27 +21,24 @@ from blackbox.native.system.posix import poke
 from blackbox.receive.order.epochs import epoch_state_at
 from blackbox.receive.order.losses import end_of, is_missing_before, lose_before, lose_range, take
 from blackbox.receive.order.state import (
-    CATCHING_UP,
-    DUPLICATE,
-    LIVE,
     NONE,
     UNKNOWN,
     Answers,
     OrderAt,
     OrderState,
+    Phase,
+    Verdict,
     any_alive,
     held_block,
     order_state_at,
 )
-
-NO_ANSWERS: Final = int(Answers.NONE)
 
 
 @inner
 def can_repair(at: OrderAt) -> bool:
     """Return True if missing messages can be read from archives, and an archive answers."""
     state = order_state_at(at.state)
-    return at.repairs != 0 and state.is_begun != 0 and load_shared(state, "answers") != NO_ANSWERS
+    return at.repairs != 0 and state.is_begun != 0 and load_shared(state, "answers") != Answers.NONE
 
 
 @inner
@@ -56,7 +51,7 @@ def catch_up(at: OrderAt, holds: int) -> None:
     state.holds = holds
     state.holds_from = UNKNOWN
     state.request += 1
-    store_shared(state, "phase", CATCHING_UP)
+    store_shared(state, "phase", Phase.CATCHING_UP)
     poke(state.wake_fd, at.state)
 
 
@@ -66,7 +61,7 @@ def _pass(at: OrderAt, following: int) -> None:
     state.cursor = max(state.cursor, following)
     if state.is_from_proven != 0:
         state.proven = max(state.proven, state.cursor)
-    state.at = max(state.at, state.cursor)
+    state.end = max(state.end, state.cursor)
 
 
 @inner
@@ -75,9 +70,9 @@ def _skip(at: OrderAt, following: int) -> None:
     state = order_state_at(at.state)
     if following <= state.cursor:
         return
-    if state.is_full != 0 and following > state.at:
-        lose_range(at, state.epoch, state.at, following)
-        state.at = state.proven = following
+    if state.is_full != 0 and following > state.end:
+        lose_range(at, state.epoch, state.end, following)
+        state.end = state.proven = following
     if state.is_full == 0:
         state.is_from_proven = 0
     state.gone_before = following
@@ -88,7 +83,7 @@ def _skip(at: OrderAt, following: int) -> None:
 def is_void(at: OrderAt, request: int) -> bool:
     """Return True if a block or note from archives belongs to an earlier request."""
     state = order_state_at(at.state)
-    return state.phase == LIVE or request != state.request
+    return state.phase == Phase.LIVE or request != state.request
 
 
 @inner
@@ -96,7 +91,7 @@ def judge_recorded(at: OrderAt, key: int, header: Header, span: int) -> int:
     """Judge the next block from archives, like `judge`. Its epoch was entered."""
     state = order_state_at(at.state)
     end = header.sequence + span
-    first: int = DUPLICATE
+    first: int = Verdict.DUPLICATE
     if header.epoch == state.epoch and end > end_of(at, state, key):
         if is_missing_before(at, state, key, header.sequence, header.previous):
             lose_before(at, key, header.sequence, header.previous, header.key_sequence)
@@ -174,12 +169,12 @@ def give_up(at: OrderAt, in_force: int) -> bool:
 def goes_live(at: OrderAt) -> bool:
     """Switch to LIVE if archives have reached the held blocks; return True if it did."""
     state = order_state_at(at.state)
-    is_here = state.phase != LIVE and state.epoch == epoch_state_at(at.epochs).epoch and state.images == 0
+    is_here = state.phase != Phase.LIVE and state.epoch == epoch_state_at(at.epochs).epoch and state.images == 0
     if not is_here or state.holds_from == UNKNOWN or state.cursor < state.holds_from:
         return False
     state.gone_before = max(state.gone_before, state.cursor)
     state.holds = 0
     state.lives += 1
     state.request += 1
-    store_shared(state, "phase", LIVE)
+    store_shared(state, "phase", Phase.LIVE)
     return True

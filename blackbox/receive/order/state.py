@@ -19,9 +19,22 @@ NONE: Final = 0
 HELD_BLOCKS: Final = 1 << 16
 """Largest number of held blocks of a slice. Their places are 1 to HELD_BLOCKS."""
 UNKNOWN: Final = -1
-DUPLICATE: Final = -1
-"""Verdict: everything in a block was delivered or is lost."""
 MOST_ENDED: Final = 8
+
+
+class Verdict(IntEnum):
+    """Judgement of a block that is not delivered now; else it is the offset of the block's first new sequence."""
+
+    DUPLICATE = -1
+    """Everything in it was delivered or is lost."""
+    HOLD = -2
+    """The caller must `hold` it."""
+    MAKE_ROOM = -3
+    """No room to hold it: go on, release the held blocks before it with their gaps, and judge again."""
+    LET_GO = -4
+    """Drop it and all held blocks. They are read from archives later."""
+    IMPLAUSIBLE = -5
+    """Its sequence is too far ahead: keep it with `keep_doubted`."""
 
 
 class Phase(IntEnum):
@@ -29,10 +42,6 @@ class Phase(IntEnum):
 
     LIVE = 0
     CATCHING_UP = 1
-
-
-LIVE: Final = int(Phase.LIVE)
-CATCHING_UP: Final = int(Phase.CATCHING_UP)
 
 
 class Answers(IntEnum):
@@ -114,7 +123,7 @@ class OrderState(SharedRecord):
     """First value of `cursor` in this request."""
     epoch = Field()
     """Epoch of the delivered messages; 0: none yet."""
-    at = Field()
+    end = Field()
     """End of the last delivered message."""
     proven = Field()
     """All wanted messages before it were delivered or reported as lost."""
@@ -236,12 +245,12 @@ def held_block(at: OrderAt, place: int) -> HeldBlock:
 
 def _is_clean(state: OrderState) -> bool:
     """Return True if no message after `proven` was delivered, so that the position is exact."""
-    return state.at <= state.proven
+    return state.end <= state.proven
 
 
 def _is_unsettled(state: OrderState) -> bool:
     """Return True if messages before the newest heartbeat may be missing."""
-    return state.phase == LIVE and state.is_strict != 0 and state.told_next > state.proven
+    return state.phase == Phase.LIVE and state.is_strict != 0 and state.told_next > state.proven
 
 
 is_clean, is_unsettled = inner(_is_clean), inner(_is_unsettled)
@@ -266,7 +275,7 @@ def any_alive(at: OrderAt, now_ns: int) -> bool:
 @inner
 def is_catching_up(at: OrderAt) -> bool:
     """Return True while archives deliver."""
-    catching_up: bool = load_shared(order_state_at(at.state), "phase") != LIVE
+    catching_up: bool = load_shared(order_state_at(at.state), "phase") != Phase.LIVE
     return catching_up
 
 
@@ -291,17 +300,17 @@ class Order:
         self._held = numpy.zeros(HELD_BLOCKS + 1, HeldBlock.dtype)
         self.state.holds_from, self.state.lives = UNKNOWN, 1
         self.at = OrderAt(
-            self.state.address,
-            self.keys.at,
-            self._key_states.ctypes.data,
-            self._held.ctypes.data,
-            self.epochs.address,
-            counters.address,
-            lines,
-            line_wait_ns,
-            line_dead_ns,
-            held_limit,
-            int(repairs),
+            state=self.state.address,
+            keys=self.keys.at,
+            key_states=self._key_states.ctypes.data,
+            held=self._held.ctypes.data,
+            epochs=self.epochs.address,
+            counters=counters.address,
+            lines=lines,
+            line_wait_ns=line_wait_ns,
+            line_dead_ns=line_dead_ns,
+            held_limit=held_limit,
+            repairs=int(repairs),
         )
 
     def begin(self, position: Position | None, *, images: int = 0, is_full: bool) -> None:
@@ -309,13 +318,13 @@ class Order:
         state = self.state
         state.opens = int(position is None)
         state.epoch, state.proven = position or (0, 0)
-        state.at = state.cursor = state.first = state.proven
+        state.end = state.cursor = state.first = state.proven
         state.begun_epoch = state.epoch
         state.is_begun = state.is_strict = state.is_from_proven = state.holds = 1
         state.is_counted = int(state.proven == 0)
         state.lives = 0
         state.is_full = state.wants_full = int(is_full)
-        state.images, state.phase, state.request = images, CATCHING_UP, 1
+        state.images, state.phase, state.request = images, Phase.CATCHING_UP, 1
 
     @property
     def position(self) -> Position:

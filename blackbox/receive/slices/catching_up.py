@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 import numpy
 import zmq
@@ -26,6 +26,12 @@ from blackbox.native.system.priority import give_way, giving_way, let_others_go_
 from blackbox.receive.deliver.arbitration import Note
 from blackbox.receive.order.state import UNKNOWN, Answers, OrderState, Phase
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
+
+if TYPE_CHECKING:
+    from blackbox.receive.slices.options import SliceSettings
+    from blackbox.receive.slices.slice_errors import SliceErrors
+    from blackbox.receive.slices.slice_status import SliceStatus
+    from blackbox.receive.slices.tables import Tables
 
 log = logging.getLogger("blackbox")
 
@@ -119,79 +125,113 @@ class Archives(Protocol):
         """
 
 
+class _Outlet:
+    """Sends blocks and notes to the slice thread; waits while its queue is full. Used by the thread of `CatchUp`."""
+
+    def __init__(
+        self, out: zmq.Socket[bytes], state: OrderState, wake: Callable[[], None], over: threading.Event
+    ) -> None:
+        self._out, self._state, self._wake, self._over = out, state, wake, over
+        out.sndhwm, out.linger, out.sndtimeo = _QUEUE_BLOCKS, 0, _SEND_MS
+
+    def note(self, what: Note, epoch: int, number: int, count: int = 0, key: bytes = b"") -> None:
+        """Send a note."""
+        self.send([key, b"", _NOTE.pack(what, epoch, number, count)])
+
+    def send(self, frames: list[bytes | memoryview | zmq.Frame]) -> None:
+        """Send a block, or return because the slice has ended."""
+        while not self._over.is_set():
+            try:
+                self._out.send_multipart(frames)
+            except zmq.Again:
+                continue
+            self._state.sent += 1
+            if self._state.sent - self._state.taken <= _FEW_BLOCKS:
+                self._wake()
+            return
+
+
 class CatchUp:
-    """Reads archives while a slice is CATCHING_UP.
+    """Reads archives in a thread while a slice is CATCHING_UP.
 
     Created and closed in the slice thread, which receives from `socket`.
     """
 
     def __init__(
         self,
-        slice_id: int,
-        archives: Archives,
-        wait_ns: int,
-        state: OrderState,
+        settings: SliceSettings,
+        status: SliceStatus,
         since: Since | None,
-        wanted: Callable[[], Wanted],
+        tables: Tables,
+        errors: SliceErrors,
         context: zmq.Context[zmq.Socket[bytes]],
-        wake: Callable[[], None],
-        threads: Sequence[threading.Thread],
-        is_confirmed: Callable[[], bool],
-        report: Callable[[SubscriberError], None],
     ) -> None:
-        """Create it. `since`: start in the past. `wanted` returns what it wants at present.
-
-        `threads` deliver the blocks. `is_confirmed` returns True if a publisher has confirmed the filters.
-        """
-        self._slice_id, self._archives, self._wake = slice_id, archives, wake
-        self._state, self._since, self._wanted, self._report = state, since, wanted, report
-        self._is_confirmed = is_confirmed
-        self._wait_s, self._threads = wait_ns / 1e9, threads
-        self._pipe = Pipe()
-        state.wake_fd, state.answers = self._pipe.writer, Answers.EXPECTED
-        endpoint = f"inproc://blackbox-catch-up-{id(self)}"
+        """`since`: start in the past."""
+        assert settings.archives is not None
+        self._archives, self._wait_s = settings.archives, settings.options.repair_wait_ns / 1e9
+        self._slice_id, self._status, self._state = status.slice_id, status, status.order.state
+        self._since, self._tables, self._errors = since, tables, errors
+        self._pipe, self._over = Pipe(), threading.Event()
+        self._state.wake_fd, self._state.answers = self._pipe.writer, Answers.EXPECTED
         self.socket = context.socket(zmq.PAIR)
         self.socket.rcvhwm, self.socket.linger = _QUEUE_BLOCKS, 0
-        self.socket.bind(endpoint)
-        self._context, self._endpoint = context, endpoint
-        self._over, self._has_begun = threading.Event(), threading.Event()
-        self._told_at = 0.0
+        self._next_warning = 0.0
         self._is_warned = False
-        self._thread = threading.Thread(target=self._run, name=f"blackbox-catch-up-{slice_id}", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start the thread and wait until it has tried to reach an archive."""
+    def start(
+        self, context: zmq.Context[zmq.Socket[bytes]], wake: Callable[[], None], threads: Sequence[threading.Thread]
+    ) -> None:
+        """Start the thread and wait until it has tried to reach an archive.
+
+        `wake` wakes the slice thread. `threads` deliver the blocks.
+        """
+        endpoint, has_begun = f"inproc://blackbox-catch-up-{id(self)}", threading.Event()
+        self.socket.bind(endpoint)
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(context, endpoint, wake, threads, has_begun),
+            name=f"blackbox-catch-up-{self._slice_id}",
+            daemon=True,
+        )
         start_thread(self._thread)
-        self._has_begun.wait()
+        has_begun.wait()
 
     def close(self) -> None:
         """Stop the thread and close the socket."""
         self._over.set()
         self._pipe.poke()
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(_CLOSE_S)
             if self._thread.is_alive():
                 log.error("slice %d: an archive is still being asked", self._slice_id)
         self.socket.close()
 
-    def _run(self) -> None:
-        with self._context.socket(zmq.PAIR) as out, self._archives.kept() as self._archives:
-            out.sndhwm, out.linger, out.sndtimeo = _QUEUE_BLOCKS, 0, _SEND_MS
-            out.connect(self._endpoint)
+    def _run(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        wake: Callable[[], None],
+        threads: Sequence[threading.Thread],
+        has_begun: threading.Event,
+    ) -> None:
+        with context.socket(zmq.PAIR) as out, self._archives.kept() as self._archives:
+            self._outlet = _Outlet(out, self._state, wake, self._over)
+            out.connect(endpoint)
             try:
                 if self._since is None and self._archives.answers():
                     self._state.answers = Answers.SOME
             finally:
-                self._has_begun.set()
+                has_begun.set()
             if self._since is not None:
                 give_way()
                 let_others_go_first()
-                with giving_way(self._threads):
-                    self._begin(out, self._since)
+                with giving_way(threads):
+                    self._begin(self._since)
             while not self._over.is_set():
                 if self._state.phase != Phase.LIVE:
-                    with giving_way(self._threads):
-                        self._catch_up(out, None, self._wait_s)
+                    with giving_way(threads):
+                        self._catch_up(None, self._wait_s)
                 elif not self._state.answers and self._archives.answers():
                     self._state.answers = Answers.SOME
                 else:
@@ -203,20 +243,20 @@ class CatchUp:
         with suppress(BlockingIOError):
             os.read(self._pipe.reader, _MOST_WAKES)
 
-    def _begin(self, out: zmq.Socket[bytes], since: Since) -> None:
+    def _begin(self, since: Since) -> None:
         """Send the image, if any, then earlier messages."""
         # Slow callbacks would block the slice thread before it receives the confirmation.
         until = awake_s() + _MOST_WAITS * self._wait_s
-        while not self._is_confirmed() and awake_s() < until and not self._over.wait(_REPEAT_S):
+        while not self._status.confirmed_lines and awake_s() < until and not self._over.wait(_REPEAT_S):
             pass
         while since.image and not self._over.is_set():
             block = since.image.popleft()
             header = numpy.frombuffer(bytearray(block.header), HEADER)
             header["flags"] |= FLAG_IMAGE
-            self._send(out, [block.key, header.data, _body_of(block)])
-        self._catch_up(out, since, _MOST_WAITS * self._wait_s)
+            self._outlet.send([block.key, header.data, _body_of(block)])
+        self._catch_up(since, _MOST_WAITS * self._wait_s)
 
-    def _catch_up(self, out: zmq.Socket[bytes], since: Since | None, patience_s: float) -> None:
+    def _catch_up(self, since: Since | None, patience_s: float) -> None:
         """Send messages for the current request until the slice is live or has a new request.
 
         If no archive answers, a live slice continues with a gap, and one that begins in the past fails.
@@ -224,22 +264,22 @@ class CatchUp:
         request, start = self._request()
         if since is not None and since.position is None:
             start = since.start_ns
-        self._note(out, Note.BEGIN, 0, request)
+        self._outlet.note(Note.BEGIN, 0, request)
         try:
-            self._bring(out, request, start, patience_s)
+            self._bring(request, start, patience_s)
         except BlackBoxError as error:
             if self._is_over(request):
                 return
             if since is not None:
                 failure = SubscriberError(f"slice {self._slice_id} could not catch up: {error}")
                 failure.__cause__ = error
-                self._report(failure)
+                self._errors.report(failure)
                 self._over.wait()
                 return
             self._state.answers = Answers.NONE
             self._notice(error)
             while not self._is_over(request):
-                self._note(out, Note.GIVE_UP, 0, 0)
+                self._outlet.note(Note.GIVE_UP, 0, 0)
                 self._over.wait(_REPEAT_S)
 
     def _request(self) -> tuple[int, Position | int]:
@@ -255,31 +295,30 @@ class CatchUp:
         state = self._state
         return self._over.is_set() or state.phase == Phase.LIVE or state.request != request
 
-    def _bring(self, out: zmq.Socket[bytes], request: int, start: Position | int, patience_s: float) -> None:
+    def _bring(self, request: int, start: Position | int, patience_s: float) -> None:
         def is_over() -> bool:
             return self._is_over(request)
 
-        for found in self._archives.read(
-            self._slice_id, start, self._wanted(), self._wait_s, is_over, patience_s=patience_s
-        ):
+        wanted = Wanted(self._tables.newest.upstream, self._tables.newest.wanted)
+        for found in self._archives.read(self._slice_id, start, wanted, self._wait_s, is_over, patience_s=patience_s):
             self._state.answers = Answers.SOME
             if isinstance(found, Block):
-                self._send(out, [found.key, found.header, _body_of(found)])
+                self._outlet.send([found.key, found.header, _body_of(found)])
             elif isinstance(found, Gone):
                 self._warn_lacking()
-                self._note(out, Note.GONE, *found.position)
+                self._outlet.note(Note.GONE, *found.position)
             elif isinstance(found, Told):
-                self._note(out, Note.TOLD, found.epoch, found.following)
+                self._outlet.note(Note.TOLD, found.epoch, found.following)
                 for key, end in found.ends.items():
-                    self._note(out, Note.END, found.epoch, end.sequence, end.count, key)
+                    self._outlet.note(Note.END, found.epoch, end.sequence, end.count, key)
             elif not found.has_waited or self._state.holds_from == UNKNOWN:
-                self._note(out, Note.ALL if found.is_all else Note.PASSED, *found.position)
+                self._outlet.note(Note.ALL if found.is_all else Note.PASSED, *found.position)
                 while 0 < self._state.epoch < found.position.epoch and not is_over():  # it may wait for a line
                     self._over.wait(_REPEAT_S)
-                    self._note(out, Note.PASSED, *found.position)
+                    self._outlet.note(Note.PASSED, *found.position)
             else:
                 self._warn_lacking()
-                self._note(out, Note.GIVE_UP, 0, 0)
+                self._outlet.note(Note.GIVE_UP, 0, 0)
             if is_over():
                 return
 
@@ -289,25 +328,9 @@ class CatchUp:
             log.warning("slice %d: archives lack messages before the live ones", self._slice_id)
 
     def _notice(self, error: BlackBoxError) -> None:
-        if time.monotonic() >= self._told_at:
-            self._told_at = time.monotonic() + _NOTICE_S
+        if time.monotonic() >= self._next_warning:
+            self._next_warning = time.monotonic() + _NOTICE_S
             log.warning("slice %d: missing messages could not be fetched: %s", self._slice_id, error)
-
-    def _note(
-        self, out: zmq.Socket[bytes], what: Note, epoch: int, number: int, count: int = 0, key: bytes = b""
-    ) -> None:
-        self._send(out, [key, b"", _NOTE.pack(what, epoch, number, count)])
-
-    def _send(self, out: zmq.Socket[bytes], frames: list[bytes | memoryview | zmq.Frame]) -> None:
-        while not self._over.is_set():
-            try:
-                out.send_multipart(frames)
-            except zmq.Again:
-                continue
-            self._state.sent += 1
-            if self._state.sent - self._state.taken <= _FEW_BLOCKS:
-                self._wake()
-            return
 
 
 def _body_of(block: Block) -> memoryview | zmq.Frame:

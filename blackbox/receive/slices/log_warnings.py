@@ -1,53 +1,17 @@
-"""Log what slices only count: rejected blocks, implausible messages, stepped clocks, many errors."""
+"""Log what slices only count: rejected blocks, implausible messages, stepped clocks."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 
 from blackbox.block.form.validate import FAULT_TEXT, Fault, version_text
-from blackbox.errors import CallbackError
-from blackbox.receive.state import SliceCounters, SliceState
+from blackbox.receive.slices.slice_status import SliceStatus
 
 log = logging.getLogger("blackbox")
 
 _EVERY_S = 10.0
 """Least seconds between two notices of one kind and slice."""
-_MOST_ERRORS = 10
-"""Errors of callbacks logged in that time per slice."""
-
-
-class CallbackErrors:
-    """Logs exceptions of a slice's callbacks: some in full, the rest as a count. Thread-safe."""
-
-    def __init__(self, slice_id: int) -> None:
-        self._slice_id = slice_id
-        self._lock = threading.Lock()
-        self._count = 0
-        self._until = 0.0
-
-    def log(self, failure: CallbackError) -> None:
-        """Log an error with its traceback, unless there were too many."""
-        with self._lock:
-            if time.monotonic() >= self._until:
-                self._tell_more()
-                self._until = time.monotonic() + _EVERY_S
-            self._count += 1
-            is_told = self._count <= _MOST_ERRORS
-        if is_told:
-            log.error("%s", failure, exc_info=failure.__cause__ or failure)
-
-    def close(self) -> None:
-        """Log how many errors were not logged."""
-        with self._lock:
-            self._tell_more()
-
-    def _tell_more(self) -> None:
-        if self._count > _MOST_ERRORS:
-            text = "slice %d: %d more errors of callbacks were not logged"
-            log.error(text, self._slice_id, self._count - _MOST_ERRORS)
-        self._count = 0
 
 
 class LogWarnings:
@@ -58,8 +22,9 @@ class LogWarnings:
         self._next: dict[tuple[int, str], float] = {}
         self._seen: dict[int, int] = {}
 
-    def check(self, slice_id: int, counters: SliceCounters, state: SliceState) -> None:
+    def check(self, status: SliceStatus) -> None:
         """Log what was counted since the last notice of its kind."""
+        slice_id, state, counters = status.slice_id, status.state, status.counters.slice
         doubted = counters.implausible + counters.implausible_control
         seen = counters.malformed + doubted + counters.clock_steps
         if seen == self._seen.get(slice_id, 0):

@@ -1,22 +1,25 @@
-"""Settings of a subscriber, and the system resources that its slices need."""
+"""Settings of a subscriber and its slices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from blackbox.arguments import check_integers, duration_ns
-from blackbox.feed.slice import Slice
-from blackbox.native.compile.jit import WARM_UP_NEEDS
-from blackbox.native.system.limits import Needs
+from blackbox.block.batch.block_handler import NO_HANDLER, BlockHandlerAt
+from blackbox.block.position import Position
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema.schema import RAW, Schema
 from blackbox.receive.callbacks.match_table import MAX_WORKERS
-from blackbox.receive.slices.catching_up import CATCH_UP_NEEDS
-from blackbox.receive.slices.flood_guard import GUARD_NEEDS
+from blackbox.receive.callbacks.slice_hooks import NO_HOOKS, SliceHooks
 from blackbox.receive.slow_subscriber import SlowPolicy
-from blackbox.transport.context import CONTEXT_NEEDS
-from blackbox.transport.wakeup import PIPE_NEEDS
+from blackbox.transport.wakeup import Pipe
+
+if TYPE_CHECKING:
+    from blackbox.receive.slices.catching_up import Archives, Since
 
 _LONGEST_WAIT_S = 1_000.0
 
@@ -60,18 +63,24 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return duration_ns("repair_wait", self.repair_wait, 0.001, _LONGEST_WAIT_S)
 
 
-def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
-    """Return what a `SliceThread` opens and starts: ROUTER, a DEALER per worker, SUB, a connection per line, its guard.
+class SliceSettings(NamedTuple):
+    """Settings of all slices of a subscriber, made once when it starts."""
 
-    With shared memory also a connection, a pidfd of the publisher, its bell, and briefly the memory.
-    """
-    lines = len(feed_slice.lines) + 5 * bool(feed_slice.shared_memory)
-    threads = 1 + options.workers
-    return (
-        PIPE_NEEDS,
-        CONTEXT_NEEDS,
-        *[WARM_UP_NEEDS] * threads,
-        Needs(2 + options.workers + lines, threads),
-        GUARD_NEEDS,
-        *(CATCH_UP_NEEDS if options.on_gap == "repair" else ()),
-    )
+    feed: Feed
+    options: Options
+    news: Pipe
+    """Poked when a slice has news for the supervisor."""
+    schema: Schema = RAW
+    archives: Archives | None = None
+    """Source of missed messages."""
+    hooks: Callable[[], SliceHooks] = lambda: NO_HOOKS
+    handler: Callable[[int], BlockHandlerAt] = lambda _: NO_HANDLER
+    """Returns what gets every block of a slice; there are then no workers."""
+    since: Callable[[int], Since | None] = lambda _: None
+    """Returns the start of a slice in the past."""
+    accepted: Mapping[int, Position] = {}
+    """By slice, the position up to which losses do not end the subscriber."""
+    refuses_alone: bool = False
+    """True if filters that a publisher refuses, once some were confirmed, end only the callbacks that need them."""
+    has_started: bool = False
+    """True if the other slices have started: none needs a confirmation before its filters may be refused."""

@@ -42,21 +42,11 @@ from blackbox.receive.deliver.dispatch import hand_block, hand_idle
 from blackbox.receive.deliver.worker_loop import TICK, idle_ms
 from blackbox.receive.deliver.worker_queues import fail
 from blackbox.receive.deliver.worker_state import NEVER, worker_state_at
-from blackbox.receive.order.epochs import AHEAD_NS, REFUTED, epoch_state_at
+from blackbox.receive.order.epochs import AHEAD_NS, EpochVerdict, epoch_state_at
 from blackbox.receive.order.state import is_clean, order_state_at
 from blackbox.receive.slice_memory import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt
-from blackbox.receive.slow_subscriber import CONFLATE, act_on_stuck, may_call_python
-from blackbox.receive.state import (
-    COMMAND,
-    CONTROL,
-    DRAINED,
-    HELD_MS,
-    IDLE_MS,
-    TERMINATE,
-    TERMINATED,
-    slice_counters_at,
-    slice_state_at,
-)
+from blackbox.receive.slow_subscriber import Action, act_on_stuck, may_call_python
+from blackbox.receive.state import HELD_MS, IDLE_MS, Reason, Stopping, slice_counters_at, slice_state_at
 from blackbox.transport.libzmq import (
     POLLIN,
     is_descriptor_readable,
@@ -78,12 +68,6 @@ from blackbox.transport.shared_memory.reader import (
     written,
 )
 
-_BAD_FRAMES = int(Fault.FRAMES)
-_BAD_KEY = int(Fault.RESERVED_KEY)
-_BAD_VERSION = int(Fault.VERSION)
-_BAD_KEY_RULE = int(Fault.KEY_RULE)
-_BAD_SLICE = int(Fault.SLICE)
-_BAD_EPOCH = int(Fault.EPOCH)
 _TURNS = 32
 """Blocks received between two turns of Python."""
 # Pass these as int64, not as literals: numba would compile the callee for each literal.
@@ -130,7 +114,7 @@ def _sleep(at: SliceAt, wait_ms: int) -> int:
         wake_up(at.shared)
         if is_descriptor_readable(at.scratch) and written(at.shared) == reader_state_at(at.shared.state).cursor:
             reader_state_at(at.shared.state).is_over = 1
-            return COMMAND
+            return Reason.COMMAND
     return 0
 
 
@@ -165,7 +149,7 @@ def _has_reserved_key(at: SliceAt) -> bool:
 def _fault(at: SliceAt, frames: int, now: int) -> int:
     """Return the fault of the current block; 0: none."""
     if frames != 3:
-        return _BAD_FRAMES
+        return Fault.FRAMES
     key, body = at.scratch + KEY_AT, at.scratch + BODY_AT
     fault = check_block(
         at.scratch + HEAD_AT,
@@ -176,9 +160,9 @@ def _fault(at: SliceAt, frames: int, now: int) -> int:
         msg_size(key),
         at.key_rule,
     )
-    if fault == _BAD_VERSION:
+    if fault == Fault.VERSION:
         slice_state_at(at.state).other_version = numpy.int64(block_header_at(at.scratch + HEAD_AT).version) + 1
-    if fault == _BAD_KEY_RULE:
+    if fault == Fault.KEY_RULE:
         slice_state_at(at.state).other_key_rule = numpy.int64(block_header_at(at.scratch + HEAD_AT).key_rule) + 1
     return fault if fault != 0 else _fault_here(at, now)
 
@@ -188,11 +172,11 @@ def _fault_here(at: SliceAt, now: int) -> int:
     """Return why the current block, itself valid, is wrong in this slice; 0: it is not."""
     header = read_header(at.scratch + HEAD_AT)
     if (header.flags & FLAG_CONTROL != 0) != _has_reserved_key(at):
-        return _BAD_KEY
+        return Fault.RESERVED_KEY
     if header.slice_id != at.slice_id:
         slice_state_at(at.state).other_slice = header.slice_id + 1
-        return _BAD_SLICE
-    return _BAD_EPOCH if header.epoch > now + AHEAD_NS else 0
+        return Fault.SLICE
+    return Fault.EPOCH if header.epoch > now + AHEAD_NS else 0
 
 
 @inner
@@ -203,7 +187,7 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
     result = look_at_held(at, table, trie, tick)
     if result != 0:
         return result
-    if at.action == CONFLATE and pending(at) > 0:
+    if at.action == Action.CONFLATE and pending(at) > 0:
         result = flush(at, table, trie, now_ns(), _NO)
         if result != 0:
             return result
@@ -211,8 +195,8 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
         return 0
     wait_ms = AGAIN_MS if hand_idle(at) else IDLE_MS
     if tick > slice_state_at(at.state).look_again_at_ns and may_call_python(at, tick):
-        return COMMAND
-    if counters.held > 0 or (at.action == CONFLATE and pending(at) > 0):
+        return Reason.COMMAND
+    if counters.held > 0 or (at.action == Action.CONFLATE and pending(at) > 0):
         wait_ms = min(wait_ms, HELD_MS)
     wait_ms = min(wait_ms, idle_ms(worker_state_at(at.own.state)))
     return _sleep(at, numpy.int64(wait_ms))
@@ -223,7 +207,7 @@ def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
     """Deliver everything that waits in the slice thread, with gaps; after TERMINATE count it as due."""
     deliver_held(at, table, trie, ALL)
     drop_all_doubted(at)
-    if at.action == CONFLATE and pending(at) > 0:
+    if at.action == Action.CONFLATE and pending(at) > 0:
         flush(at, table, trie, now_ns(), _YES)
 
 
@@ -255,7 +239,7 @@ def _is_heartbeat(at: SliceAt, header: Header) -> bool:
 def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Header, now: int, tick: int) -> int:
     line = line_of(at, header)
     epoch = header.epoch
-    if enter_epoch(at, epoch, line, _NO, tick) == REFUTED:
+    if enter_epoch(at, epoch, line, _NO, tick) == EpochVerdict.REFUTED:
         drop_doubted(at, line)
     note_clocks(clock_state_at(at.clock), slice_counters_at(at.counters), epoch, line, header.ts_out, now)
     doubted = count_doubted(at)
@@ -264,7 +248,7 @@ def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Head
     hand_control(at, now, _YES, doubted)
     result = look_at_end(at, table, trie, tick)
     if result == 0 and slice_state_at(at.state).wants_clean != 0 and is_clean(order_state_at(at.order.state)):
-        return COMMAND
+        return Reason.COMMAND
     return result
 
 
@@ -344,7 +328,7 @@ def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) ->
     counters.last_received_ns = now
     if header.flags & FLAG_CONTROL != 0:
         counters.control += 1
-        return _heartbeat(at, table, trie, keys, header, now, tick) if _is_heartbeat(at, header) else CONTROL
+        return _heartbeat(at, table, trie, keys, header, now, tick) if _is_heartbeat(at, header) else Reason.CONTROL
     counters.received += header.count
     counters.blocks += 1
     counters.body_bytes += header.body_bytes
@@ -363,11 +347,11 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
     turns = state.reads + _TURNS
     while result == 0:
         stopping = load_shared(state, "stopping")
-        if stopping == TERMINATE:
-            return TERMINATED
+        if stopping == Stopping.TERMINATE:
+            return Reason.TERMINATED
         # Continuous commands must not starve blocks.
         if load_shared(state, "asked") != 0 and (frames == 0 or state.reads >= turns):
-            return COMMAND
+            return Reason.COMMAND
         state.reads += 1
         # Live blocks take turns with archives, or their queue would overflow.
         frames = _receive_repair(at) if state.reads & 1 else numpy.int64(0)
@@ -380,7 +364,7 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
         if frames < 0:
             return fail(at)
         if stopping != 0 and _drained(at, table, trie, frames == 0):
-            return DRAINED
+            return Reason.DRAINED
         if own.tick_ns != NEVER and stopping == 0 and idle_ms(own) == 0:
             call_with_address(at.ask, TICK)
         if frames == 0 and not _repairs_wait(at):

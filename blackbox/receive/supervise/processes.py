@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 
@@ -15,11 +14,12 @@ from blackbox.errors import BlackBoxError, LimitError, SubscriberError
 from blackbox.native.system.limits import Needs
 from blackbox.receive.slices.slice_thread import SliceThread
 from blackbox.receive.slow_subscriber import EXIT_SLOW
-from blackbox.receive.state import TERMINATE
+from blackbox.receive.state import Stopping
 
 log = logging.getLogger("blackbox")
 
 _TICK_S = 0.05
+_RELEASE_S = 1.0
 
 PROCESS_NEEDS = Needs(descriptors=2, threads=1)
 """For a process, in addition to its slice: two pipes that report the end of either side."""
@@ -81,19 +81,17 @@ def _run_child(thread: SliceThread, parent: int, prepare: Callable[[], None]) ->
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: thread.ask_to_terminate())
     thread.start()
-    ended = threading.Event()
     deadline = math.inf
     while not thread.is_done:
-        if os.getppid() != parent and thread.state.stopping != TERMINATE:
+        if os.getppid() != parent and thread.status.state.stopping != Stopping.TERMINATE:
             log.error("slice %d: the parent process has ended", thread.slice_id)
             thread.ask_to_terminate()
-        if thread.state.stopping == TERMINATE:
-            deadline = min(deadline, time.monotonic() + thread.options.slow._grace_ns / 1e9)
+        if thread.status.state.stopping == Stopping.TERMINATE:
+            deadline = min(deadline, time.monotonic() + thread.settings.options.slow._grace_ns / 1e9)
             if thread.release(_TICK_S):
                 break
             if time.monotonic() >= deadline:
                 log.error("slice %d: a callback did not return, its process exits", thread.slice_id)
                 os._exit(EXIT_SLOW)
-        ended.wait(_TICK_S)
-    deadline = time.monotonic() + 1
-    thread.release(deadline - time.monotonic())
+        time.sleep(_TICK_S)
+    thread.release(_RELEASE_S)

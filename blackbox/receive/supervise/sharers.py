@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from blackbox.errors import RightsError
 from blackbox.feed.symbol_choice import starts_by_slice
 from blackbox.receive.callbacks.callbacks import IN_SLICE, Callback
 from blackbox.receive.callbacks.gap_hooks import GapHook
-from blackbox.receive.callbacks.slice_hooks import SliceHooks
+from blackbox.receive.callbacks.slice_hooks import NO_HOOKS, SliceHooks
 from blackbox.receive.callbacks.timers import Timer
-from blackbox.receive.slices.refusal import Refusal
+from blackbox.receive.publishers.refusal import Refusal
 
 if TYPE_CHECKING:
     from blackbox.feed.feed import Feed
@@ -115,11 +116,7 @@ class Sharers:
     def hooks(self) -> SliceHooks:
         """Return the hooks of all subscribers."""
         of_all = [each.hooks for each in (*self.present, *self.leaving)]
-        return SliceHooks(
-            [hook for hooks in of_all for hook in hooks.on_epoch],
-            [hook for hooks in of_all for hook in hooks.on_reset],
-            [hook for hooks in of_all for hook in hooks.on_live],
-        )
+        return SliceHooks(*(list(chain(*hooks)) for hooks in zip(NO_HOOKS, *of_all, strict=True)))
 
     def streams(self) -> list[Stream]:
         """Return the streams of all subscribers."""

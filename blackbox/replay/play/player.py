@@ -17,7 +17,7 @@ from blackbox.receive.callbacks.call_python import Delivery
 from blackbox.receive.callbacks.callback_turns import warm_up_turns
 from blackbox.receive.callbacks.callbacks import Kind
 from blackbox.receive.callbacks.match_table import WorkerTable
-from blackbox.receive.state import TERMINATE, SliceState
+from blackbox.receive.state import SliceState, Stopping
 from blackbox.receive.statistics import Counters
 from blackbox.replay.play.player_loop import DELIVER, GROW, NO_MEMORY, play
 from blackbox.replay.tables.measure_blocks import NO_BLOCKS, BlockTableAt
@@ -105,5 +105,5 @@ class ReplayWorker:
             log.error("%s", failure, exc_info=failure.__cause__ or failure)
             return True
         self.failure = failure
-        self._slice_state.stopping = TERMINATE
+        self._slice_state.stopping = Stopping.TERMINATE
         return False

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 from blackbox.native.system.limits import start_thread
 from blackbox.native.system.waits import is_done_in, join, result_of
-from blackbox.receive.state import TERMINATE, SliceState
+from blackbox.receive.state import SliceState, Stopping
 from blackbox.replay.play.played_slices import MatchedCallbacks, PlayedSlices
 from blackbox.replay.play.player import ReplayWorker
 from blackbox.replay.slice_numbering import ReplayedFeeds
@@ -98,7 +98,7 @@ class ReplayWorkers:
             for end in ends:
                 result_of(end)
         except BaseException:
-            self._slice_state.stopping = TERMINATE
+            self._slice_state.stopping = Stopping.TERMINATE
             raise
         finally:
             for end in ends:

@@ -20,7 +20,7 @@ from blackbox.life import Life
 from blackbox.native.system.limits import check_limits
 from blackbox.publish.listeners.peer_sockets import QueuePolicy
 from blackbox.publish.listeners.peers import PeerStatistics, most_of
-from blackbox.receive.slices.subscription import address_from
+from blackbox.receive.publishers.lines import address_from
 from blackbox.services.relay.cover import Cover, SmallestCover
 from blackbox.services.relay.hops import new_hop
 from blackbox.services.relay.line import Line

@@ -37,7 +37,7 @@ from blackbox.block.form.format import (
 from blackbox.native.tables.prefix_trie import Trie, build_trie
 from blackbox.publish.listeners.peers import Why
 from blackbox.publish.listeners.subscriptions import SUBSCRIBE, UNSUBSCRIBE
-from blackbox.receive.slices.subscription import MOST_PATIENT_S
+from blackbox.receive.publishers.confirmation import MOST_PATIENT_S
 from blackbox.services.relay.cover import Changes, Cover, CoverByKind, Interest
 from blackbox.services.relay.failover import DEAD_BEATS, Failover
 from blackbox.services.relay.key_ranges import ExpectedKeys

@@ -14,7 +14,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from blackbox.block.form.format import NONCE_BYTES
 from blackbox.errors import EndpointError
-from blackbox.receive.slices.subscription import open_sub
+from blackbox.receive.publishers.lines import open_sub
 from blackbox.services.relay.cover import Cover
 from blackbox.services.relay.line_state import LineState
 from blackbox.services.relay.requests_up import Upstream

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import zmq
@@ -12,7 +11,7 @@ import zmq
 from blackbox.block.form.format import MAX_BODY_BYTES
 from blackbox.feed.endpoint import transport_of
 from blackbox.native.system.limits import Needs, start_thread
-from blackbox.receive.state import SliceCounters
+from blackbox.receive.slices.slice_status import SliceStatus
 from blackbox.transport.security.curve import ClientKeys, refusal_of
 from blackbox.transport.tcp_info import Connection, Connections
 
@@ -43,36 +42,23 @@ class FloodGuard:
     """
 
     def __init__(
-        self,
-        sub: zmq.Socket[bytes],
-        endpoints: Sequence[str],
-        counters: SliceCounters,
-        heard_ns: Callable[[int], int],
-        queued_bytes: Callable[[], int],
-        reads: Callable[[], int],
-        slice_id: int,
-        keys: ClientKeys | None = None,
+        self, sub: zmq.Socket[bytes], status: SliceStatus, hwm_blocks: int, keys: ClientKeys | None = None
     ) -> None:
-        """`heard_ns` returns the time of a line's last valid block. `queued_bytes`: most bytes queued for one line.
-
-        `reads`: reads of the slice thread so far. `keys`: CURVE keys of the socket.
-        """
+        """`hwm_blocks`: most blocks that libzmq queues for one line. `keys`: CURVE keys of the socket."""
         self.refusal = ""
         """Reason why a publisher rejects our connections, from failed handshakes."""
-        self._keys = keys
-        self._counters, self._heard_ns, self._queued_bytes, self._slice_id = counters, heard_ns, queued_bytes, slice_id
-        self._reads = reads
-        self._enough_reads = 2 * len(endpoints)  # lines with blocks take turns; one block may be on its way
+        self._status, self._hwm_blocks, self._keys = status, hwm_blocks, keys
+        self._enough_reads = 2 * len(status.lines)  # lines with blocks take turns; one block may be on its way
         self._addresses = {
             line: endpoint.removeprefix("tcp://")
-            for line, endpoint in enumerate(endpoints)
+            for line, endpoint in enumerate(status.lines)
             if transport_of(endpoint) == "tcp"
         }
         self._marks: dict[int, _Mark] = {}
         """By descriptor."""
         self._ended = threading.Event()
         self._connections = Connections(sub) if self._addresses else None
-        self._thread = threading.Thread(target=self._watch, name=f"blackbox-guard-{slice_id}", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name=f"blackbox-guard-{status.slice_id}", daemon=True)
 
     def start(self) -> None:
         """Start checking if there are TCP connections."""
@@ -100,25 +86,27 @@ class FloodGuard:
                 self.look()
             except Exception:  # the next check may succeed; until then no peer is disconnected
                 if not has_failed:
-                    log.exception("slice %d: the flood guard's check failed, it continues", self._slice_id)
+                    log.exception("slice %d: the flood guard's check failed, it continues", self._status.slice_id)
                 has_failed = True
 
     def look(self) -> None:
         """Check every connection's bytes against the blocks received."""
         assert self._connections is not None
-        limit, reads = self._queued_bytes() + MAX_BODY_BYTES + _SLACK_BYTES, self._reads()
+        state, heard_ns = self._status.state, self._status.order.epochs.heard_ns
+        body_bytes = max(self._status.feed.block_bytes, state.largest_body)
+        limit, reads = self._hwm_blocks * body_bytes + MAX_BODY_BYTES + _SLACK_BYTES, state.reads
         found = self._connections.look()
         refusal = refusal_of(self._connections.failures, self._keys)
         if refusal != self.refusal:
             self.refusal = refusal
             addresses = " or ".join(self._addresses.values())
-            log.warning("slice %d: no connection to %s: %s", self._slice_id, addresses, refusal)
+            log.warning("slice %d: no connection to %s: %s", self._status.slice_id, addresses, refusal)
         self._marks = {each.fd: self._marks[each.fd] for each in found if each.fd in self._marks}
         for connection in found:
-            heard_ns = max(map(self._heard_ns, self._lines_of(connection)))
+            last_ns = max(heard_ns[line] for line in self._lines_of(connection))
             mark = self._marks.get(connection.fd)
-            if mark is None or heard_ns != mark.heard_ns or connection.received < mark.received:
-                self._marks[connection.fd] = _Mark(heard_ns, connection.received)
+            if mark is None or last_ns != mark.heard_ns or connection.received < mark.received:
+                self._marks[connection.fd] = _Mark(last_ns, connection.received)
                 continue
             unheard = connection.received - mark.received
             if unheard <= limit:
@@ -127,6 +115,6 @@ class FloodGuard:
                 self._marks[connection.fd] = mark._replace(reads=reads)
             elif reads - mark.reads >= self._enough_reads and connection.end():
                 del self._marks[connection.fd]
-                self._counters.ended_connections += 1
+                self._status.counters.slice.ended_connections += 1
                 text = "slice %d: closed the connection to %s: it sent %d bytes and no block"
-                log.warning(text, self._slice_id, connection.address, unheard)
+                log.warning(text, self._status.slice_id, connection.address, unheard)

@@ -1,0 +1,1 @@
+"""The publishers of a slice: connections, filters and their confirmation, refusals, floods."""
