@@ -9,7 +9,7 @@ import msgspec
 
 from blackbox.block.form.ack_format import NEVER_SYNCED, NOTHING_MISSING, Acknowledgement
 
-_MOST_TOLD: Final = 1_024
+_MOST_RECORDERS: Final = 1_024
 """Recorders remembered per slice, including disconnected ones; the oldest are evicted first."""
 
 What = Literal["recorded", "synced"]
@@ -36,11 +36,11 @@ class RecorderPosition(msgspec.Struct, frozen=True, kw_only=True):
     """True while it is connected. Its acknowledgements stay valid after it disconnects."""
 
 
-class _Told:
+class _Recorder:
     """The last acknowledgement of a recorder, and the lines on which it holds."""
 
-    def __init__(self, what: Acknowledgement) -> None:
-        self.what = what
+    def __init__(self, latest: Acknowledgement) -> None:
+        self.latest = latest
         self.standing: dict[int, bytes] = {}
 
 
@@ -49,38 +49,38 @@ class Acknowledgements:
 
     def __init__(self) -> None:
         self.epoch = 0
-        self._told: OrderedDict[bytes, _Told] = OrderedDict()
+        self._recorders: OrderedDict[bytes, _Recorder] = OrderedDict()
         self._covered: dict[tuple[What, int], int] = {}
 
     def begin_epoch(self, epoch: int) -> None:
         """Forget the acknowledgements of the previous epoch."""
         self.epoch = epoch
-        self._told.clear()
+        self._recorders.clear()
         self._covered.clear()
 
     def note(self, line: int, said: bytes, what: Acknowledgement) -> None:
         """Store an acknowledgement received on a line."""
         if what.epoch != self.epoch:
             return
-        told = self._told.setdefault(what.nonce, _Told(what))
-        told.standing[line] = said
+        recorder = self._recorders.setdefault(what.nonce, _Recorder(what))
+        recorder.standing[line] = said
         # A slow line repeats what another one already delivered; positions only grow.
-        if (what.recorded, what.synced) >= (told.what.recorded, told.what.synced):
-            told.what = what
-        while len(self._told) > _MOST_TOLD:
-            self._told.popitem(last=False)
+        if (what.recorded, what.synced) >= (recorder.latest.recorded, recorder.latest.synced):
+            recorder.latest = what
+        while len(self._recorders) > _MOST_RECORDERS:
+            self._recorders.popitem(last=False)
 
     def withdraw(self, line: int, said: bytes) -> None:
         """Withdraw an acknowledgement on a line: a newer one replaces it, or the recorder disconnected."""
         what = Acknowledgement.decode(said)
-        told = what and self._told.get(what.nonce)
-        if told and told.standing.get(line) == said:
-            del told.standing[line]
+        recorder = what and self._recorders.get(what.nonce)
+        if recorder and recorder.standing.get(line) == said:
+            del recorder.standing[line]
 
     def reached(self, what: What, by: int, goal: int) -> int:
         """Return the position before which `by` recorders have recorded, or synced, everything; at most `goal`."""
         position = self._covered.get((what, by), 0)
-        spans = [(told.what.begin, min(goal, self._position(told, what))) for told in self._told.values()]
+        spans = [(each.latest.begin, min(goal, self._position(each, what))) for each in self._recorders.values()]
         while True:
             stops = sorted((stop for begin, stop in spans if begin <= position < stop), reverse=True)
             if len(stops) < by:
@@ -90,8 +90,8 @@ class Acknowledgements:
 
     def give_up(self, what: What, by: int, goal: int) -> bool:
         """Write off messages that no recorder will have. False unless `by` recorders reach `goal`."""
-        here = [told for told in self._told.values() if told.standing]
-        if sum(self._position(told, what) >= goal for told in here) < by:
+        here = [each for each in self._recorders.values() if each.standing]
+        if sum(self._position(each, what) >= goal for each in here) < by:
             return False
         self._covered[what, by] = goal
         return True
@@ -101,21 +101,21 @@ class Acknowledgements:
         return [
             RecorderPosition(
                 slice_id=slice_id,
-                recorder=told.what.name,
-                epoch=told.what.epoch,
+                recorder=recorder.latest.name,
+                epoch=recorder.latest.epoch,
                 sent=sent,
-                begin=told.what.begin,
-                recorded=told.what.recorded,
-                synced=None if told.what.synced == NEVER_SYNCED else told.what.synced,
-                lacks=_lacking(told.what),
-                is_connected=bool(told.standing),
+                begin=recorder.latest.begin,
+                recorded=recorder.latest.recorded,
+                synced=None if recorder.latest.synced == NEVER_SYNCED else recorder.latest.synced,
+                lacks=_lacking(recorder.latest),
+                is_connected=bool(recorder.standing),
             )
-            for told in self._told.values()
+            for recorder in self._recorders.values()
         ]
 
     @staticmethod
-    def _position(told: _Told, what: What) -> int:
-        return told.what.recorded if what == "recorded" else told.what.synced
+    def _position(recorder: _Recorder, what: What) -> int:
+        return recorder.latest.recorded if what == "recorded" else recorder.latest.synced
 
 
 def _lacking(what: Acknowledgement) -> str:
