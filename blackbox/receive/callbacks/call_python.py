@@ -72,8 +72,8 @@ _identity_lock = threading.Lock()
 
 
 def _identity_rows() -> NDArray[numpy.int32]:
-    """0, 1, 2 … as rows of callbacks that get a whole block. Shared and read-only."""
-    global _identity  # noqa: PLW0603 - created once, when the first worker starts
+    """0, 1, 2 … as rows of compiled callbacks that get a whole block. Shared and read-only."""
+    global _identity  # noqa: PLW0603 - created once, for the first compiled callback: 22 MB
     with _identity_lock:
         if not len(_identity):
             _identity = numpy.arange(MAX_BODY_BYTES // LEAST_ROW_BYTES, dtype=numpy.int32)
@@ -177,7 +177,7 @@ class Delivery:
             self.scratch.ctypes.data,
             self._entries.ctypes.data,
             len(self._entries),
-            _identity_rows().ctypes.data,
+            _identity_rows().ctypes.data if any(each.kind == "compiled" for each in table.callbacks) else 0,
             self._counts.ctypes.data,
             self._places.ctypes.data,
             self._touched.ctypes.data,
