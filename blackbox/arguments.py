@@ -62,7 +62,7 @@ def all_as_bytes(name: str, values: Iterable[object]) -> list[bytes]:
     """Return topics, prefixes or symbols as bytes. Raises TypeError as `as_bytes`, or when they are a single one."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(f"{name} was {values!r:.80}, expected a list or tuple of str or bytes")
-    return [as_bytes(name, value) for value in values]
+    return [value if type(value) is bytes else as_bytes(name, value) for value in values]
 
 
 def decorator_prefix(prefix: object, decorator: str) -> bytes:

@@ -22,6 +22,7 @@ from blackbox.native.system.waits import is_done_in
 from blackbox.services.hub.client.condition_columns import as_place, error_of
 from blackbox.services.hub.client.durable_subscription import Subscription, check_client_name
 from blackbox.services.hub.client.put_checks import PutChecks
+from blackbox.services.hub.client.put_queue import parts_of
 from blackbox.services.hub.client.put_sender import Sender
 from blackbox.services.hub.client.subscriptions import Subscriptions
 from blackbox.services.hub.protocol import (
@@ -157,10 +158,10 @@ class HubClient:
         """
         until = time.monotonic() + timeout
         put = self._checks.single(topic, payload, id, ts_event, if_at, ttl)
-        self._sender.put(put, until, waits=True)
-        if not is_done_in(put.future, until - time.monotonic()):
+        self._sender.put(put, until)
+        if not is_done_in(put, until - time.monotonic()):
             raise self._sender.not_stored(f"the put of {topic!r}")
-        return put.future.result()
+        return put.result()
 
     def put_soon(
         self,
@@ -179,8 +180,8 @@ class HubClient:
         there is no room in time.
         """
         put = self._checks.single(topic, payload, id, ts_event, if_at, ttl)
-        self._sender.put(put, time.monotonic() + timeout, waits=False)
-        return put.future
+        self._sender.put_soon(put, timeout)
+        return put
 
     def put_many(
         self,
@@ -229,7 +230,7 @@ class HubClient:
         for row in numpy.flatnonzero(places["is_refused"])[:1].tolist():
             place = places[row].item()
             expected = None if rows.if_at is None else as_place(place[0], *rows.if_at[row].tolist())
-            why = next(each.why for each, part in zip(answers, rows.parts(), strict=True) if row < part.stop)
+            why = next(each.why for each, part in zip(answers, parts_of(rows.offsets), strict=True) if row < part.stop)
             raise error_of(rows.topics[rows.topic_index[row]], expected, place, why.split("\n"), places)
         return places
 

@@ -19,11 +19,10 @@ from blackbox.errors import ConfigError, HubError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import load_schema
 from blackbox.services.hub.client.condition_columns import INT64, as_if_at, as_revision, as_ttl_ns
-from blackbox.services.hub.client.put_queue import Columns, Single
+from blackbox.services.hub.client.put_queue import Columns, Put, parts_of
 from blackbox.services.hub.protocol import (
     MOST_BYTES,
     MOST_ID_BYTES,
-    MOST_PUTS,
     MOST_TTL_NS,
     Stored,
     check_topic_of,
@@ -53,20 +52,10 @@ class Rows(NamedTuple):
             raise ValueError(f"ts_event and ids were of other lengths, expected {count}")
         return self._replace(times=times, ids=ids, if_at=as_if_at(if_at, count), ttl_ns=as_ttl_ns(ttl, count))
 
-    def parts(self) -> list[slice]:
-        """Cut the rows into parts that fit a request."""
-        found, begin, count = [], 0, len(self.topic_index)
-        while begin < count:
-            fits = int(numpy.searchsorted(self.offsets, self.offsets[begin] + MOST_BYTES, "right")) - 1
-            stop = max(begin + 1, min(fits, begin + MOST_PUTS, count))
-            found.append(slice(begin, stop))
-            begin = stop
-        return found
-
     def requests(self) -> Iterator[tuple[Columns, Future[Stored]]]:
         """Return each part as a request, and its answer."""
         numbers = numpy.empty(len(self.topics), numpy.int32)
-        for part in self.parts():
+        for part in parts_of(self.offsets):
             index, future = self.topic_index[part], Future[Stored]()
             rows = numpy.arange(len(index), dtype=numpy.int32)
             numbers[index] = rows
@@ -104,8 +93,8 @@ class PutChecks:
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._slices: dict[bytes, int] = {}
-        """Slice of each known topic."""
+        self._known = set[bytes]()
+        """Topics that were checked."""
         self._schema = load_schema(feed.schema)
         self._record_bytes = {kind.encode("latin-1"): each.itemsize for kind, each in self._schema.records.items()}
 
@@ -117,39 +106,44 @@ class PutChecks:
         ts_event: int | None,
         if_at: Place | None,
         ttl: float | None,
-    ) -> Single:
+    ) -> Put:
         """Return a put. Raises ConfigError, TypeError, ValueError."""
-        topic = as_bytes("topic", topic)
-        self._check_topic(topic)
-        if payload is not None and (type(payload) is not bytes or len(payload) > MOST_BYTES):
-            if type(payload) is not bytes:
-                raise TypeError(f"payload was {payload!r:.80}, expected bytes")
+        if type(topic) is not bytes or topic not in self._known:
+            topic = as_bytes("topic", topic)
+            self._check_topic(topic)
+        if payload is not None:
+            self._check_payload(payload)
+        put = Put(topic, payload, time.time_ns() if ts_event is None else _as_time(ts_event))
+        if put_id is not None:
+            _check_ids((put_id,))
+            put.id = put_id
+        if if_at is not None:
+            put.if_at = as_revision(if_at)
+        if ttl is not None:
+            if payload is None or not 0 < ttl * 1e9 <= MOST_TTL_NS:
+                what = "without a value" if payload is None else f"of {ttl} s"
+                most = MOST_TTL_NS // 10**9
+                raise ValueError(f"ttl was {what}, expected a put with a value, above 0 and up to {most} s")
+            put.ttl_ns = math.ceil(ttl * 1e9)
+        return put
+
+    def _check_payload(self, payload: bytes) -> None:
+        if type(payload) is not bytes:
+            raise TypeError(f"payload was {payload!r:.80}, expected bytes")
+        if len(payload) > MOST_BYTES:
             raise ConfigError(f"payload had {len(payload)} bytes, expected at most {MOST_BYTES}")
-        if self._record_bytes and payload is not None:
+        if self._record_bytes:
             offset = self._schema.type_offset
             if self._record_bytes.get(payload[offset : offset + 1]) != len(payload):
                 for _, why in misfits(self._schema, numpy.array([0, len(payload)]), numpy.frombuffer(payload, "u1")):
                     raise ConfigError(why)
-        put_id = b"" if put_id is None else put_id
-        _check_ids((put_id,))
-        if ts_event is None:
-            ts_event = time.time_ns()
-        elif type(ts_event) is not int:
-            ts_event = _as_integer(ts_event)
-        if not -INT64 <= ts_event < INT64:
-            raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
-        if if_at is not None:
-            if_at = as_revision(if_at)
-        if ttl is not None and (payload is None or not 0 < ttl * 1e9 <= MOST_TTL_NS):
-            what = "without a value" if payload is None else f"of {ttl} s"
-            raise ValueError(f"ttl was {what}, expected a put with a value, above 0 and up to {MOST_TTL_NS // 10**9} s")
-        return Single(topic, payload, ts_event, put_id, if_at, 0 if ttl is None else math.ceil(ttl * 1e9), Future())
 
     def rows(self, topics: Sequence[str | bytes], topic_index: Any, payloads: Any, offsets: Any) -> Rows:
         """Return puts in columns, without times, ids and conditions. Raises ConfigError, TypeError, ValueError."""
         index = as_topic_index(topic_index, topics)
         names = all_as_bytes("topics", topics)
-        for topic in names:
+        known = self._known
+        for topic in [each for each in names if each not in known]:
             self._check_topic(topic)
         data = numpy.ascontiguousarray(numpy.frombuffer(payloads, numpy.uint8) if offsets is not None else payloads)
         count, flat = len(index), data.view(numpy.uint8).reshape(-1)
@@ -164,10 +158,10 @@ class PutChecks:
         return Rows(names, index, stops, flat)
 
     def _check_topic(self, topic: bytes) -> None:
-        if topic not in self._slices:
-            found = check_topic_of(self._feed, topic)
-            if len(self._slices) < self._feed.max_topics:
-                self._slices[topic] = found
+        if topic not in self._known:
+            check_topic_of(self._feed, topic)
+            if len(self._known) < self._feed.max_topics:
+                self._known.add(topic)
 
 
 def _check_ids(ids: Sequence[bytes]) -> None:
@@ -178,11 +172,14 @@ def _check_ids(ids: Sequence[bytes]) -> None:
             raise ConfigError(f"id had {len(each)} bytes, expected at most {MOST_ID_BYTES}")
 
 
-def _as_integer(ts_event: object) -> int:
+def _as_time(ts_event: object) -> int:
     try:
-        return operator.index(ts_event)  # type: ignore[arg-type]  # it checks the type
+        time_ns = operator.index(ts_event)  # type: ignore[arg-type]  # it checks the type
     except TypeError:
         raise TypeError(f"ts_event was {ts_event!r:.80}, expected an integer: ns since 1970") from None
+    if not -INT64 <= time_ns < INT64:
+        raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
+    return time_ns
 
 
 def _as_times(ts_event: Any) -> NDArray[numpy.int64]:

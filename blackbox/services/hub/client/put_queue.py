@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy
+from numpy.typing import NDArray
 
 from blackbox.block.position import Place
 from blackbox.errors import HubError
@@ -46,16 +48,47 @@ class Columns(msgspec.Struct, frozen=True):
     ttl: bytes = b""
 
 
-class Single(NamedTuple):
-    """One put."""
+class Put(Future[Place]):
+    """One put, and the future of its place.
 
-    topic: bytes
-    payload: bytes | None
-    time_ns: int
-    id: bytes
-    if_at: Place | None
-    ttl_ns: int
-    future: Future[Place]
+    A `Future` makes a condition and two lists, which takes longer than all else that a put needs. Here they are made
+    for the first thread that waits for this put or adds a callback.
+    """
+
+    id: bytes = b""
+    if_at: Place | None = None
+    ttl_ns: int = 0
+    _state = "RUNNING"  # it cannot be cancelled
+    _result, _exception = None, None
+    _making = threading.RLock()
+    """Held while a condition is made, or while a put without one is finished."""
+
+    def __init__(self, topic: bytes, payload: bytes | None, time_ns: int) -> None:
+        self.topic, self.payload, self.time_ns = topic, payload, time_ns
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_condition":
+            with Put._making:
+                return self.__dict__.setdefault(name, threading.Condition())
+        if name in ("_waiters", "_done_callbacks"):  # used with the condition held
+            return self.__dict__.setdefault(name, [])
+        raise AttributeError(name)
+
+    def done(self) -> bool:
+        """Return True if the put has a result."""
+        return self._state == "FINISHED"
+
+    def result(self, timeout: float | None = None) -> Place:
+        """Wait for the place and return it, or raise the error of the put."""
+        return super().result(timeout) if self._result is None else self._result
+
+    def set_result(self, place: Place) -> None:
+        """Finish the put."""
+        with Put._making:
+            if "_condition" not in self.__dict__:
+                self._result, self._state = place, "FINISHED"
+                return
+        super().set_result(place)
 
 
 class PutQueue:
@@ -64,7 +97,7 @@ class PutQueue:
     def __init__(self, most: int) -> None:
         """`most`: maximum number of unanswered puts."""
         self._most = most
-        self._singles: list[Single] = []
+        self._singles: list[Put] = []
         """Puts after those in `_columns`."""
         self._columns: deque[Columns] = deque()
         self.unanswered = self._bytes = 0
@@ -75,11 +108,15 @@ class PutQueue:
         is_full = self.unanswered + count > self._most or self._bytes + size > _MOST_WAITING_BYTES
         return not self.unanswered or not is_full
 
-    def add(self, single: Single) -> None:
-        """Add a put."""
-        self._singles.append(single)
+    def add(self, put: Put) -> bool:
+        """Add a put. Return False if there is no room for it."""
+        size = 0 if put.payload is None else len(put.payload)
+        if not self.has_room(1, size):
+            return False
+        self._singles.append(put)
         self.unanswered += 1
-        self._bytes += len(single.payload or b"")
+        self._bytes += size
+        return True
 
     def add_columns(self, columns: Columns) -> None:
         """Add the puts of a request."""
@@ -108,73 +145,79 @@ class PutQueue:
 
     def _gather(self) -> None:
         """Pack single puts into columns that fit a request."""
-        singles, self._singles = self._singles, []
-        begin = size = 0
-        for index, single in enumerate(singles):
-            size += len(single.payload or b"")
-            if index - begin == MOST_PUTS or (size > MOST_BYTES and index > begin):
-                self._columns.append(_columns_of(singles[begin:index]))
-                begin, size = index, len(single.payload or b"")
-        if begin < len(singles):
-            self._columns.append(_columns_of(singles[begin:]))
+        puts, self._singles = self._singles, []
+        if len(puts) == 1:
+            self._columns.append(_columns_of_one(puts))
+        elif puts:
+            payloads = [each.payload or b"" for each in puts]
+            offsets = numpy.zeros(len(puts) + 1, numpy.int64)
+            numpy.cumsum([*map(len, payloads)], out=offsets[1:])
+            for part in parts_of(offsets):
+                self._columns.append(_columns_of(puts[part], payloads[part], offsets[part.start : part.stop + 1]))
 
 
-def _columns_of(singles: list[Single]) -> Columns:
-    if len(singles) == 1:
-        return _columns_of_one(singles)
-    numbers: dict[bytes, int] = {}
-    index = [numbers.setdefault(each.topic, len(numbers)) for each in singles]
-    payloads = [each.payload or b"" for each in singles]
-    offsets = numpy.zeros(len(singles) + 1, numpy.int64)
-    numpy.cumsum([*map(len, payloads)], out=offsets[1:])
-    times = [each.time_ns for each in singles]
-    ids = [each.id for each in singles]
-    is_null = any(each.payload is None for each in singles)
-    ttl = [each.ttl_ns for each in singles]
-    if_at = [ANYWHERE if each.if_at is None else each.if_at[1:] for each in singles]
+def parts_of(offsets: NDArray[numpy.int64]) -> list[slice]:
+    """Cut puts, with payloads between these offsets, into parts that fit a request."""
+    found, begin, count = [], 0, len(offsets) - 1
+    while begin < count:
+        fits = int(numpy.searchsorted(offsets, offsets[begin] + MOST_BYTES, "right")) - 1
+        stop = max(begin + 1, min(fits, begin + MOST_PUTS, count))
+        found.append(slice(begin, stop))
+        begin = stop
+    return found
+
+
+def _columns_of(puts: list[Put], payloads: list[bytes], offsets: NDArray[numpy.int64]) -> Columns:
+    topics = [each.topic for each in puts]
+    numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
+    times = [each.time_ns for each in puts]
+    ids = [each.id for each in puts]
+    is_null = any(each.payload is None for each in puts)
+    ttl = [each.ttl_ns for each in puts]
+    if_at = [ANYWHERE if each.if_at is None else each.if_at[1:] for each in puts]
 
     return Columns(
         list(numbers),
-        numpy.array(index, numpy.int32).tobytes(),
-        offsets.tobytes(),
+        numpy.fromiter(map(numbers.__getitem__, topics), numpy.int32, len(puts)).tobytes(),
+        (offsets - offsets[0]).tobytes(),
         b"".join(payloads),
         numpy.array(times, numpy.int64).tobytes() if any(times) else b"",
-        bytes(each.payload is not None for each in singles) if is_null else b"",
+        bytes(each.payload is not None for each in puts) if is_null else b"",
         ids if any(ids) else [],
-        len(singles),
-        partial(_tell, singles),
+        len(puts),
+        partial(_tell, puts),
         numpy.array(if_at, CONDITION).tobytes() if any(each is not ANYWHERE for each in if_at) else b"",
         numpy.array(ttl, numpy.int64).tobytes() if any(ttl) else b"",
     )
 
 
-def _columns_of_one(singles: list[Single]) -> Columns:
-    ((topic, payload, time_ns, put_id, if_at, ttl_ns, _),) = singles
-    data = payload or b""
+def _columns_of_one(puts: list[Put]) -> Columns:
+    (put,) = puts
+    data, if_at = put.payload or b"", put.if_at
     return Columns(
-        [topic],
+        [put.topic],
         FIRST,
         offsets_of_one(len(data)),
         data,
-        _NUMBER.pack(time_ns) if time_ns else b"",
-        b"\0" if payload is None else b"",
-        [put_id] if put_id else [],
+        _NUMBER.pack(put.time_ns) if put.time_ns else b"",
+        b"\0" if put.payload is None else b"",
+        [put.id] if put.id else [],
         1,
-        partial(_tell, singles),
+        partial(_tell, puts),
         b"" if if_at is None else _NUMBER.pack(if_at.epoch) + _NUMBER.pack(if_at.sequence),
-        _NUMBER.pack(ttl_ns) if ttl_ns else b"",
+        _NUMBER.pack(put.ttl_ns) if put.ttl_ns else b"",
     )
 
 
-def _tell(singles: list[Single], result: Stored | HubError) -> None:
+def _tell(puts: list[Put], result: Stored | HubError) -> None:
     if isinstance(result, HubError):
-        for each in singles:
-            each.future.set_exception(result)
+        for each in puts:
+            each.set_exception(result)
         return
     why = result.why.split("\n")
-    for each, place in zip(singles, unpack_places(result.places).tolist(), strict=True):
+    for each, place in zip(puts, unpack_places(result.places).tolist(), strict=True):
         slice_id, _, is_refused, epoch, sequence = place
         if is_refused:
-            each.future.set_exception(error_of(each.topic, each.if_at, place, why))
+            each.set_exception(error_of(each.topic, each.if_at, place, why))
         else:
-            each.future.set_result(Place(slice_id, epoch, sequence))
+            each.set_result(Place(slice_id, epoch, sequence))

@@ -13,14 +13,13 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from blackbox.block.position import Place
 from blackbox.errors import HubError, NotStoredError
 from blackbox.feed.feed import Feed
 from blackbox.native.system.interrupts import interrupts_held
 from blackbox.native.system.limits import start_thread
 from blackbox.native.system.waits import join, step_of
 from blackbox.services.hub.client.hub_connection import HubConnection
-from blackbox.services.hub.client.put_queue import Columns, PutQueue, Single
+from blackbox.services.hub.client.put_queue import Columns, Put, PutQueue
 from blackbox.services.hub.client.requests_sent import RequestsSent
 from blackbox.services.hub.protocol import Expected, Passive, Refused, Stored, Welcome, decode_answer
 from blackbox.transport.wakeup import Pipe
@@ -75,7 +74,8 @@ class Sender:
 
     def __init__(self, feed: Feed, name: str, *, synced: bool, most: int) -> None:
         self.name, self._hub = name, feed.hub
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue = PutQueue(most)
         self._asked: dict[int, _Question] = {}
         self._unsaid: deque[int] = deque()
@@ -104,23 +104,31 @@ class Sender:
             self._stack.close()
             raise
 
-    def put(self, single: Single, until: float, *, waits: bool) -> None:
-        """Queue one message. `waits`: wait until it is answered or its time is over, if no other is unanswered.
+    def put(self, put: Put, until: float) -> None:
+        """Queue one message, and wait until it is answered or its time is over, if no other is unanswered.
 
-        Raises NotStoredError if there is no room in time, HubError.
+        Raises as `put_soon`.
         """
-        single.future.set_running_or_notify_cancel()  # it cannot be cancelled
-        with self._changed:
-            self._wait_for_room(1, len(single.payload or b""), until)
-            self._queue.add(single)
-            if not waits:
-                self._driver.wake()
-        if waits:
-            self._stand_in(single.future, until)
+        with self._lock:
+            self._add(put, until)
+        self._stand_in(put, until)
+
+    def put_soon(self, put: Put, timeout: float) -> None:
+        """Queue one message. Raises NotStoredError if there is no room in time, HubError."""
+        with self._lock:
+            self._check()
+            if not self._queue.add(put):
+                self._add(put, time.monotonic() + timeout)
+            self._driver.wake()
+
+    def _add(self, put: Put, until: float) -> None:
+        self._check()
+        while not self._queue.add(put):
+            self._wait_until_room(until)
 
     def put_columns(self, columns: Columns, until: float) -> None:
         """Queue the puts of a request, after earlier ones."""
-        with self._changed:
+        with self._lock:
             self._wait_for_room(columns.count, len(columns.payloads), until)
             self._queue.add_columns(columns)
             self._driver.wake()
@@ -128,7 +136,7 @@ class Sender:
     def ask(self, prefix: bytes | None = None) -> Future[Welcome]:
         """Ask for this client's last put, and for the position of topics with a prefix."""
         asked = _Question(prefix, Future())
-        with self._changed:
+        with self._lock:
             self._check()
             number = secrets.randbits(62)
             self._asked[number] = asked
@@ -139,19 +147,19 @@ class Sender:
 
     def ask_no_more(self, answer: Future[Welcome]) -> None:
         """Drop a question that no longer needs an answer."""
-        with self._changed:
+        with self._lock:
             self._asked = {number: each for number, each in self._asked.items() if each.answer is not answer}
 
     def flush(self, until: float) -> None:
         """Wait until the hub has answered all puts. Raises NotStoredError, HubError."""
-        with self._changed:
+        with self._lock:
             self._check()
             while puts := self._queue.unanswered:
                 self._wait(until, f"{puts} puts")
 
     def close(self) -> None:
         """End; unanswered puts fail."""
-        with self._changed:
+        with self._lock:
             self._is_ended = self._driver.sleeps = True
             self._driver.wake()
         is_own = self._driver.stands_in == threading.get_ident()  # then it ends after its put
@@ -172,8 +180,11 @@ class Sender:
     def _wait_for_room(self, count: int, size: int, until: float) -> None:
         self._check()
         while not self._queue.has_room(count, size):
-            unanswered = self._queue.unanswered
-            self._wait(until, f"the {unanswered} puts that are on their way, so that there is room for more")
+            self._wait_until_room(until)
+
+    def _wait_until_room(self, until: float) -> None:
+        unanswered = self._queue.unanswered
+        self._wait(until, f"the {unanswered} puts that are on their way, so that there is room for more")
 
     def _wait(self, until: float, what: str) -> None:
         """Wait for an answer to some put."""
@@ -183,7 +194,7 @@ class Sender:
         self._changed.wait(step_of(left))
         self._check()
 
-    def _stand_in(self, put: Future[Place], until: float) -> None:
+    def _stand_in(self, put: Put, until: float) -> None:
         """Be the driver, if there is no other one, until a put is done, its time is over, or Ctrl-C is pressed.
 
         The own thread then continues if needed; an error that ends the client ends it, too.
@@ -191,7 +202,7 @@ class Sender:
         driver, is_mine = self._driver, False
         with interrupts_held(self._pipe.poke) as interrupts:
             try:  # a signal's handler may raise anything, anywhere
-                with self._changed:
+                with self._lock:
                     if driver.is_there or os.getpid() != driver.process:
                         driver.wake()
                         return
@@ -213,7 +224,7 @@ class Sender:
     def _rests(self) -> bool:
         """Stop being the driver if there is nothing to do; return True if so."""
         driver = self._driver
-        with self._changed:
+        with self._lock:
             is_busy = self._queue.unanswered or self._asked or self._is_ended or driver.error is not None
             driver.is_there = bool(is_busy)
             return not is_busy
@@ -242,7 +253,7 @@ class Sender:
                 self._drive(_MOST_WAIT_S)
 
     def _fail(self, error: HubError) -> None:
-        with self._changed:
+        with self._lock:
             self._failure = error
             left = self._requests.close() + self._queue.close()
             asked, self._asked = list(self._asked.values()), {}
@@ -285,13 +296,13 @@ class Sender:
                 requests.is_sent()
 
     def _next_columns(self) -> Columns | None:
-        with self._changed:
+        with self._lock:
             columns = self._queue.take()
             self._driver.sleeps = columns is None
             return columns
 
     def _repeat_questions(self) -> None:
-        with self._changed:
+        with self._lock:
             self._unsaid = deque(self._asked)
 
     def _take(self, text: bytes) -> None:
@@ -305,7 +316,7 @@ class Sender:
             self._requests.resume(self._hub, answer.first)
         elif isinstance(answer, Welcome):
             self._requests.welcome(answer)
-            with self._changed:
+            with self._lock:
                 asked = self._asked.pop(answer.number, None)
             if asked is not None:
                 asked.answer.set_result(answer)
@@ -320,6 +331,6 @@ class Sender:
         if (columns := self._requests.answered(first)) is not None:
             self._connection.is_answered()
             columns.tell(result)
-            with self._changed:
+            with self._lock:
                 self._queue.answered(columns)
                 self._changed.notify_all()

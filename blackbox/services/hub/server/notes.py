@@ -7,6 +7,7 @@ notes of old turns.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -34,6 +35,7 @@ END: Final = numpy.dtype([("row", "<u4"), ("at", "<i8")])
 HEAD: Final = numpy.dtype([("number", "<i8"), ("first", "<i8"), ("slices", "<u2"), ("kind", "u1")])
 """Head of a note: number of the turn; number of the first turn of the hub's run; slices that have a note of the turn;
 kind."""
+_HEAD: Final = struct.Struct("<qqHB")
 MOST_PART_BYTES: Final = 256 << 10
 """Bytes of a note at which the next one begins."""
 _ITEM_BYTES: Final = 64
@@ -98,7 +100,7 @@ def encode_judged(number: int, first: int, slices: int, requests: Sequence[Judge
 
 
 def _head(number: int, first: int, slices: int, kind: int) -> bytes:
-    return numpy.array((number, first, slices, kind), HEAD).tobytes()
+    return _HEAD.pack(number, first, slices, kind)
 
 
 def head_of(note: bytes) -> NDArray[numpy.void]:
