@@ -23,6 +23,7 @@ from blackbox.services.hub.client.put_queue import Columns, Put, parts_of
 from blackbox.services.hub.protocol import (
     MOST_BYTES,
     MOST_ID_BYTES,
+    MOST_TOPIC_BYTES,
     MOST_TTL_NS,
     Stored,
     check_topic_of,
@@ -93,6 +94,8 @@ class PutChecks:
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
+        self._takes_all = not any(part.prefixes for part in feed.slices)
+        """True if each topic has a slice: by share, or the only one."""
         self._known = set[bytes]()
         """Topics that were checked."""
         self._schema = load_schema(feed.schema)
@@ -142,9 +145,9 @@ class PutChecks:
         """Return puts in columns, without times, ids and conditions. Raises ConfigError, TypeError, ValueError."""
         index = as_topic_index(topic_index, topics)
         names = all_as_bytes("topics", topics)
-        known = self._known
-        for topic in [each for each in names if each not in known]:
-            self._check_topic(topic)
+        if not (self._takes_all and self._are_whole(names)):
+            for topic in names:
+                self._check_topic(topic)
         data = numpy.ascontiguousarray(numpy.frombuffer(payloads, numpy.uint8) if offsets is not None else payloads)
         count, flat = len(index), data.view(numpy.uint8).reshape(-1)
         if offsets is None and (data.ndim != 2 or len(data) != count):
@@ -156,6 +159,11 @@ class PutChecks:
         if count and (largest := int(numpy.diff(stops).max())) > MOST_BYTES:
             raise ConfigError(f"payload had {largest} bytes, expected at most {MOST_BYTES}")
         return Rows(names, index, stops, flat)
+
+    @staticmethod
+    def _are_whole(topics: list[bytes]) -> bool:
+        """Return True if a slice without prefixes takes all of these topics."""
+        return min(topics, default=b"\1") >= b"\1" and max(map(len, topics), default=0) <= MOST_TOPIC_BYTES
 
     def _check_topic(self, topic: bytes) -> None:
         if topic not in self._known:
