@@ -132,7 +132,8 @@ class Table:
                 self._forget_answer(*next(iter(self._answers)))
         elif client is not None:
             self._begin_session(client, request.session)
-        self._remember_ids(number, request, places, places["is_new"] != 0)
+        if request.ids:
+            self._remember_ids(number, request, places, places["is_new"] != 0)
 
     def take_partly(self, number: int, request: Judged, places: Places, is_there: NDArray[numpy.bool_]) -> None:
         """Take a request that a killed hub has stored in part. When it is repeated, the other rows are judged.

@@ -39,8 +39,9 @@ class Conditions:
 
     def ask_for_days(self, puts: Sequence[Put]) -> bool:
         """Return True if `read` must be called before these puts are judged."""
-        is_due = not self._revisions.is_known and self._now_ns() >= self._read_again_at
-        return is_due and any(each.if_at for each in puts)
+        if self._revisions.is_known or not any(each.if_at for each in puts):
+            return False
+        return self._now_ns() >= self._read_again_at
 
     def read(self, find: Callable[[], dict[bytes, Revision]]) -> None:
         """Note the newest message of every topic, as returned by `find`. After a failure, it is called again later."""
@@ -99,19 +100,21 @@ class Conditions:
         places[order] = numpy.array(rows, PLACE)
         return places
 
-    def note(
-        self, topics: list[bytes], columns: Columns, places: Places, is_new: NDArray[numpy.bool_], taken_ns: int
-    ) -> bytes:
+    def note(self, topics: list[bytes], columns: Columns, places: Places, taken_ns: int) -> bytes:
         """Note the newest message and the deadline of each topic, as far as they are kept.
 
         Return END[n] for all rows, not only the last one of a topic: a hub that is killed may lose that one.
         """
         deadlines, revisions, ends = self.deadlines, self._revisions, list[tuple[int, int]]()
+        is_timed = columns.ttl is not None or bool(deadlines)
+        if not is_timed and not revisions.is_known:
+            return b""
+        is_new = places["is_new"] != 0
         if revisions.is_known:
             for topic, row in columns.last_rows(is_new):
                 place = int(places["epoch"][row]), int(places["sequence"][row])
                 revisions.note(topics[topic], place, columns.has_value(row))
-        if columns.ttl is None and not deadlines:
+        if not is_timed:
             return b""
         for row in numpy.flatnonzero(is_new).tolist():
             name = topics[columns.index[row]]

@@ -93,6 +93,10 @@ class Turn:
         self.is_synced = False
         """True if its answers wait until it is on the disk."""
 
+    def count(self, name: str, more: int) -> None:
+        """Add to a count."""
+        self.counts[name] = self.counts.get(name, 0) + more
+
 
 class Around(Protocol):
     """Surroundings of a judge."""
@@ -242,7 +246,7 @@ class Judge:
         stored = self.table.stored(client, request.session, request.first)
         is_plain = not wrong and topics.codes is None and columns.if_at is None
         if is_plain and not known and not stored and len(set(ids)) == len(ids) and self.topics.has_room(topics.new):
-            places = self.numbers.places_of(topics.slices[columns.index], order)
+            places, rows = self.numbers.places_of(topics.slices[columns.index], order), order
             self.topics.add_all(topics.new)
         else:
             codes = [0] * request.count if topics.codes is None else topics.codes[columns.index].tolist()
@@ -250,11 +254,16 @@ class Judge:
                 codes[row] = codes[row] or why.code(misfit)
             slices = topics.slices.tolist()
             places = self.conditions.judge(request, columns, order, slices, codes, known, stored, why, self._next_of)
-        is_new = places["is_new"] != 0
-        ends = self.conditions.note(request.topics, columns, places, is_new, taken_ns)
-        if numpy.count_nonzero(is_new):
+            rows = order[places["is_new"][order] != 0]
+        ends = self.conditions.note(request.topics, columns, places, taken_ns)
+        if len(rows):
             numbers = None if topics.new else topics.numbers
-            turn.fresh.append(Fresh(columns, request.topics, order[is_new[order]], numbers))
+            turn.fresh.append(Fresh(columns, request.topics, rows, numbers))
+        turn.count("stored", len(rows) * (client is not None))
+        if len(rows) < request.count:
+            refused = places["is_refused"]
+            turn.count("known", request.count - len(rows) - int(numpy.count_nonzero(refused)))
+            turn.count("conflicts", int(numpy.count_nonzero(refused == CONFLICT)))
         return self._note(client, request, places, why, ends, taken_ns, turn)
 
     def _note(
@@ -283,11 +292,6 @@ class Judge:
             ),
             places,
         )
-        refused, stored = places["is_refused"], int(numpy.count_nonzero(places["is_new"]))
-        conflicts = int(numpy.count_nonzero(refused == CONFLICT))
-        known = request.count - stored - int(numpy.count_nonzero(refused))
-        for name, count in (("stored", stored * (client is not None)), ("known", known), ("conflicts", conflicts)):
-            turn.counts[name] = turn.counts.get(name, 0) + count
         return answer
 
     def _add(self, turn: Turn, request: Judged, places: Places) -> None:

@@ -67,7 +67,7 @@ class Topics:
         """Look up the topics of a request. Topics that do not start with one of `may` are refused; None allows all."""
         numbers = self.numbers(topics)
         slices, new = self._routes[0][numbers], list[bytes]()
-        if may is None and not numpy.count_nonzero(numbers < 0):
+        if may is None and numbers.min() >= 0:
             return Found(numbers, slices, None, new)
         codes = numpy.zeros(len(topics), numpy.int64)
         for at, topic in enumerate(topics):
