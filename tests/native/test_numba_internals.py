@@ -32,5 +32,5 @@ def test_an_inner_function_has_no_machine_code_and_works_in_its_callers() -> Non
         return twice(number)
 
     assert use(3) == 6
-    library = twice.overloads[(types.int64,)].library
+    library = twice.dispatcher.overloads[(types.int64,)].library
     assert library._compiled_object is None

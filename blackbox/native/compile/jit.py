@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from functools import partial, wraps
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property, partial, wraps
 from typing import Any
 
 import numba
@@ -16,16 +15,20 @@ from numba import typeof
 from blackbox.errors import LimitError
 from blackbox.native.compile.kernel_cache import cache_root, held_by_one_process, use_kernel_cache
 from blackbox.native.compile.numba_internals import (
+    InnerCompiler,
     global_compiler_lock,
     load_llvm,
     make_cfunc,
+    skip_extensions,
+    stands_for,
+    typeof_arrays_without_masks,
     use_cache,
     wrap_compile,
 )
 from blackbox.native.system.interrupts import interrupts_held
 from blackbox.native.system.limits import Needs, check_limits, start_thread
 
-__all__ = ["WARM_UP_NEEDS", "cfunc", "check_memory", "njit", "warm_up"]
+__all__ = ["WARM_UP_NEEDS", "InnerFunction", "cfunc", "check_memory", "njit", "warm_up"]
 
 log = logging.getLogger("blackbox")
 
@@ -37,6 +40,7 @@ _was_logged = threading.Event()
 use_kernel_cache()
 with interrupts_held():
     load_llvm()
+typeof_arrays_without_masks()
 
 
 @wraps(numba.njit)
@@ -49,8 +53,9 @@ def njit(function: Any = None, *, cache: bool = False, **options: Any) -> Any:
 
 def _made(function: Any, signature: str | None, is_cached: bool, options: dict[str, Any]) -> Any:
     made = numba.njit(function, **options)
-    lock = use_cache(made, function) if is_cached else None
-    wrap_compile(made, partial(_in_turn, lock))
+    if is_cached:
+        skip_extensions(made)
+    wrap_compile(made, partial(_in_turn, made, is_cached))
     if signature is not None:  # numba must know the cache before it compiles
         made.compile(signature)
         made.disable_compile()
@@ -72,27 +77,33 @@ def cfunc(signature: Any, *, cache: bool = False, **options: Any) -> Callable[[A
 
 
 @contextmanager
-def _in_turn(lock: Path | None) -> Iterator[None]:
+def _in_turn(made: Any, is_cached: bool) -> Iterator[None]:
     """Compile or load in one thread at a time; a cached function also in one process at a time."""
     # numba's lock comes first: its holder may need the file lock that another thread waits for.
-    # Delay Ctrl-C last: LLVM's callbacks would swallow it during compilation.
-    others = nullcontext() if lock is None else held_by_one_process(lock)
-    with nullcontext() if lock is None else _logged(), global_compiler_lock, others, interrupts_held():
+    with global_compiler_lock, ExitStack() as stack:
+        if is_cached:
+            begin = _logged(stack)
+            stack.enter_context(held_by_one_process(use_cache(made, made.py_func, begin), begin))
+        # Delay Ctrl-C last: LLVM's callbacks would swallow it during compilation.
+        stack.enter_context(interrupts_held())
         yield
 
 
-@contextmanager
-def _logged() -> Iterator[None]:
-    """Log, once per process, a compilation that takes longer than a second."""
-    timer = threading.Timer(_PATIENCE_S, _log_once)
-    timer.daemon = True
-    if not _was_logged.is_set():
-        with suppress(LimitError):
-            start_thread(timer)
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _logged(stack: ExitStack) -> Callable[[], None]:
+    """Return a function to call before a compilation. Log, once per process, one that takes longer than a second.
+
+    It has ended when `stack` is closed.
+    """
+
+    def begin() -> None:
+        timer = threading.Timer(_PATIENCE_S, _log_once)
+        timer.daemon = True
+        if not _was_logged.is_set():
+            with suppress(LimitError):
+                start_thread(timer)
+                stack.callback(timer.cancel)
+
+    return begin
 
 
 def _log_once() -> None:
@@ -114,3 +125,20 @@ def warm_up(function: Any, *arguments: Any) -> None:
         return
     check_memory()
     function.compile(signature)
+
+
+class InnerFunction:
+    """A function called only from compiled code. numba gets it when a caller is compiled: seldom, if all are cached."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.py_func = function
+        self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        """The function, as numba takes it."""
+        options = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        return njit(self.py_func, pipeline_class=InnerCompiler, **options)
+
+
+stands_for(InnerFunction, lambda function: function.dispatcher)

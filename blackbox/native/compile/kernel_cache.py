@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
@@ -59,8 +60,11 @@ def cache_root() -> Path:
 
 
 @contextmanager
-def held_by_one_process(lock: Path) -> Iterator[None]:
-    """Let no other process load or compile a kernel meanwhile, if its lock file can be locked."""
+def held_by_one_process(lock: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Let no other process load or compile a kernel meanwhile, if its lock file can be locked.
+
+    Calls `on_wait` if it has to wait.
+    """
     try:
         file = lock.open("ab")
     except OSError:
@@ -68,8 +72,12 @@ def held_by_one_process(lock: Path) -> Iterator[None]:
         return
     with file:
         deadline = time.monotonic() + _PATIENCE_S
-        while _is_locked(file.fileno()) and time.monotonic() < deadline:
+        is_locked = _is_locked(file.fileno())
+        if is_locked:
+            on_wait()
+        while is_locked and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
+            is_locked = _is_locked(file.fileno())
         yield
 
 
@@ -96,7 +104,7 @@ class KernelCacheLocator:
 
         Also if the directory is not writable: numba's own locators might find stale kernels.
         """
-        module = _modules().get(Path(file).resolve())
+        module = _modules().get(str(Path(file).resolve()))
         if module is None:
             return None
         locator = cls(module, function.__code__.co_firstlineno)
@@ -127,25 +135,28 @@ class KernelCacheLocator:
 
 
 @cache
-def _files() -> dict[str, Path]:
+def _files() -> dict[str, str]:
     """Return the file of each module of these packages, by full name."""
-    specs = (find_spec(package) for package in _PACKAGES)
-    folders = [Path(spec.origin).resolve().parent for spec in specs if spec is not None and spec.origin is not None]
-    return {
-        ".".join(file.relative_to(folder.parent).with_suffix("").parts): file
-        for folder in folders
-        for file in folder.rglob("*.py")
-    }
+    found = dict[str, str]()
+    for package in _PACKAGES:
+        spec = find_spec(package)
+        if spec is not None and spec.origin is not None:
+            root = str(Path(spec.origin).resolve().parent)
+            begin = len(root) - len(package)
+            for folder, _, names in os.walk(root):  # three times as fast as `rglob`
+                files = [f"{folder}{os.sep}{name}" for name in names if name.endswith(".py")]
+                found.update((file[begin:-3].replace(os.sep, "."), file) for file in files)
+    return found
 
 
 @cache
-def _modules() -> dict[Path, str]:
+def _modules() -> dict[str, str]:
     return {file: module for module, file in _files().items()}
 
 
 @cache
 def _source_of(module: str) -> bytes:
-    return _files()[module].read_bytes()
+    return Path(_files()[module]).read_bytes()
 
 
 @cache

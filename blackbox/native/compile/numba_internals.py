@@ -7,7 +7,9 @@
 - `KernelCache` loads cached kernels without the compiler, so that a process with a warm cache starts sooner. numba
   loads its whole compiler before it looks into a cache, and parses the IR that other functions may inline. Here both
   wait until something is compiled.
-- `use_cache`, `wrap_compile` and `make_cfunc` give this cache, locks and a signal mask to numba's own objects.
+- `typeof_arrays_without_masks` finds the type of an array without an import that takes 12 ms.
+- `skip_extensions`, `use_cache`, `wrap_compile` and `make_cfunc` give this cache, locks and a signal mask to numba's
+  own objects.
 
 `NEWEST` is the newest numba that was tested, and pyproject.toml allows no later one.
 """
@@ -17,13 +19,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Final
 
 import llvmlite.binding as llvm
+import numpy
 from numba import _dynfunc
+from numba.core import entrypoints
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.codegen import JITCodeLibrary
@@ -34,6 +38,9 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.core.sigutils import normalize_signature
 from numba.core.typed_passes import NativeLowering
+from numba.core.types import Array
+from numba.core.typing.typeof import typeof_impl
+from numba.np.numpy_support import from_dtype, map_layout
 
 from blackbox.native.compile.kernel_cache import cache_root
 
@@ -45,6 +52,9 @@ __all__ = [
     "global_compiler_lock",
     "load_llvm",
     "make_cfunc",
+    "skip_extensions",
+    "stands_for",
+    "typeof_arrays_without_masks",
     "use_cache",
     "wrap_compile",
 ]
@@ -127,7 +137,9 @@ class _KernelCacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
         """Return what to pickle of a compiled kernel."""
         module = compiled.library._get_module_for_linking()
         defined = (*module.functions, *module.global_variables)
-        return {each.name for each in defined if not each.is_declaration}, super().reduce(compiled)
+        *kept, environments = super().reduce(compiled)
+        used = tuple(each for each in environments if each.consts)  # code reads nothing else of an environment
+        return {each.name for each in defined if not each.is_declaration}, (*kept, used)
 
     def rebuild(self, target_context: Any, kept: Any) -> Any:
         """Return the compiled kernel from unpickled data. The caller holds the compiler's lock."""
@@ -149,13 +161,20 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
     _impl_class = _KernelCacheImpl
 
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self.on_miss: Callable[[], None] = lambda: None
+        """Called before the kernel is compiled."""
+
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compiled kernel, or None if it is not cached or not readable."""
         rtsys.initialize(target_context)  # the only initialisation that a compiled kernel needs
-        try:
-            return self._load_overload(signature, target_context)
-        except (OSError, EOFError, UnpicklingError):
-            return None
+        with suppress(OSError, EOFError, UnpicklingError):
+            if (found := self._load_overload(signature, target_context)) is not None:
+                return found
+        self.on_miss()
+        entrypoints.init_all()  # reads the metadata of all packages, which takes 20 ms
+        return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Store a compiled kernel if the directory is writable; else warn once."""
@@ -177,9 +196,35 @@ def load_llvm() -> None:
     cpu_target.target_context  # noqa: B018
 
 
-def use_cache(made: Any, function: Any) -> Path:
-    """Cache the kernels that numba makes of a function; return the lock file of loading and compiling them."""
-    made._cache = KernelCache(function)
+def typeof_arrays_without_masks() -> None:
+    """Find the type of plain arrays without numba's check for masks, which imports `numpy.ma`."""
+    numbas: Any = typeof_impl.dispatch(numpy.ndarray)
+
+    @typeof_impl.register(numpy.ndarray)
+    def typeof_array(array: Any, context: Any) -> Any:
+        if type(array) is not numpy.ndarray or array.dtype.kind not in "biuf":
+            return numbas(array, context)
+        return Array(from_dtype(array.dtype), array.ndim, map_layout(array), readonly=not array.flags.writeable)
+
+
+def stands_for(kind: type, dispatcher_of: Callable[[Any], Any]) -> None:
+    """Let objects of a kind stand for dispatchers in compiled code."""
+    typeof_impl.register(kind)(lambda value, context: typeof_impl(dispatcher_of(value), context))
+
+
+def skip_extensions(dispatcher: Any) -> None:
+    """Load extensions of numba only if a cached function must be compiled, see `KernelCache`."""
+    dispatcher._compilation_chain_init_hook = lambda: None
+
+
+def use_cache(made: Any, function: Any, on_miss: Callable[[], None] = lambda: None) -> Path:
+    """Cache the kernels that numba makes of a function; return the lock file of loading and compiling them.
+
+    `on_miss` is called before one is compiled.
+    """
+    if not isinstance(made._cache, KernelCache):
+        made._cache = KernelCache(function)
+    made._cache.on_miss = on_miss
     return Path(made._cache.cache_path) / f"{made._cache._impl.filename_base}.lock"
 
 

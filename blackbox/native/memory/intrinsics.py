@@ -5,6 +5,7 @@ For use inside `@njit` functions only. Addresses are int64.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -13,15 +14,14 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from blackbox.native.compile.jit import njit
-from blackbox.native.compile.numba_internals import InnerCompiler
+from blackbox.native.compile.jit import InnerFunction, njit
 
 _WORD = ir.IntType(64)
 _BYTE_POINTER = ir.IntType(8).as_pointer()
 _WORD_POINTER = _WORD.as_pointer()
 _LINE_POINTER = ir.VectorType(_WORD, 8).as_pointer()
 
-inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=InnerCompiler)
+inner: Callable[[Callable[..., Any]], Any] = InnerFunction
 """Decorator for functions called only from compiled code: faster to compile, and cached as part of their callers."""
 
 
