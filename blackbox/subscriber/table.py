@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Collection, ItemsView, Iterator, Mapping, ValuesView
+from itertools import chain
 from math import inf
 from typing import Final, Protocol, TypeVar, Unpack
 
@@ -300,7 +301,9 @@ class Table(Frames, Mapping[bytes, bytes]):
         at, left = dict[int, Position](), 0
         for slice_id, since in images.items():
             if since is not None:
-                left += sum(self._may_have(topic) for block in since.image or () for topic in block.topics)
+                topics = chain.from_iterable(block.topics for block in since.image or ())
+                found = [topic for topic in topics if topic.startswith(self.prefix)]
+                left += len(found) if self._symbols is None else sum(map(self._symbols.has, found))
                 if since.position is not None:
                     at[slice_id] = since.position
         with self._changed:
