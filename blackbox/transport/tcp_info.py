@@ -17,8 +17,9 @@ from itertools import count
 from typing import Any, Final
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
+_EVENT: Final = struct.Struct("=Hi")
+"""First frame of a message of a socket's monitor: event and value."""
 _MOST_EVENTS: Final = 100_000
 """Monitor events queued between two calls of `look`; when full, libzmq's I/O thread waits."""
 _TCP_INFO: Final = struct.Struct("=Q Q 4x I I")
@@ -180,6 +181,13 @@ def _port_of(endpoint: str) -> int:
 _numbers = count()
 
 
+def event_of(frames: list[bytes]) -> tuple[int, int, str]:
+    """Return event, value and endpoint of a message of a socket's monitor. `zmq.utils.monitor` imports asyncio."""
+    head, endpoint = frames
+    event, value = _EVENT.unpack(head)
+    return event, value, endpoint.decode()
+
+
 class Connections:
     """TCP connections of one ZeroMQ socket, both accepted and outgoing.
 
@@ -205,13 +213,13 @@ class Connections:
     def look(self) -> list[Connection]:
         """Return the open connections, oldest first, with the kernel's counters of each."""
         while self.news.poll(0):
-            event = parse_monitor_message(self.news.recv_multipart())
-            if (failure := failure_of(event["event"], event["value"])) is not None:
+            event, value, endpoint = event_of(self.news.recv_multipart())
+            if (failure := failure_of(event, value)) is not None:
                 self.failures[failure] += 1
-            elif event["event"] == zmq.EVENT_CONNECT_RETRIED:
+            elif event == zmq.EVENT_CONNECT_RETRIED:
                 self.retries += 1
             else:
-                self._add(event["event"], event["value"], event["endpoint"].decode())
+                self._add(event, value, endpoint)
         self._of = {fd: connection for fd, connection in self._of.items() if connection.look()}
         return list(self._of.values())
 

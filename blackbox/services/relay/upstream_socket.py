@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from blackbox.block.form.format import NONCE_BYTES
 from blackbox.errors import EndpointError
@@ -22,7 +21,7 @@ from blackbox.transport.context import allow_ipv6
 from blackbox.transport.inproc import bound_number, is_bound_anew, is_inproc
 from blackbox.transport.security.curve import ClientKeys, refusal_of, use_keys
 from blackbox.transport.shared_memory.source import SharedSource
-from blackbox.transport.tcp_info import FAILURE_EVENTS, Connection, Failure, connection_to, failure_of
+from blackbox.transport.tcp_info import FAILURE_EVENTS, Connection, Failure, connection_to, event_of, failure_of
 from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
@@ -146,13 +145,13 @@ class UpstreamSocket:
     def read_news(self) -> None:
         """Process news of connections opened or closed."""
         while self._news.poll(0):
-            event = parse_monitor_message(self._news.recv_multipart())
-            if (failure := failure_of(event["event"], event["value"])) is not None:
+            event, value, _ = event_of(self._news.recv_multipart())
+            if (failure := failure_of(event, value)) is not None:
                 self._note_failure(failure)
-            elif event["event"] == zmq.EVENT_CONNECTED:
-                self._connection = connection_to(self.upstream.source.address, event["value"])
+            elif event == zmq.EVENT_CONNECTED:
+                self._connection = connection_to(self.upstream.source.address, value)
             else:
-                self._note_connection(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+                self._note_connection(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def _note_failure(self, failure: Failure) -> None:
         """Log a rejected connection, once per address and reason."""
