@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Batch, ConfigError, Feed, Gap, Publisher, Recorder, SlowPolicy, Subscriber
-from blackbox.archive.serve.client import ArchiveClient
+from blackbox.archive.serve.connection_pool import ConnectionPool
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.native.system.awake_clock import awake_s
 from blackbox.testing import RawPublisher, wait_until
@@ -268,18 +268,18 @@ NIGHT_S = 36_000
 def hung_archive(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], Callable[[], None]]]:
     """Hold back all answers of archives until a call; collect the errors of clients."""
     answers, silences = threading.Event(), list[str]()
-    answer, note = ArchiveServer._answer, ArchiveClient._note_silence
+    answer, note = ArchiveServer._answer, ConnectionPool._note_silence
 
     def late(self: ArchiveServer, *arguments: Any) -> int:
         answers.wait()
         return answer(self, *arguments)
 
-    def noted(self: ArchiveClient, asking: Any, error: Any) -> None:
+    def noted(self: ConnectionPool, asking: Any, error: Any) -> None:
         silences.append(str(error))
         note(self, asking, error)
 
     monkeypatch.setattr(ArchiveServer, "_answer", late)
-    monkeypatch.setattr(ArchiveClient, "_note_silence", noted)
+    monkeypatch.setattr(ConnectionPool, "_note_silence", noted)
     try:
         yield silences, answers.set
     finally:

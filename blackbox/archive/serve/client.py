@@ -5,20 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple, TypeVar
+from contextlib import closing, contextmanager, suppress
+from typing import NamedTuple
 
 import msgspec
 
-from blackbox.archive.serve.connection import (
-    Connection,
-    Fetched,
-    SilentArchiveError,
-    StaleError,
-    block_of,
-    in_place,
-)
-from blackbox.archive.serve.cursor import CLOSED, MAY_COME, NO_END, Cursor, Lack
+from blackbox.archive.serve.block_reader import BlockReader, find_position
+from blackbox.archive.serve.connection import Connection, Fetched, block_of
+from blackbox.archive.serve.connection_pool import ConnectionPool
 from blackbox.archive.serve.protocol import (
     BEGINNING_NS,
     FRAMES_OF_BLOCK,
@@ -29,11 +23,9 @@ from blackbox.archive.serve.protocol import (
     AskImage,
     AskPosition,
     EndOfEpoch,
-    FoundPosition,
     Gone,
     Image,
     Noted,
-    Piece,
     Refusal,
     Snapshot,
     TellConsumer,
@@ -41,25 +33,13 @@ from blackbox.archive.serve.protocol import (
 from blackbox.block.form.block import Block
 from blackbox.block.position import End, Position
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
-from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.feed.routing.key_rule import rule_text
+from blackbox.feed.feed import Feed
 from blackbox.feed.routing.prefixes import Prefixes, common_prefix, covering
-from blackbox.native.system.awake_clock import awake_s, spread
+from blackbox.native.system.awake_clock import awake_s
 from blackbox.receive.slices.catching_up import Gone as GoneTo
 from blackbox.receive.slices.catching_up import Passed, Told, Wanted
-from blackbox.transport.security.curve import keys_of_archive
 
 log = logging.getLogger("blackbox")
-_AnswerT = TypeVar("_AnswerT")
-
-_LATER_S: Final = 0.001
-"""First pause before archives are asked again for messages that they have not recorded yet; it doubles. Unit: s."""
-_MOST_LATER_S: Final = 0.32
-_MOST_WAIT_S: Final = 60.0
-"""Time for which a connected archive that does not answer is asked again, with growing timeouts. Unit: s."""
-_MOST_ANSWER_S: Final = 32.0
-_NOTICE_S: Final = 10.0
-"""Minimum time between two warnings about archives that do not answer. Unit: s."""
 
 
 class SliceImage(NamedTuple):
@@ -77,33 +57,6 @@ class SliceImage(NamedTuple):
     """True if books may lack orders: the archive lacks messages of that epoch, or could not keep them."""
 
 
-class _Waits:
-    """Times and failures while archives are read, by `awake_s`."""
-
-    def __init__(self, at: Position) -> None:
-        self.at = at
-        """Position at the last `look`."""
-        self.moved = self.heard = awake_s()
-        """Times of the last change of position and of the last answer."""
-        self.failed: dict[str, tuple[float, str]] = {}
-        """Time and reason of each failure, by endpoint."""
-        self._pause_s = _LATER_S
-
-    def look(self, at: Position) -> float:
-        """Note the position. Return the current time."""
-        now = awake_s()
-        if at != self.at:
-            self.at, self.moved, self._pause_s = at, now, _LATER_S
-        return now
-
-    def pause(self, retry_s: float) -> None:
-        """Sleep, twice as long each time until the position changes. Forget failures after `retry_s`."""
-        now = awake_s()
-        time.sleep(spread(self._pause_s))
-        self._pause_s = min(2 * self._pause_s, _MOST_LATER_S)
-        self.failed = {each: late for each, late in self.failed.items() if now - late[0] < retry_s}
-
-
 class ArchiveClient:
     """Reads the archives of a feed. Thread-safe: each request has its own socket.
 
@@ -116,130 +69,24 @@ class ArchiveClient:
 
         Raises ConfigError if the feed has no archive, or a key of `[security]` is missing or malformed.
         """
-        check_is_feed(feed)
-        if not feed.archives:
-            raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
-        if not timeout > 0:
-            raise ValueError(f"timeout was {timeout}, expected more than 0 s")
+        self._pool = ConnectionPool(feed, timeout, keeps=False)
         self.feed = feed
-        self._timeout = timeout
-        self._keys = {endpoint: keys_of_archive(feed, endpoint) for endpoint in feed.archives}
-        self._order = feed.archives
-        self._silent: dict[str, float] = {}
-        """Time since which each archive has not answered, by `awake_s`."""
-        self._waited: dict[str, float] = {}
-        """Seconds spent waiting for each connected archive since its last answer."""
-        self._told_at = -_NOTICE_S
-        self._kept: dict[str, Connection] | None = None
-        """Idle connections; None: each request opens its own."""
 
     @contextmanager
     def kept(self) -> Iterator[ArchiveClient]:
         """Yield a client for one thread that keeps its connections open until the block ends, for faster answers."""
-        client = ArchiveClient(self.feed, timeout=self._timeout)
-        client._kept = {}
-        try:
+        client = ArchiveClient(self.feed, timeout=self._pool.timeout)
+        client._pool = ConnectionPool(self.feed, self._pool.timeout, keeps=True)
+        with closing(client._pool):
             yield client
-        finally:
-            for asking in client._kept.values():
-                asking.close()
-
-    @contextmanager
-    def _asking(
-        self,
-        endpoint: str,
-        is_over: Callable[[], bool] | None = None,
-        timeout: float = 0.0,
-        *,
-        is_hasty: bool = False,
-    ) -> Iterator[Connection]:
-        """Yield a connection to an archive of this feed; `timeout` applies if it is longer than the client's.
-
-        With `is_over`, an archive that did not answer before gets a longer timeout. `is_hasty`: see `Connection`.
-        """
-        began, timeout = awake_s(), max(timeout, self._timeout)
-        if is_over is not None and self.may_answer([endpoint]):
-            timeout = max(timeout, min(self._waited[endpoint], _MOST_ANSWER_S))
-        asking = (self._kept or {}).pop(endpoint, None) or Connection(endpoint, timeout, self._keys[endpoint])
-        asking.is_over, asking.heard, asking.timeout, asking.is_hasty = is_over or _never, 0.0, timeout, is_hasty
-        try:
-            if not asking.is_known:
-                self._check(asking.ask(AskAbout())[0], endpoint)
-                asking.is_known = True
-            yield asking
-        except GeneratorExit:  # its late answer must not be taken for that to the next request
-            self._keep(asking)
-            raise
-        except BaseException as error:
-            try:
-                if isinstance(error, ArchiveError):
-                    self._silent[endpoint] = asking.heard or self._silent.get(endpoint, began)
-                    self._note_silence(asking, error)
-            finally:
-                asking.close()
-            raise
-        self._keep(asking)
-
-    def _keep(self, asking: Connection) -> None:
-        """Keep a connection for the next request, or close it."""
-        self._silent.pop(asking.endpoint, None)
-        self._waited.pop(asking.endpoint, None)
-        if self._kept is None or asking.endpoint in self._kept:  # a nested request has kept its own connection
-            asking.close()
-        else:
-            self._kept[asking.endpoint] = asking
-
-    def _note_silence(self, asking: Connection, error: ArchiveError) -> None:
-        """Note that an archive did not answer in time. Warn if it is connected, because it is asked again."""
-        if asking.is_over():
-            return
-        if not isinstance(error, SilentArchiveError) or not asking.is_connected():
-            self._waited.pop(asking.endpoint, None)
-            return
-        before_s = 0.0 if asking.heard else self._waited.get(asking.endpoint, 0.0)
-        self._waited[asking.endpoint] = before_s + asking.timeout
-        if time.monotonic() - self._told_at >= _NOTICE_S:
-            self._told_at = time.monotonic()
-            log.warning(
-                "%s but is connected: it is asked again, for up to %g s, with more patience", error, _MOST_WAIT_S
-            )
-
-    def may_answer(self, endpoints: Collection[str] | None = None) -> bool:
-        """Return True if an archive missed its deadline but is connected and was waited for less than a minute.
-
-        `endpoints`: archives to check; default: all.
-        """
-        asked = self.feed.archives if endpoints is None else endpoints
-        return any(self._waited.get(each, _MOST_WAIT_S) < _MOST_WAIT_S for each in asked)
 
     def about(self, day: str | None = None, timeout: float = 0.0) -> About:
         """Return the contents of the first archive that answers, in detail for `day`; default: the last day.
 
         `timeout`: time in s to retry while no archive answers. Raises ArchiveError with the failure of each archive.
         """
-        ask = AskAbout(day)
         until = time.monotonic() + timeout
-        return self._first_answer(until, lambda asking: self._check(asking.ask(ask)[0], asking.endpoint))
-
-    def _first_answer(self, until: float, ask: Callable[[Connection], _AnswerT]) -> _AnswerT:
-        """Return the answer of the first archive that gives one. Ask all again until a time.
-
-        Each attempt doubles the timeout, for busy hosts. Raises ArchiveError with the failure of each archive.
-        """
-        patience_s = self._timeout
-        while True:
-            failures: list[str] = []
-            for endpoint in self._order:
-                try:
-                    with self._asking(endpoint, timeout=min(patience_s, until - time.monotonic())) as asking:
-                        return ask(asking)
-                except ArchiveError as error:
-                    self._put_last(endpoint)
-                    failures.append(str(error))
-            if time.monotonic() >= until:
-                raise self._none(failures)
-            patience_s *= 2
-            time.sleep(spread(_MOST_LATER_S))
+        return self._pool.first_answer(until, lambda asking: self._pool.about(asking, AskAbout(day)))
 
     def image(
         self,
@@ -269,7 +116,7 @@ class ArchiveClient:
             raise ConfigError(f"prefixes of an image were {len(prefixes)}, expected 1 to {MOST_PREFIXES}")
         ask = AskImage(slice_id=slice_id, of=of, prefixes=tuple(sorted(prefixes)), may_narrow=may_narrow)
         until = time.monotonic() + timeout
-        return self._first_answer(until, lambda asking: self._image(asking, ask, until))
+        return self._pool.first_answer(until, lambda asking: self._image(asking, ask, until))
 
     def _image(self, asking: Connection, ask: AskImage, until: float) -> SliceImage:
         """Return the image of one archive. Raises ArchiveError if it is not complete in time."""
@@ -351,11 +198,12 @@ class ArchiveClient:
         timeout: float,
     ) -> Iterator[Fetched | Gone]:
         with self.kept() as client:
+            pool = client._pool
             if not isinstance(start, Position):
-                start = client._position_at(slice_id, start, None, 0.0)
+                start = find_position(pool, AskPosition(slice_id=slice_id, start_ns=start))
             ask = AskBlocks(slice_id=slice_id, prefixes=prefixes, start=start, stop=stop, stop_ns=stop_ns)
             came = awake_s()
-            for found in client._read(ask, 0.0, None, 0.0):
+            for found in BlockReader(pool, ask).read():
                 if isinstance(found, Fetched | Gone):
                     yield found
                     came = awake_s()
@@ -382,7 +230,7 @@ class ArchiveClient:
         if no archive answers for `patience_s`.
         """
         if not isinstance(start, Position):
-            start = self._position_at(slice_id, start, is_over, patience_s)
+            start = find_position(self._pool, AskPosition(slice_id=slice_id, start_ns=start), is_over, patience_s)
             yield Passed(start)
         keys = covering(wanted.keys)
         ask = AskBlocks(
@@ -395,7 +243,7 @@ class ArchiveClient:
             start=start,
         )
         at = start
-        for found in self._read(ask, wait_s, is_over, patience_s):
+        for found in BlockReader(self._pool, ask, is_over, wait_s, patience_s).read():
             if isinstance(found, Fetched):
                 block = found.block
                 first = Position(block.epoch, block.number_of(found.first_row))
@@ -414,130 +262,6 @@ class ArchiveClient:
                 at = Position(found.epoch, found.stop)
                 yield GoneTo(at)
 
-    def _position_at(
-        self, slice_id: int, start_ns: int, is_over: Callable[[], bool] | None, patience_s: float
-    ) -> Position:
-        """Return the position of the first block that any archive received at a time or later; else the last end.
-
-        An archive that does not answer in time is left out, with a warning. Raises ArchiveError if none answers for
-        `patience_s`, or when `is_over`.
-        """
-        ask, began = AskPosition(slice_id=slice_id, start_ns=start_ns), awake_s()
-        while True:
-            found, ends, failures = list[Position](), list[Position](), list[str]()
-            for endpoint in self._order:
-                try:
-                    with self._asking(endpoint, is_over) as asking:
-                        position, is_end = _find(asking, ask)
-                    (ends if is_end else found).append(position)
-                except ArchiveError as error:
-                    self._put_last(endpoint)
-                    failures.append(str(error))
-            is_ended = is_over is not None and is_over()
-            if (found or ends) and not is_ended:
-                for failure in failures:
-                    log.warning("slice %d starts without the messages of an archive: %s", slice_id, failure)
-                return min(found, default=max([*found, *ends]))
-            if is_ended or (awake_s() - began >= patience_s and not (is_over and self.may_answer())):
-                raise self._none(failures)
-            time.sleep(spread(_MOST_LATER_S))
-
-    def _read(
-        self, ask: AskBlocks, wait_s: float, is_over: Callable[[], bool] | None, patience_s: float
-    ) -> Iterator[Fetched | Gone | EndOfEpoch | Passed]:
-        """Yield as `read`. Without `is_over`, end when the recorders of all archives that answer have stopped."""
-        cursor, waits = Cursor(ask.start, ask.stop), _Waits(ask.start)
-        while not cursor.is_done and not (is_over and is_over()):
-            endpoint = next((e for e in self._order if e not in cursor.lacks and e not in waits.failed), None)
-            if endpoint is not None:
-                yield from self._try(endpoint, ask, cursor, waits, is_over)
-                continue
-            now = waits.look(cursor.at)
-            if not cursor.lacks and now - waits.heard >= patience_s and not (is_over and self.may_answer()):
-                raise self._none([why for _, why in waits.failed.values()])
-            if is_over is None and (cursor.are_all_closed or (ask.stop_ns is not None and cursor.is_any_closed)):
-                break
-            may_answer = is_over is not None and any(
-                now - self._silent.get(each, now) < wait_s or self.may_answer([each]) for each in waits.failed
-            )
-            has_waited = now - waits.moved >= wait_s and not may_answer
-            if has_waited or not (may_answer or cursor.may_come):
-                yield from cursor.pass_on()
-            if cursor.at != waits.at:
-                yield Passed(cursor.at)
-                continue
-            yield Passed(cursor.at, cursor.may_come or cursor.are_all_closed, has_waited)
-            waits.pause(self._timeout)
-            cursor.lacks.clear()
-        if is_over is None and (rest := cursor.rest()) is not None:
-            yield rest
-
-    def _try(
-        self, endpoint: str, ask: AskBlocks, cursor: Cursor, waits: _Waits, is_over: Callable[[], bool] | None
-    ) -> Iterator[Fetched | Gone | Passed]:
-        """Yield as `_at`, and note if the archive answered or failed."""
-        try:
-            yield from self._at(endpoint, ask, cursor, is_over)
-            waits.heard = awake_s()
-        except ArchiveError as error:
-            waits.failed[endpoint] = awake_s(), str(error)
-            waits.heard = max(waits.heard, self._silent.get(endpoint, waits.heard))
-            self._put_last(endpoint)
-
-    def _at(
-        self, endpoint: str, ask: AskBlocks, cursor: Cursor, is_over: Callable[[], bool] | None
-    ) -> Iterator[Fetched | Gone | Passed]:
-        """Yield from one archive until it lacks the next message. Raises ArchiveError."""
-        while endpoint not in cursor.lacks:
-            try:
-                with self._asking(endpoint, is_over) as asking:
-                    yield from self._pieces(asking, ask, cursor)
-            except StaleError:
-                continue
-
-    def _pieces(self, asking: Connection, ask: AskBlocks, cursor: Cursor) -> Iterator[Fetched | Gone | Passed]:
-        endpoint = asking.endpoint
-        ask = msgspec.structs.replace(ask, start=cursor.at, cursor=cursor.places.get(endpoint))
-        asking.send(ask)
-        while endpoint not in cursor.lacks:
-            answer, frames = asking.answer()
-            if isinstance(answer, Refusal) and ask.cursor is not None:
-                cursor.places.pop(endpoint, None)
-                raise StaleError
-            if not isinstance(answer, Piece) or len(frames) != FRAMES_OF_BLOCK * len(answer.blocks):
-                raise ArchiveError(f"{endpoint}: answer was not a piece with all of its blocks")
-            ask = msgspec.structs.replace(ask, cursor=answer.cursor, start=answer.passed)
-            has_more = answer.state == "more" and answer.ended is None
-            if has_more:
-                asking.send(ask)  # the archive reads the next piece while this one is processed
-            for found in in_place(endpoint, answer, frames):
-                if not isinstance(found, Gone):
-                    yield from _pass_block(endpoint, found, cursor)
-                    continue
-                yield from self._pass_gone(endpoint, found, cursor)
-                if endpoint in cursor.lacks:
-                    return
-            cursor.places[endpoint] = answer.cursor
-            ended, passed = answer.ended, answer.passed
-            if ended is not None:
-                lack, passed = Lack(NO_END, "", passed.epoch, ended), Position(ended.epoch, ended.stop)
-            else:
-                lack = CLOSED if answer.state == "done" else MAY_COME
-            if cursor.go_to(passed):
-                yield Passed(passed)
-            if not has_more:
-                cursor.lacks[endpoint] = lack
-
-    def _pass_gone(self, endpoint: str, gone: Gone, cursor: Cursor) -> Iterator[Gone | Passed]:
-        """Pass messages that an archive lacks, as far as all other archives lack them too."""
-        if gone.first == gone.stop:
-            yield gone
-        if cursor.go_to(before := Position(gone.epoch, gone.first)):
-            yield Passed(before)
-        while cursor.note_gone(endpoint, gone) and not cursor.may_come and len(cursor.lacks) == len(self.feed.archives):
-            if (passed := cursor.pass_gone()) is not None:
-                yield passed
-
     def tell(
         self, name: str, positions: Mapping[int, Position], secret: bytes = b"", prefixes: Sequence[bytes] = ()
     ) -> None:
@@ -551,9 +275,9 @@ class ArchiveClient:
         wanted = tuple(prefixes) if len(prefixes) <= MOST_PREFIXES else (b"",)
         told = TellConsumer(name=name, secret=secret, slices=dict(positions), prefixes=wanted)
         failures: list[str] = []
-        for endpoint in self._order:
+        for endpoint in self._pool.order:
             try:
-                with self._asking(endpoint) as asking:
+                with self._pool.connection(endpoint) as asking:
                     answer, _ = asking.ask(told)
                 if not isinstance(answer, Noted):
                     raise ArchiveError(f"{endpoint}: answer was {type(answer).__name__}, expected Noted")
@@ -567,49 +291,13 @@ class ArchiveClient:
 
         An archive that takes no connection is not waited for.
         """
-        for endpoint in self._order:
-            with suppress(BlackBoxError), self._asking(endpoint, is_hasty=True) as asking:
+        for endpoint in self._pool.order:
+            with suppress(BlackBoxError), self._pool.connection(endpoint, is_hasty=True) as asking:
                 asking.ask(AskAbout())
                 return True
-            self._put_last(endpoint)
-        return self.may_answer()
-
-    def _put_last(self, endpoint: str) -> None:
-        """Move an archive that failed to the end of the order."""
-        self._order = (*(each for each in self._order if each != endpoint), endpoint)
+            self._pool.put_last(endpoint)
+        return self._pool.may_answer(self.feed.archives)
 
     def _check_slice(self, slice_id: int) -> None:
         if not 0 <= slice_id < len(self.feed.slices):
             raise ConfigError(f"slice was {slice_id}, expected 0 to {len(self.feed.slices) - 1}")
-
-    def _check(self, about: object, endpoint: str) -> About:
-        if not isinstance(about, About) or (about.feed, about.key_rule) != (self.feed.name, self.feed.key_rule):
-            what = f"feed {about.feed!r}, {rule_text(about.key_rule)}" if isinstance(about, About) else repr(about)
-            ours = f"feed {self.feed.name!r}, {rule_text(self.feed.key_rule)}"
-            raise ArchiveError(f"{endpoint}: archive was of {what}, expected {ours}")
-        return about
-
-    def _none(self, failures: list[str]) -> ArchiveError:
-        return ArchiveError(f"no archive of feed {self.feed.name!r} answered: {'; '.join(failures)}")
-
-
-def _pass_block(endpoint: str, found: Fetched, cursor: Cursor) -> Iterator[Fetched]:
-    """Pass a block from an archive. Yield it with the range of wanted rows."""
-    if found.block.epoch != cursor.at.epoch:
-        raise ArchiveError(f"{endpoint}: {found.block!r} was not of epoch {cursor.at.epoch}")
-    if (wanted := cursor.take(found)) is not None:
-        yield wanted
-
-
-def _find(asking: Connection, ask: AskPosition) -> tuple[Position, bool]:
-    """Return the position that an archive finds, and True if that is the end of what it has. Raises ArchiveError."""
-    while True:
-        answer, _ = asking.ask(ask)
-        if not isinstance(answer, FoundPosition):
-            raise ArchiveError(f"{asking.endpoint}: answer was {type(answer).__name__}, expected FoundPosition")
-        if answer.position is not None:
-            return answer.position, answer.is_end
-
-
-def _never() -> bool:
-    return False
