@@ -16,6 +16,7 @@ import zmq
 
 from blackbox import BlackBoxError, Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.errors import EndpointError, LimitError, SubscriberError
+from blackbox.publish.send.slice_writer import SliceWriter
 from blackbox.receive.slices.slice_status import SliceStatus
 from blackbox.receive.supervise import waiting
 from blackbox.receive.supervise.supervisor import SubscriberLife
@@ -88,7 +89,7 @@ def check_start_fails(subscriber: Subscriber, error: type[Exception], text: str,
 NO_FILES = 24, os.strerror(24)
 PIPE = Lack(os, "pipe", range(2), lambda: OSError(*NO_FILES), LimitError, "no pipe could be opened")
 SOCKET = Lack(zmq.Context, "socket", range(4), lambda: zmq.ZMQError(24), BlackBoxError, f"failed: {NO_FILES[1]}")
-MEMORY = Lack(Publisher, "_warm_up", range(1), MemoryError, MemoryError, "")
+MEMORY = Lack(SliceWriter, "warm_up", range(1), MemoryError, MemoryError, "")
 
 
 @pytest.mark.parametrize(("lines", "taken"), first_of([(2, 1), (1, 1), (2, 0)]))
