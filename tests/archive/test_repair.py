@@ -247,8 +247,10 @@ def test_gaps_are_repaired_once_archives_answer_again(caplog: pytest.LogCaptureF
         wait_until(lambda: (2, 2) in seen)
         text = "slice 0: missing messages could not be fetched: no archive of feed 'tape' answered"
         wait_until(lambda: text in caplog.text)
-        with archive_of(feed, [*pairs * 3_000]) as archive:
-            wait_until(lambda: archive.statistics().answered > 0)  # a subscriber has checked that it is back
+        state = subscriber._supervisor.slices.running[0].status.order.state
+        assert not state.answers
+        with archive_of(feed, [*pairs * 3_000]):
+            wait_until(lambda: state.answers, what="the archive is found again")
 
             def was_repaired() -> bool:
                 send_all(publisher, pairs, [False, True])
