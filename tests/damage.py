@@ -37,7 +37,17 @@ def valid(choice: random.Random) -> Frames:
     if not fixed and choice.random() < 0.3:
         payloads = [choice.choice([None, payload]) for payload in payloads]
         flags |= wire.NULLS if None in payloads else 0
-    body = wire.body_of([choice.getrandbits(40) for _ in index], index, topics, payloads, fixed, sequences)
+    same: list[int] | None = None
+    if not flags & wire.CONTROL and choice.random() < 0.3:
+        numbers = sequences or range(count)
+        firsts = [number if choice.random() < 0.5 else -1 for number in numbers]
+        for row in range(1, count):
+            first = firsts[row - 1] if firsts[row] < 0 else firsts[row]
+            firsts[row] = first if numbers[row] - first < 256 else numbers[row]
+        same = [number - first if first >= 0 else 0 for number, first in zip(numbers, firsts, strict=True)]
+        flags |= wire.SAME
+    times = [choice.getrandbits(40) for _ in index]
+    body = wire.body_of(times, index, topics, payloads, fixed, sequences, same)
     flags |= choice.choice([0, wire.CHECKSUM, wire.CHECKSUM]) | choice.choice([0, wire.LINE_B])
     sequence = sequences[0] if sequences else choice.getrandbits(30)
     previous = choice.randint(0, sequence)
@@ -103,7 +113,7 @@ def _words(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Fra
     fields = wire.unpack(header)
     changed: dict[str, Any] = {name: choice.choice([*HOSTILE, getattr(fields, name)]) for name in WORDS}
     changed["body_bytes"] = choice.choice([len(body), changed["body_bytes"]])
-    return key, wire.pack(fields._replace(**changed, flags=choice.randrange(512))), body
+    return key, wire.pack(fields._replace(**changed, flags=choice.randrange(512) | choice.choice([0, wire.SAME]))), body
 
 
 def _columns(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Frames:
@@ -121,7 +131,9 @@ def _junk(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Fram
     size = choice.choice([0, 8, 64, 200])
     junk = choice.randbytes(size)
     changed: dict[str, Any] = {name: choice.choice([0, 1, 2, size // 12, size]) for name in WORDS}
-    fields = wire.Fields(**changed)._replace(body_bytes=size, flags=choice.randrange(512))
+    fields = wire.Fields(**changed)._replace(
+        body_bytes=size, flags=choice.randrange(512) | choice.choice([0, wire.SAME])
+    )
     return key, wire.pack(fields._replace(body_checksum=wire.checksum(junk))), junk
 
 

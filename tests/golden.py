@@ -43,11 +43,12 @@ def _control(key: bytes, ends: Mapping[bytes, int | tuple[int, int]], flags: int
     return Frames(key, *wire.control(ends, flags, **fields))
 
 
-def _trades(payloads: list[bytes | None], sequences: list[int] | None = None) -> Frames:
+def _trades(payloads: list[bytes | None], sequences: list[int] | None = None, same: list[int] | None = None) -> Frames:
     topics = b"AAPL.quote", b"AAPL.trade", b"AAPL.quote"
     at = 1_700_000_000_000_000_000
     rows = [(topics[i], payload, at + i) for i, payload in enumerate(payloads)]
-    return _data(rows, b"AA", sequences=sequences, slice_id=3, epoch=RUN, sequence=7, ts_out=at + 1_000, ts_in=at + 500)
+    numbers = {"sequences": sequences, "same": same, "sequence": 7}
+    return _data(rows, b"AA", slice_id=3, epoch=RUN, ts_out=at + 1_000, ts_in=at + 500, **numbers)
 
 
 def blocks() -> dict[str, Frames]:
@@ -74,6 +75,8 @@ def blocks() -> dict[str, Frames]:
         ),
         "messages_without_a_value": _trades([b"12.5", None, b""]),
         "sequences_of_their_own": _trades([b"12.5", b"12.6", b"12.7"], [7, 9, 10]),
+        "several_topics": _trades([b"12.5", b"12.6", b"12.6"], None, [0, 0, 1]),
+        "several_topics_and_sequences_of_their_own": _trades([b"12.6", None, b"12.8"], [7, 10, 13], [1, 0, 3]),
         "one_message_without_checksum": _data(
             [(b"T", b"payload", 0)],
             flags=0,

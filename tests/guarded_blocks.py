@@ -48,6 +48,7 @@ def touch(block: Block) -> None:
     total += int(block.payload_offsets.sum()) + int(block.payloads.sum()) + len(block.topic_text.tobytes())
     assert sum(len(block.payload(row) or b"") for row in range(block.count)) == block.payloads.nbytes
     total += int(block.sequences.sum()) + int(block.valid.sum())
+    total += 0 if block.same is None else int(block.same.sum())
     if block.flags & wire.CONTROL:
         block.ends()
 

@@ -75,6 +75,7 @@ class Put:
         return wire.data(
             [(row.topic, row.payload, row.ts_event) for row in self.rows],
             sequences=None if self.sequences is None else list(self.sequences),
+            same=None,
             flags=self.flags,
             schema=self.schema,
             slice_id=slice_id,

@@ -16,8 +16,8 @@ HEADER = struct.Struct("<4s" + layout.HEADER.format[2:].replace("q", "Q"))
 CHECKED_BYTES = layout.HEADER.offsets["header_checksum"]
 """Number of header bytes covered by its checksum."""
 FLAGS = {flag.name: flag.value for flag in layout.FLAGS if flag.travels}
-CHECKSUM, FIXED, CONTROL, LINE_B, END, SEQUENCES, NULLS, NUMBERS = (
-    FLAGS[name] for name in ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS", "NUMBERS")
+CHECKSUM, FIXED, CONTROL, LINE_B, END, SEQUENCES, NULLS, NUMBERS, SAME = (
+    FLAGS[name] for name in ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS", "NUMBERS", "SAME")
 )
 MAX_BODY = 64 * 1024 * 1024
 _BITS = {"i64": 64, "i32": 32, "u32": 32, "byte": 8, "bit": 1}
@@ -58,6 +58,8 @@ class Decoded(NamedTuple):
     """(topic, payload, ts_event) of each message; a payload of None means no value."""
     sequences: list[int]
     """Sequence of each message."""
+    firsts: list[int]
+    """Sequence of the first row of each message."""
 
 
 def checksum(data: bytes) -> int:
@@ -93,6 +95,7 @@ def body_of(
     payloads: Sequence[bytes | None],
     fixed: bool,
     sequences: list[int] | None = None,
+    same: list[int] | None = None,
 ) -> bytes:
     """Return a body, column by column. It has a column of nulls if any payload is None."""
     data = [payload or b"" for payload in payloads]
@@ -107,6 +110,8 @@ def body_of(
         columns["payload_offsets"] = struct.pack(f"<{len(data) + 1}i", *_offsets(data))
     if sequences is not None:
         columns["sequences"] = struct.pack(f"<{len(sequences)}q", *sequences)
+    if same is not None:
+        columns["same"] = bytes(same)
     if None in payloads:
         bits = sum((payload is not None) << i for i, payload in enumerate(payloads))
         columns["validity"] = bits.to_bytes(-(-len(payloads) // 8), "little")
@@ -117,7 +122,11 @@ def body_of(
 
 
 def data(
-    rows: Sequence[tuple[bytes, bytes | None, int]], *, sequences: list[int] | None = None, **fields: Any
+    rows: Sequence[tuple[bytes, bytes | None, int]],
+    *,
+    sequences: list[int] | None = None,
+    same: list[int] | None = None,
+    **fields: Any,
 ) -> tuple[bytes, bytes]:
     """Return header and body of messages, each (topic, payload, ts_event)."""
     topics = list(dict.fromkeys(topic for topic, _, _ in rows))
@@ -130,9 +139,11 @@ def data(
         [payload for _, payload, _ in rows],
         fixed,
         sequences,
+        same,
     )
     flags = fields.pop("flags", CHECKSUM) | (FIXED if fixed else 0) | (SEQUENCES if sequences is not None else 0)
     flags |= NULLS if any(payload is None for _, payload, _ in rows) else 0
+    flags |= 0 if same is None else SAME
     previous = fields.get("previous", fields.get("sequence", 0))
     known = {
         "count": len(rows),
@@ -226,8 +237,13 @@ def decode(key: bytes | None, header: bytes, body: bytes) -> Decoded:
         sequences = list(struct.unpack_from(f"<{fields.count}q", body, at["sequences"]))
         _require(sequences[0] == fields.sequence, "first sequence")
         _require(sequences == sorted(set(sequences)) and sequences[-1] <= 1 << 62, "sequences")
+    firsts = list(sequences)
+    if fields.flags & SAME:
+        firsts = [number - back for number, back in zip(sequences, body[at["same"] :], strict=False)]
+        for row in range(1, fields.count):
+            _require(firsts[row] in (sequences[row], firsts[row - 1]) or firsts[row] > sequences[row - 1], "same")
     messages = [(topics[i], payload, ts) for i, payload, ts in zip(topic_index, payloads, ts_event, strict=True)]
-    return Decoded(fields, topics, messages, sequences)
+    return Decoded(fields, topics, messages, sequences, firsts)
 
 
 def _check_fields(fields: Fields, header: bytes) -> None:
@@ -235,7 +251,7 @@ def _check_fields(fields: Fields, header: bytes) -> None:
     _require(fields.version == VERSION, "version")
     _require(fields.header_checksum == checksum(header[:CHECKED_BYTES]), "header checksum")
     _require(fields.flags & ~sum(FLAGS.values()) == 0, "flags")
-    _require(not (fields.flags & CONTROL and fields.flags & (SEQUENCES | NULLS | NUMBERS)), "flags of control")
+    _require(not (fields.flags & CONTROL and fields.flags & (SEQUENCES | NULLS | NUMBERS | SAME)), "flags of control")
     _require(fields.key_rule <= 136, "key rule")
     control, fixed = bool(fields.flags & CONTROL), bool(fields.flags & FIXED)
     if control:

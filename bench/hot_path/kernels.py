@@ -18,7 +18,7 @@ from bench.workload.messages import TOPICS, make_pool
 from bench.workload.tally import tally
 from blackbox.block.batch.block_handler import NO_HANDLER
 from blackbox.block.batch.worker_envelope import TOPICS_AT, envelope_bytes
-from blackbox.block.form.block import Block, as_rows, distinct_scratch, topic_table
+from blackbox.block.form.block import Block, distinct_scratch, topic_table
 from blackbox.block.form.encode import (
     Distinct,
     Origin,
@@ -32,6 +32,7 @@ from blackbox.block.form.encode import (
     write_template,
 )
 from blackbox.block.form.format import FLAG_NUMBERS, HEADER_BYTES, MAX_BODY_BYTES, read_header
+from blackbox.block.form.rows import as_rows
 from blackbox.block.form.validate import check_block
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes
 from blackbox.native.tables.name_table import HINT_WORDS, Numbering

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from blackbox.arguments import as_bytes, check_function
 from blackbox.block.columns.user_columns import columns_of, parts_of
-from blackbox.block.form.block import as_rows, as_topic_index
 from blackbox.block.form.encode import NO_VALUE, Rows
+from blackbox.block.form.rows import as_rows, as_topic_index
 from blackbox.block.gap import shares_of
 from blackbox.errors import JournalError, NoSubscriberError, PublisherError
 from blackbox.feed.feed import Feed, check_is_feed, missing_peer_hint
@@ -33,6 +33,7 @@ from blackbox.publish.listeners.ack_tracker import What
 from blackbox.publish.listeners.demand import Demand, Listener
 from blackbox.publish.listeners.peer_sockets import QueuePolicy
 from blackbox.publish.routes import Routes
+from blackbox.publish.send.batcher import windows
 from blackbox.publish.send.outbox import NO_OUTBOX, Again, PublisherOutbox, outbox_of
 from blackbox.publish.send.packers import FullError, LargePayloadError, Packers
 from blackbox.publish.send.ring import ASKED, RECORD_BYTES, TAIL
@@ -292,8 +293,7 @@ class Publisher:
     def _publish_rows(self, resolved: Resolved, index: NDArray[numpy.int32], rows: Rows) -> None:
         """Publish rows that are known to be valid; payloads are not checked against the schema."""
         ts_in = time_ns()
-        for start in range(0, len(index), WINDOW_ROWS):
-            window = start, min(start + WINDOW_ROWS, len(index))
+        for window in windows(rows, len(index), WINDOW_ROWS):
             for slice_id in resolved.distinct:
                 self._slices[slice_id].put_rows(resolved, index, rows, window, ts_in)
 

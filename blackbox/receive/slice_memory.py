@@ -53,6 +53,7 @@ class ConflationAt(NamedTuple):
     lengths: int
     ts_event: int
     sequences: int
+    same: int
     topic_sizes: int
     pending: int
     seen: int

@@ -51,6 +51,8 @@ def test_decode_agrees_with_the_reference_on_damaged_blocks() -> None:
         topics = block.topics
         assert topics == expected.topics
         assert block.sequences.tolist() == expected.sequences
+        if block.same is not None:
+            assert (block.sequences - block.same).tolist() == expected.firsts
         assert expected.messages == [
             (topics[i], block.payload(row), ts)
             for row, (i, ts) in enumerate(zip(block.topic_index.tolist(), block.ts_event.tolist(), strict=True))

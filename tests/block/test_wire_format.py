@@ -150,6 +150,7 @@ def encoded(block: Block) -> Block:
         key_rule=block.key_rule,
         valid=None if block.validity is None else block.valid,
         sequences=block.sequences if block.has_sequences else None,
+        same=block.same,
         flags=block.flags & wire.LINE_B,
         checksum=bool(block.flags & wire.CHECKSUM),
     )

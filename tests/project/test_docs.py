@@ -26,7 +26,8 @@ WIRE = (DOCS / "wire-format.md").read_text()
 
 
 @pytest.mark.parametrize(
-    "flags", ["", "FIXED", "SEQUENCES", "NULLS", "SEQUENCES NULLS", "FIXED SEQUENCES NULLS", "NUMBERS", "NULLS NUMBERS"]
+    "flags",
+    ["", "FIXED", "SEQUENCES", "NULLS", "SEQUENCES NULLS", "FIXED SEQUENCES NULLS", "NUMBERS", "NULLS NUMBERS SAME"],
 )
 @pytest.mark.parametrize(("count", "topics", "topic_bytes"), [(1, 1, 1), (3, 2, 20), (7, 3, 16), (0, 0, 0)])
 def test_body_formulas(count: int, topics: int, topic_bytes: int, flags: str) -> None:

@@ -26,9 +26,10 @@ from blackbox.archive.importing.import_rows import Gathered, gather, put_groups,
 from blackbox.archive.record.append import append
 from blackbox.archive.record.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.block.batch.block_handler import CONTROL
-from blackbox.block.form.block import Block, as_rows, as_topic_index
+from blackbox.block.form.block import Block
 from blackbox.block.form.encode import Origin, Rows
 from blackbox.block.form.format import FLAG_END, HEADER_BYTES, HEARTBEAT_KEY
+from blackbox.block.form.rows import as_rows, as_topic_index
 from blackbox.block.gap import shares_of
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed

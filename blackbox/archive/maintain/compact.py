@@ -21,7 +21,7 @@ from blackbox.archive.read.digest import Digest
 from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import Recorded, RecordRun, blocks_of, read_runs
 from blackbox.archive.recording import Recording
-from blackbox.block.form.format import FLAG_NULLS, FLAG_SEQUENCES
+from blackbox.block.form.format import FLAG_NULLS, FLAG_SAME, FLAG_SEQUENCES
 from blackbox.errors import JournalError
 
 _SPAN_NS: Final = 10**9
@@ -197,7 +197,7 @@ def _continues(group: list[Recorded], recorded: Recorded) -> bool:
     """Return True if a block can be merged with those before it."""
     last, block = group[-1].block, recorded.block
     return (
-        (last.flags | block.flags) & (FLAG_SEQUENCES | FLAG_NULLS) == 0
+        (last.flags | block.flags) & (FLAG_SEQUENCES | FLAG_NULLS | FLAG_SAME) == 0
         and (last.epoch, last.schema_id, last.key) == (block.epoch, block.schema_id, block.key)
         and last.sequence + last.count == block.sequence + recorded.first_row
         and abs(block.ts_out - group[0].block.ts_out) <= _SPAN_NS

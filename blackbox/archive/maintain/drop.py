@@ -151,8 +151,9 @@ class _Copying:
         for place in numpy.flatnonzero(last >= 0).tolist():
             self._last[topics[place]] = Position(epoch, block.number_of(int(last[place])))
         edges = numpy.flatnonzero(numpy.diff(is_dropped, prepend=True, append=True)).reshape(-1, 2) + first
-        for begin, stop in edges.tolist():
-            self._writer.put([Recorded(_part(block, begin, stop), recorded.ts_recv, 0, 0, 0)])
+        parts = [numpy.arange(begin, stop) for begin, stop in edges.tolist()]
+        for rows in parts if block.same is None else _joined(block.sequences - block.same, parts):
+            self._writer.put([Recorded(_part(block, rows), recorded.ts_recv, 0, 0, 0)])
 
 
 def _ranks(index: NDArray[numpy.int32]) -> NDArray[numpy.int64]:
@@ -164,20 +165,33 @@ def _ranks(index: NDArray[numpy.int32]) -> NDArray[numpy.int64]:
     return ranks
 
 
-def _part(block: Block, begin: int, stop: int) -> Block:
-    """Return some rows of a block that follow each other as a block."""
-    used, index = numpy.unique(block.topic_index[begin:stop], return_inverse=True)
-    topics = block.topics
-    offsets = block.payload_offsets[begin : stop + 1].astype(numpy.int64)
-    sequence = block.number_of(begin)
+def _joined(firsts: NDArray[numpy.int64], parts: list[NDArray[numpy.int64]]) -> list[NDArray[numpy.int64]]:
+    """Join parts of a block's rows that have rows of the same message. `firsts`: first sequence of each message."""
+    found = list[NDArray[numpy.int64]]()
+    for rows in parts:
+        if found and firsts[found[-1][-1]] == firsts[rows[0]]:
+            found[-1] = numpy.concatenate([found[-1], rows])
+        else:
+            found.append(rows)
+    return found
+
+
+def _part(block: Block, rows: NDArray[numpy.int64]) -> Block:
+    """Return some rows of a block as a block."""
+    used, index = numpy.unique(block.topic_index[rows], return_inverse=True)
+    topics, begin = block.topics, int(rows[0])
+    starts, stops = block.payload_offsets[rows].astype(numpy.int64), block.payload_offsets[rows + 1]
+    sequence, has_sequences = block.number_of(begin), block.has_sequences or begin + len(rows) <= rows[-1]
     return Block.encode(
         [topics[place] for place in used.tolist()],
         index,
-        block.payloads[offsets[0] : offsets[-1]],
-        ts_event=block.ts_event[begin:stop],
-        offsets=offsets - offsets[0],
-        valid=None if block.validity is None else block.valid[begin:stop],
-        sequences=block.sequences[begin:stop] if block.has_sequences else None,
+        block.payloads,
+        ts_event=block.ts_event[rows],
+        offsets=starts,
+        lengths=stops - starts,
+        valid=None if block.validity is None else block.valid[rows],
+        same=None if block.same is None else block.same[rows],
+        sequences=block.sequences[rows] if has_sequences else None,
         key=block.key,
         key_rule=block.key_rule,
         slice_id=block.slice_id,

@@ -40,7 +40,7 @@ from blackbox.archive.files.segment import Segment, SegmentFile
 from blackbox.archive.maintain.merge_blocks import BlockMerger
 from blackbox.archive.read.reader import Recorded
 from blackbox.archive.record.journal_writer import SegmentFiles
-from blackbox.block.form.format import FLAG_NULLS, FLAG_SEQUENCES
+from blackbox.block.form.format import FLAG_NULLS, FLAG_SAME, FLAG_SEQUENCES
 from blackbox.native.tables.xxh3 import checksum_32
 
 _ABOUT_SEGMENTS: Final = (MarkKind.SEGMENT_BEGIN, MarkKind.SEGMENT_END)
@@ -73,7 +73,7 @@ class SliceWriter:
         """Append the blocks of a group as one."""
         first = group[0]
         first_row = 0
-        if first.block.flags & (FLAG_SEQUENCES | FLAG_NULLS):
+        if first.block.flags & (FLAG_SEQUENCES | FLAG_NULLS | FLAG_SAME):
             first_row = first.first_row
         if len(group) == 1 and first.first_row == first_row:
             header, body = numpy.frombuffer(first.block.header, numpy.uint8).copy(), first.block.body

@@ -10,7 +10,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.arguments import did_you_mean
-from blackbox.block.form.block import as_integers
+from blackbox.block.form.rows import as_integers
 from blackbox.errors import ConfigError
 from blackbox.feed.schema.pack import type_field
 from blackbox.feed.schema.prices import END_OF_INT64, NEAR, units_of

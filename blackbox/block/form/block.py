@@ -12,14 +12,10 @@ from numpy.typing import NDArray
 
 from blackbox.block.form import layout
 from blackbox.block.form.encode import (
-    NO_VALUE,
     Distinct,
     Origin,
-    Rows,
     TopicTable,
-    copy_extents,
     finish_header,
-    longest_extent,
     number_header,
     plan_block,
     plan_bytes,
@@ -34,6 +30,7 @@ from blackbox.block.form.format import (
     FLAG_FIXED,
     FLAG_LINE_B,
     FLAG_NULLS,
+    FLAG_SAME,
     FLAG_SEQUENCES,
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -41,6 +38,7 @@ from blackbox.block.form.format import (
     BodyLayout,
     body_layout,
 )
+from blackbox.block.form.rows import as_integers, as_rows
 from blackbox.block.form.validate import FAULT_TEXT, RULE_OF_HEADER, Fault, check_block, version_text
 from blackbox.block.position import End
 from blackbox.errors import BlockError
@@ -71,119 +69,6 @@ def topic_table(topics: Sequence[bytes]) -> TopicTable:
 def distinct_scratch(topics: int) -> Distinct:
     """Return scratch for `plan_block` over at most `topics` topic ids."""
     return Distinct(numpy.zeros(topics, numpy.int64), numpy.zeros(topics + 1, numpy.int32), numpy.zeros(1, numpy.int64))
-
-
-def as_integers(column: Any, dtype: type[numpy.integer[Any]], name: str) -> NDArray[Any]:
-    """Return a column as `dtype`. Raises ValueError for items that are not integers, or out of range."""
-    given = numpy.asarray(column)
-    if given.size == 0:
-        return numpy.empty(given.shape, dtype)
-    if given.dtype.kind not in "iu":
-        raise ValueError(f"{name} held {given.dtype}, expected integers of {numpy.dtype(dtype)}")
-    limits = numpy.iinfo(dtype)
-    if not numpy.can_cast(given.dtype, dtype) and (given.min() < limits.min or given.max() > limits.max):
-        raise ValueError(f"{name} ran from {given.min()} to {given.max()}, expected {numpy.dtype(dtype)}")
-    return numpy.ascontiguousarray(given, dtype)
-
-
-def as_topic_index(column: Any, topics: Sequence[str | bytes]) -> NDArray[numpy.int32]:
-    """Return indices into `topics` as int32[n]. Raises ValueError for another shape, or an index out of range."""
-    index = as_integers(column, numpy.int32, "topic_index")
-    if index.ndim != 1:
-        raise ValueError(f"topic_index had shape {index.shape}, expected (n,)")
-    if index.size and (index.min() < 0 or index.max() >= len(topics)):
-        raise ValueError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
-    return index
-
-
-def _as_column(column: Any, dtype: type[numpy.integer[Any]], name: str, count: int) -> NDArray[Any]:
-    found = as_integers(column, dtype, name)
-    if found.shape != (count,):
-        raise ValueError(f"{name} had shape {found.shape}, expected ({count},), as topic_index")
-    return found
-
-
-def as_rows(
-    payloads: Any,
-    ts_event: Any,
-    offsets: Any,
-    lengths: Any,
-    count: int,
-    name: str = "payloads",
-    *,
-    valid: Any = None,
-    sequences: Any = None,
-    borrowed: bool = False,
-) -> tuple[Rows, tuple[Any, ...]]:
-    """Return checked columns for compiled code, and the objects to keep alive while they are used.
-
-    Payloads are a 2-D array (n, size) of bytes; or one buffer with `offsets` (n + 1); or one buffer with `offsets` (n
-    starts) and `lengths` (n). Messages where `valid` (bool, n) is False have no value. `sequences` (n) are needed if
-    messages are not consecutive. `borrowed`: no thread changes the columns while they are used.
-
-    Raises ValueError naming the column that does not fit.
-    """
-    stamps = numbers = numpy.empty(0, numpy.int64)
-    if ts_event is not None:
-        stamps = _as_column(ts_event, numpy.int64, "ts_event", count)
-    if sequences is not None:
-        numbers = _as_column(sequences, numpy.int64, "sequences", count)
-    starts, sizes, stride = numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int32), 0
-    if offsets is None:
-        data = numpy.ascontiguousarray(payloads)
-        if data.ndim != 2 or data.dtype.itemsize != 1 or data.shape[0] != count:
-            raise ValueError(
-                f"{name} without offsets had shape {data.shape} of {data.dtype}, expected ({count}, size) of bytes"
-            )
-        stride = data.shape[1]
-        _check_size(stride)
-    else:
-        data = payloads if isinstance(payloads, numpy.ndarray) else numpy.frombuffer(payloads, numpy.uint8)
-        data = numpy.ascontiguousarray(data).reshape(-1)
-        places = as_integers(offsets, numpy.int64, "offsets")
-        expected = count + 1 if lengths is None else count
-        if places.shape != (expected,):
-            raise ValueError(f"offsets had shape {places.shape}, expected ({expected},)")
-        if borrowed and lengths is not None and valid is None:
-            starts, sizes = places, _as_column(lengths, numpy.int32, "lengths", count)
-            longest = longest_extent(starts.ctypes.data, sizes.ctypes.data, count, data.nbytes)
-        else:
-            if lengths is None:
-                places = numpy.array(places)
-                extent = numpy.diff(places)
-            else:
-                extent = _as_column(lengths, numpy.int64, "lengths", count)
-            # Copies: other threads may change the caller's arrays after the check.
-            starts, sizes = numpy.empty(count, numpy.int64), numpy.empty(count, numpy.int32)
-            longest = copy_extents(
-                places.ctypes.data, extent.ctypes.data, count, data.nbytes, starts.ctypes.data, sizes.ctypes.data
-            )
-        if longest < 0:
-            raise ValueError(f"offsets reached outside the {data.nbytes} bytes of {name}, or ran backwards")
-        _check_size(longest)
-    spaced = offsets is not None
-    if valid is not None:
-        present = numpy.asarray(valid)
-        if present.shape != (count,) or present.dtype != numpy.bool_:
-            raise ValueError(f"valid had shape {present.shape} of {present.dtype}, expected ({count},) of bool")
-        if not spaced:
-            starts, spaced = numpy.arange(count, dtype=numpy.int64) * stride, True
-            sizes = numpy.full(count, stride, numpy.int32)
-        sizes[~present] = NO_VALUE
-    rows = Rows(
-        stamps.ctypes.data if ts_event is not None else 0,
-        data.ctypes.data,
-        starts.ctypes.data if spaced else 0,
-        sizes.ctypes.data if spaced else 0,
-        stride,
-        numbers.ctypes.data if sequences is not None else 0,
-    )
-    return rows, (data, stamps, starts, sizes, numbers)
-
-
-def _check_size(payload_bytes: int) -> None:
-    if payload_bytes > MAX_BODY_BYTES // 2:
-        raise ValueError(f"a payload had {payload_bytes} bytes, expected at most {MAX_BODY_BYTES // 2}")
 
 
 class Block:
@@ -269,6 +154,7 @@ class Block:
         lengths: Any = None,
         valid: Any = None,
         sequences: Any = None,
+        same: Any = None,
         key: bytes = b"",
         key_rule: int | None = None,
         slice_id: int = 0,
@@ -284,7 +170,8 @@ class Block:
     ) -> Block:
         """Encode columns (see `Publisher.publish_many`) as one block. Only topics that occur are written.
 
-        `sequences`: int64[n], ascending, for messages that are not consecutive from `sequence` on. `key_rule`: the rule
+        `sequences`: int64[n], ascending, for messages that are not consecutive from `sequence` on. `same`: uint8[n],
+        for messages with several topics, see `same`. `key_rule`: the rule
         of the feed, see `blackbox.feed.routing.key_rule`; None: the length of `key`. `previous` and `key_sequence`
         default to `sequence`, as if all messages had one key.
 
@@ -304,7 +191,9 @@ class Block:
             if (numpy.diff(numbers) <= 0).any():
                 raise BlockError(f"sequences were {numbers[:5].tolist()}..., expected them to ascend")
             sequence = int(numbers[0])
-        rows, alive = as_rows(payloads, ts_event, offsets, lengths, len(index), valid=valid, sequences=sequences)
+        rows, alive = as_rows(
+            payloads, ts_event, offsets, lengths, len(index), valid=valid, sequences=sequences, same=same
+        )
         order = numpy.arange(len(index), dtype=numpy.int32)
         table, distinct = topic_table(topics), distinct_scratch(len(topics))
         plan = plan_block(rows, order, index, 0, len(index), MAX_BODY_BYTES, table, distinct)
@@ -433,6 +322,14 @@ class Block:
         if self.validity is None:
             return numpy.ones(self.count, numpy.bool_)
         return numpy.unpackbits(self.validity, count=self.count, bitorder="little").view(numpy.bool_)
+
+    @property
+    def same(self) -> NDArray[numpy.uint8] | None:
+        """uint8[count]: sequences since the first row of the message, if it has several topics. None: none has."""
+        if not self.flags & FLAG_SAME:
+            return None
+        start = self.layout.same
+        return self.body[start : start + self.count]
 
     @property
     def ts_event(self) -> NDArray[numpy.int64]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.block.form.column_same import has_same, whole_messages, write_same
 from blackbox.block.form.format import (
     CHECKED_BYTES,
     END_BYTES,
@@ -14,6 +15,7 @@ from blackbox.block.form.format import (
     FLAG_FIXED,
     FLAG_NULLS,
     FLAG_NUMBERS,
+    FLAG_SAME,
     FLAG_SEQUENCES,
     HEADER_BYTES,
     MAGIC,
@@ -42,6 +44,9 @@ class Rows(NamedTuple):
     `starts` and `lengths` are 0 if every payload has `stride` bytes and row r starts at `r * stride`. A negative length
     marks a message without a value. `ts_event` is 0 if no message has a time (0 is written), `sequences` is 0 if
     messages are consecutive.
+
+    `same` is 0, or the address of a byte per row: a message with several topics has consecutive rows, and each has the
+    distance to the first of them, in sequences if there are any, else in rows.
     """
 
     ts_event: int
@@ -50,6 +55,7 @@ class Rows(NamedTuple):
     lengths: int
     stride: int
     sequences: int
+    same: int
 
 
 class TopicTable(NamedTuple):
@@ -100,6 +106,9 @@ TOPIC_BYTES = 4
 """Bytes per topic in a body, without its text: its offset."""
 NUMBER_BYTES = 4
 """Bytes per topic for its number."""
+_SAME_BYTES = 1
+"""Bytes per row of a block with messages of several topics."""
+_NO_LIMIT = 1 << 62
 _AHEAD = 16
 """Rows or topics to prefetch ahead: of 100,000 topics most are not in the cache."""
 _HALF = 32
@@ -123,39 +132,6 @@ def _begin(rows: Rows, row: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def copy_extents(starts_at: int, sizes_at: int, count: int, octets: int, to_starts: int, to_sizes: int) -> int:
-    """Copy int64 starts and int64 sizes of payloads to int64 and int32; return the largest size.
-
-    Returns -1 if a payload is outside the `octets` bytes, or has a negative size.
-    """
-    starts, sizes = int64s_at(starts_at, count), int64s_at(sizes_at, count)
-    copied_starts, copied_sizes = int64s_at(to_starts, count), int32s_at(to_sizes, count)
-    good = True
-    longest = numpy.int64(0)
-    for row in range(count):
-        start, size = starts[row], sizes[row]
-        # In this form no sum can overflow.
-        good &= (size >= 0) & (start >= 0) & (start <= octets - size)
-        longest = max(longest, size)
-        copied_starts[row] = start
-        copied_sizes[row] = numpy.int32(size)
-    return longest if good else numpy.int64(-1)
-
-
-@njit(nogil=True, cache=True)
-def longest_extent(starts_at: int, sizes_at: int, count: int, octets: int) -> int:
-    """Return the largest int32 size of payloads with int64 starts; -1 as in `copy_extents`."""
-    starts, sizes = int64s_at(starts_at, count), int32s_at(sizes_at, count)
-    good = True
-    longest = numpy.int64(0)
-    for row in range(count):
-        start, size = starts[row], numpy.int64(sizes[row])
-        good &= (size >= 0) & (start >= 0) & (start <= octets - size)
-        longest = max(longest, size)
-    return longest if good else numpy.int64(-1)
-
-
-@njit(nogil=True, cache=True)
 def plan_block(
     rows: Rows,
     order: NDArray[numpy.int32],
@@ -169,12 +145,35 @@ def plan_block(
 ) -> Plan:
     """Plan a block of the first rows of `order[start:stop]`, topics `topic_ids[start:stop]`, that fit in `block_bytes`.
 
-    At least one row is taken, so a message larger than `block_bytes` gets its own block. `flags`: FLAG_NUMBERS for a
-    block with topic ids, else 0.
+    At least one message is taken, so a message larger than `block_bytes` gets its own block. `flags`: FLAG_NUMBERS for
+    a block with topic ids, else 0.
     """
+    plan = _plan(rows, order, topic_ids, start, stop, block_bytes, table, distinct, flags)
+    while rows.same != 0 and plan.stop < stop:
+        end = whole_messages(rows, order, start, plan.stop, stop)
+        if end == plan.stop:
+            return plan
+        stop = end
+        plan = _plan(rows, order, topic_ids, start, stop, numpy.int64(_NO_LIMIT), table, distinct, flags)
+    return plan
+
+
+@njit(nogil=True, cache=True)
+def _plan(
+    rows: Rows,
+    order: NDArray[numpy.int32],
+    topic_ids: NDArray[numpy.int32],
+    start: int,
+    stop: int,
+    block_bytes: int,
+    table: TopicTable,
+    distinct: Distinct,
+    flags: int,
+) -> Plan:
     generation = _next_generation(distinct)
     spaced = rows.lengths != 0
     row_bytes = numpy.int64(ROW_BYTES) + (_SEQUENCE_BYTES if rows.sequences != 0 else 0)
+    row_bytes += _SAME_BYTES if rows.same != 0 else 0
     topic_cost = numpy.int64(TOPIC_BYTES) + (NUMBER_BYTES if flags & FLAG_NUMBERS else 0)
     cost = rows.stride + row_bytes
     topics = 0
@@ -214,7 +213,8 @@ def plan_block(
         flags
         | (0 if extent.stride == VARIABLE else FLAG_FIXED)
         | (FLAG_NULLS if extent.shortest < 0 else 0)
-        | (FLAG_SEQUENCES if rows.sequences != 0 else 0),
+        | (FLAG_SEQUENCES if rows.sequences != 0 else 0)
+        | (FLAG_SAME if rows.same != 0 and has_same(rows, order, start, numpy.int64(end)) else 0),
     )
 
 
@@ -311,6 +311,8 @@ def write_body(
         _write_words(target + layout.sequences, rows.sequences, plan, order)
     if plan.flags & FLAG_NULLS:
         _write_validity(target + layout.validity, plan, rows, order)
+    if plan.flags & FLAG_SAME:
+        write_same(target + layout.same, rows, order, plan.start, plan.stop)
     write_topics(target + layout.topic_offsets, target + layout.topics, plan.topics, table, distinct.order)
     if plan.flags & FLAG_NUMBERS:
         copy_bytes(target + layout.topic_numbers, distinct.order.ctypes.data, 4 * plan.topics)
@@ -459,7 +461,7 @@ def write_template(target: int, plan: Plan, body_address: int, checksum: bool, o
 def restamp(target: int, origin: Origin, ts_in: int) -> None:
     """Turn the header of a sent block into the template for sending it again."""
     header = block_header_at(target)
-    header.flags &= FLAG_CHECKSUM | FLAG_FIXED | FLAG_NULLS | FLAG_NUMBERS | FLAG_SEQUENCES
+    header.flags &= FLAG_CHECKSUM | FLAG_FIXED | FLAG_NULLS | FLAG_NUMBERS | FLAG_SAME | FLAG_SEQUENCES
     header.schema = origin.schema_id
     header.slice = origin.slice_id
     header.key_rule = origin.key_rule & 0xFF

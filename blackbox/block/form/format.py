@@ -39,6 +39,8 @@ FLAG_NULLS: Final = 64
 """Data: some messages have no value; column `validity` present."""
 FLAG_NUMBERS: Final = 256
 """Data: column `topic_numbers` present."""
+FLAG_SAME: Final = 4096
+"""Data: column `same` present."""
 FLAG_REFUSED: Final = 512
 """Control: refused prefixes instead of a confirmation."""
 FLAG_RECORDED: Final = 128
@@ -129,6 +131,7 @@ class BodyLayout(NamedTuple):
     payload_offsets: int
     sequences: int
     validity: int
+    same: int
     topic_offsets: int
     topic_numbers: int
     topics: int
@@ -148,7 +151,8 @@ def body_layout(count: int, topics: int, topic_bytes: int, payload_bytes: int, f
     payload_offsets_at = _align(topic_index_at + 4 * count)
     sequences_at = payload_offsets_at if flags & FLAG_FIXED else _align(payload_offsets_at + 4 * (count + 1))
     validity_at = sequences_at + 8 * count if flags & FLAG_SEQUENCES else sequences_at
-    topic_offsets_at = _align(validity_at + ((count + 7) >> 3)) if flags & FLAG_NULLS else validity_at
+    same_at = _align(validity_at + ((count + 7) >> 3)) if flags & FLAG_NULLS else validity_at
+    topic_offsets_at = _align(same_at + count) if flags & FLAG_SAME else same_at
     topic_numbers_at = _align(topic_offsets_at + 4 * (topics + 1))
     topics_at = _align(topic_numbers_at + 4 * topics) if flags & FLAG_NUMBERS else topic_numbers_at
     payloads_at = _align(topics_at + topic_bytes)
@@ -157,6 +161,7 @@ def body_layout(count: int, topics: int, topic_bytes: int, payload_bytes: int, f
         payload_offsets_at,
         sequences_at,
         validity_at,
+        same_at,
         topic_offsets_at,
         topic_numbers_at,
         topics_at,
@@ -198,6 +203,15 @@ def row_from(header: Header, body: int, offset: int) -> Any:
         return offset
     sequences = int64s_at(body + layout_of(header).sequences, header.count)
     return numpy.int64(numpy.searchsorted(sequences, header.sequence + offset))
+
+
+@njit(inline="always")
+def is_same(header: Header, layout: BodyLayout, body: int, row: int) -> Any:
+    """Return True if a row above 0 of a checked block is the message of the row before it, under another topic."""
+    if header.flags & FLAG_SAME:
+        back = numpy.int64(bytes_at(body + layout.same, header.count)[row])
+        return back != 0 and back >= sequence_of(header, layout, body, row) - sequence_of(header, layout, body, row - 1)
+    return False
 
 
 @njit(inline="always")

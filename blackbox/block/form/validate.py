@@ -14,6 +14,7 @@ from blackbox.block.form.format import (
     FLAG_FIXED,
     FLAG_NULLS,
     FLAG_NUMBERS,
+    FLAG_SAME,
     FLAG_SEQUENCES,
     HEADER_BYTES,
     KNOWN_FLAGS,
@@ -27,8 +28,10 @@ from blackbox.block.form.format import (
     BodyLayout,
     Header,
     block_header_at,
+    is_same,
     layout_of,
     read_header,
+    sequence_of,
 )
 from blackbox.feed.routing.compiled_routing import find_key
 from blackbox.feed.routing.key_rule import MAX_CHANNELS, MAX_KEY_BYTES
@@ -61,6 +64,7 @@ class Fault(IntEnum):
     SEQUENCES = 18
     VALIDITY = 19
     EPOCH = 20
+    SAME = 21
 
 
 RULE_OF_HEADER = -1
@@ -89,6 +93,7 @@ FAULT_TEXT = {
     Fault.NUMBERS: "epoch or a time was out of range, or not key_sequence <= previous <= sequence",
     Fault.SEQUENCES: "sequence numbers were not ascending from the header's on",
     Fault.VALIDITY: "a message without a value had a payload, or the validity had bits behind the last message",
+    Fault.SAME: "the rows of a message with several topics did not agree on its first row",
     Fault.EPOCH: "the publisher's run began in the future: one of the two clocks is wrong",
 }
 
@@ -98,7 +103,7 @@ def version_text(version: int) -> str:
     return f"block version was {version}, expected {VERSION}: use the same release of blackbox on both sides"
 
 
-_DATA_ONLY = FLAG_SEQUENCES | FLAG_NULLS | FLAG_NUMBERS
+_DATA_ONLY = FLAG_SEQUENCES | FLAG_NULLS | FLAG_NUMBERS | FLAG_SAME
 _NONE = int(Fault.NONE)
 _HEADER_SIZE = int(Fault.HEADER_SIZE)
 _MAGIC = int(Fault.MAGIC)
@@ -116,6 +121,7 @@ _KEY_RULE = int(Fault.KEY_RULE)
 _NUMBERS = int(Fault.NUMBERS)
 _SEQUENCES = int(Fault.SEQUENCES)
 _VALIDITY = int(Fault.VALIDITY)
+_SAME = int(Fault.SAME)
 
 
 @njit(nogil=True, cache=True)
@@ -191,6 +197,17 @@ def _is_validity(header: Header, layout: BodyLayout, body: int) -> bool:
     return good
 
 
+@inner
+def _are_same(header: Header, layout: BodyLayout, body: int) -> bool:
+    same = bytes_at(body + layout.same, header.count)
+    good = True
+    for row in range(1, header.count):
+        if is_same(header, layout, body, row):
+            step = sequence_of(header, layout, body, row) - sequence_of(header, layout, body, row - 1)
+            good &= numpy.int64(same[row]) - step == numpy.int64(same[row - 1])
+    return good
+
+
 @njit(nogil=True, cache=True)
 def check_block(
     header_address: int,
@@ -255,6 +272,8 @@ def check_body(
         return _SEQUENCES
     if header.flags & FLAG_NULLS and not _is_validity(header, layout, body_address):
         return _VALIDITY
+    if header.flags & FLAG_SAME and not _are_same(header, layout, body_address):
+        return _SAME
     return _check_topics(header, body_address, layout.topic_offsets, layout.topics, key_address, key_size, rule)
 
 

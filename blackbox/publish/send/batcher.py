@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from ctypes import string_at
 from typing import NamedTuple
 
@@ -109,6 +110,17 @@ def payload_of(rows: Rows, row: int) -> bytes:
     start = int.from_bytes(string_at(rows.starts + 8 * row, 8), sys.byteorder)
     size = int.from_bytes(string_at(rows.lengths + 4 * row, 4), sys.byteorder)
     return string_at(rows.payloads + start, size)
+
+
+def windows(rows: Rows, count: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of up to `most` rows, without cutting a message of several topics."""
+    start = 0
+    while start < count:
+        stop = min(start + most, count)
+        while rows.same != 0 and stop < count and string_at(rows.same + stop, 1) != b"\0":
+            stop -= 1
+        yield start, stop
+        start = stop
 
 
 @njit(nogil=True, cache=True)

@@ -195,6 +195,7 @@ def _send_gathered(sender: Sender, ring: RingAt, encoder: Encoder, taken: int, t
         sender.lengths.ctypes.data,
         numpy.int64(0),
         numpy.int64(0),
+        numpy.int64(0),
     )
     header = sender.scratch.ctypes.data + TEMPLATE_AT
     body = sender.scratch.ctypes.data + BODY_AT

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.form.block import as_rows
 from blackbox.block.form.encode import Rows
+from blackbox.block.form.rows import as_rows
 from blackbox.errors import JournalError, NotRecordedError, PublisherError
 from blackbox.native.compile.jit import warm_up
 from blackbox.native.system.waits import acquire, step_of

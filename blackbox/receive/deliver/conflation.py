@@ -21,7 +21,7 @@ from blackbox.block.form.encode import (
     write_body,
     write_template,
 )
-from blackbox.block.form.format import FLAG_FIXED, has_value, layout_of, read_header, sequence_of
+from blackbox.block.form.format import FLAG_FIXED, FLAG_SAME, has_value, layout_of, read_header, sequence_of
 from blackbox.feed.routing.compiled_routing import find_key
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.memory.records import Field, SharedRecord, record_at
@@ -52,6 +52,8 @@ class ConflationState(SharedRecord):
     """`ts_in` of the oldest block since the last delivery."""
     schema_id = Field()
     epoch = Field()
+    has_same = Field()
+    """1: some messages had several topics."""
 
 
 _state_at = record_at(ConflationState)
@@ -66,6 +68,7 @@ class Conflation:
         self._lengths = numpy.zeros(max_topics, numpy.int32)
         self._ts_event = numpy.zeros(max_topics, numpy.int64)
         self._sequences = numpy.zeros(max_topics, numpy.int64)
+        self._same = numpy.zeros(max_topics, numpy.uint8)
         self._topic_sizes = numpy.zeros(max_topics, numpy.int32)
         self._pending = numpy.zeros(max_topics, numpy.int32)
         self._seen = numpy.zeros(max_topics, numpy.int64)
@@ -79,6 +82,7 @@ class Conflation:
             self._lengths.ctypes.data,
             self._ts_event.ctypes.data,
             self._sequences.ctypes.data,
+            self._same.ctypes.data,
             self._topic_sizes.ctypes.data,
             self._pending.ctypes.data,
             self._seen.ctypes.data,
@@ -116,6 +120,7 @@ def _keep(
     length: int,
     ts_event: int,
     sequence: int,
+    same: int,
     topic_bytes: int,
     callbacks: int,
 ) -> bool:
@@ -144,6 +149,7 @@ def _keep(
     int32s_at(newest.lengths + 4 * topic, 1)[0] = length
     int64s_at(newest.ts_event + 8 * topic, 1)[0] = ts_event
     int64s_at(newest.sequences + 8 * topic, 1)[0] = sequence
+    bytes_at(newest.same + topic, 1)[0] = same
     return True
 
 
@@ -200,7 +206,8 @@ def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> i
     order = int32s_at(newest.pending, count)
     sizes = int32s_at(newest.topic_sizes, topics)
     _put_in_order(at, order, int64s_at(newest.sequences, topics), sizes)
-    rows = Rows(newest.ts_event, newest.arena, newest.starts, newest.lengths, numpy.int64(0), newest.sequences)
+    same = newest.same if state.has_same != 0 else numpy.int64(0)
+    rows = Rows(newest.ts_event, newest.arena, newest.starts, newest.lengths, numpy.int64(0), newest.sequences, same)
     text = TopicTable(
         bytes_at(at.topics.text, at.topics.text_bytes),
         int64s_at(at.topics.starts, topics),
@@ -277,6 +284,8 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int
     state.ts_in = header.ts_in if state.pending == 0 else min(state.ts_in, header.ts_in)
     state.schema_id = header.schema_id
     state.epoch = header.epoch
+    has_same = header.flags & FLAG_SAME != 0
+    state.has_same |= numpy.int64(has_same)
     for row in range(first_row, header.count):
         topic = topic_index[row]
         number = numpy.int64(matched[topic])
@@ -294,11 +303,12 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int
         place = body + layout.payloads + start
         size = numpy.int64(topic_offsets[topic + 1] - topic_offsets[topic])
         sequence = sequence_of(header, layout, body, row)
-        if not _keep(at, number, place, length, ts_event[row], sequence, size, wanted):
+        same = numpy.int64(bytes_at(body + layout.same, header.count)[row]) if has_same else numpy.int64(0)
+        if not _keep(at, number, place, length, ts_event[row], sequence, same, size, wanted):
             result = flush(at, table, trie, now, _YES)
             if result != 0:
                 return result
-            if not _keep(at, number, place, length, ts_event[row], sequence, size, wanted):
+            if not _keep(at, number, place, length, ts_event[row], sequence, same, size, wanted):
                 _count_matched(at, wanted)
                 slice_counters_at(at.counters).dropped += wanted
     return 0

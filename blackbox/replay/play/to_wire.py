@@ -13,9 +13,11 @@ from blackbox.block.form.encode import NO_VALUE, Rows
 from blackbox.block.form.format import (
     FLAG_FIXED,
     FLAG_NULLS,
+    FLAG_SAME,
     FLAG_SEQUENCES,
     Header,
     has_value,
+    is_same,
     layout_of,
     read_header,
     sequence_of,
@@ -25,7 +27,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.routing.compiled_routing import find_key
 from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.native.compile.jit import njit, warm_up
-from blackbox.native.memory.intrinsics import copy_bytes, inner, int32s_at, int64s_at, unsigned
+from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.tables.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.publish.publisher import Publisher
 from blackbox.publish.send.batcher import Stored
@@ -48,6 +50,7 @@ class Columns(NamedTuple):
     topics: int
     starts: int
     lengths: int
+    same: int
 
 
 @njit(nogil=True, cache=True)
@@ -78,6 +81,8 @@ def gather(blocks: BlockTableAt, numbering: NumberingAt, to: Columns) -> int:
         listed = _gather_rows(header, layout, block, numbers, to, rows)
         if header.flags & FLAG_NULLS:
             _mark_nulls(header, layout, block, numbers, int32s_at(to.lengths, listed)[rows:])
+        if header.flags & FLAG_SAME:
+            _mark_same(header, layout, block, numbers, bytes_at(to.same, listed)[rows:])
         rows = listed
     return rows
 
@@ -118,6 +123,23 @@ def _mark_nulls(
         if numbers[unsigned(topic_index[row])] >= 0:
             if not has_value(header, layout, block.body, row):
                 lengths[place] = NO_VALUE
+            place += 1
+
+
+@inner
+def _mark_same(
+    header: Header, layout: Any, block: Any, numbers: NDArray[numpy.int32], same: NDArray[numpy.uint8]
+) -> None:
+    """Write the number of listed rows since the first one of the same message."""
+    topic_index = int32s_at(block.body + layout.topic_index, header.count)
+    place = 0
+    listed = 0
+    for row in range(block.first_row, block.stop_row):
+        if row > block.first_row and not is_same(header, layout, block.body, row):
+            listed = 0
+        if numbers[unsigned(topic_index[row])] >= 0:
+            same[place] = listed
+            listed += 1
             place += 1
 
 
@@ -171,7 +193,7 @@ class PublisherPlayer:
         self._numbering = Numbering(theirs.max_topics * len(theirs.slices), _MEAN_TOPIC_BYTES)
         self._topics: tuple[bytes, ...] = ()
         publisher._running()[0].warm_up_stored()
-        warm_up(gather, NO_BLOCKS, self._numbering.at, Columns(0, 0, 0, 0))
+        warm_up(gather, NO_BLOCKS, self._numbering.at, Columns(0, 0, 0, 0, 0))
         warm_up(find_keys, NO_BLOCKS, 0, 0)
 
     def play(self, table: BlockTable, start: int, stop: int) -> None:
@@ -297,7 +319,8 @@ class PublisherPlayer:
         many = int(blocks.rows["count"].sum())
         ts_event, starts = numpy.empty(many, numpy.int64), numpy.empty(many, numpy.int64)
         topics, lengths = numpy.empty(many, numpy.int32), numpy.empty(many, numpy.int32)
-        columns = Columns(ts_event.ctypes.data, topics.ctypes.data, starts.ctypes.data, lengths.ctypes.data)
+        same = numpy.zeros(many, numpy.uint8)
+        columns = Columns(*(each.ctypes.data for each in (ts_event, topics, starts, lengths, same)))
         found = gather(blocks.at(0, len(blocks.rows)), self._numbering.at, columns)
         if found == FULL:
             feed = self._publisher.feed
@@ -309,7 +332,8 @@ class PublisherPlayer:
         assert found == many
         if len(self._topics) != len(self._numbering):
             self._topics = tuple(self._numbering.names())
-        rows = Rows(ts_event.ctypes.data, 0, starts.ctypes.data, lengths.ctypes.data, 0, 0)
+        joined = same.ctypes.data if same.any() else 0
+        rows = Rows(ts_event.ctypes.data, 0, starts.ctypes.data, lengths.ctypes.data, 0, 0, joined)
         self._publisher._publish_rows(self._publisher._routes.resolve(self._topics), topics, rows)
 
 

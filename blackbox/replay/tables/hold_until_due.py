@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.form.format import FLAG_FIXED, FLAG_NULLS, FLAG_SEQUENCES, Header, layout_of, read_header
+from blackbox.block.form.format import FLAG_FIXED, FLAG_NULLS, FLAG_SAME, FLAG_SEQUENCES, Header, layout_of, read_header
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.memory.records import Field, SharedRecord, record_at
@@ -56,6 +56,8 @@ class HeldMessages(SharedRecord):
     sequence = Field()
     validity = Field()
     """0: every message has a value."""
+    same = Field()
+    """0: no message has several topics."""
     ts_out = Field()
     ts_in = Field()
     ts_recv = Field()
@@ -161,6 +163,7 @@ def _note_columns(block: HeldMessages, header: Header, body: int) -> None:
     block.sequences = body + layout.sequences if header.flags & FLAG_SEQUENCES else numpy.int64(0)
     block.sequence = header.sequence
     block.validity = body + layout.validity if header.flags & FLAG_NULLS else numpy.int64(0)
+    block.same = body + layout.same if header.flags & FLAG_SAME else numpy.int64(0)
     block.ts_out, block.ts_in, block.epoch = header.ts_out, header.ts_in, header.epoch
 
 

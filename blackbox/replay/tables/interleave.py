@@ -127,6 +127,8 @@ def interleave(held: int, count: int, until_ns: int, latest_ns: int, heap: Heap,
         number = numbers[0]
         begun = listed
         listed += _list_run(held, number, rival, rival_ns, to, listed)
+        if listed == begun:  # the next message does not fit
+            break
         place = begun
         while place < listed and to.times[place] < latest_ns:  # rows of a block are in order
             misplaced += 1
@@ -190,8 +192,46 @@ def _list_run(held: int, number: int, rival: int, rival_ns: int, to: Listed, lis
         if at == end or rival < 0 or time != rival_ns or limit_ns > rival_ns or not _ranks_before(held, number, rival):
             break
         limit_ns += 1
+    if at == len(to.rows):
+        while at > listed and place < last:
+            row = numpy.int64(rows[place]) if is_chosen else first_row + place
+            if not _is_same(held, number, row, numpy.int64(to.rows[at - 1])):
+                break
+            at -= 1
+            place -= 1
+            time = times[place]
     block.next, block.due_ns = place, time
     return at - listed
+
+
+@inner
+def _sequence_of(block: Any, row: int) -> Any:
+    return int64s_at(block.sequences + 8 * row, 1)[0] if block.sequences != 0 else block.sequence + row
+
+
+@inner
+def _is_same(held: int, number: int, row: int, before: int) -> bool:
+    """Return True if two rows of a held block, listed one after the other, are of one message."""
+    block = held_at(held + HELD_BYTES * number)
+    if block.same == 0 or bytes_at(block.same + row, 1)[0] == 0:
+        return False
+    first = _sequence_of(block, row) - numpy.int64(bytes_at(block.same + row, 1)[0])
+    return first == _sequence_of(block, before) - numpy.int64(bytes_at(block.same + before, 1)[0])
+
+
+@inner
+def _joins(held: int, blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], at: int) -> bool:
+    """Return True if a listed row is of the same message as the one before it."""
+    number, row, before = numpy.int64(blocks[at]), numpy.int64(rows[at]), numpy.int64(rows[at - 1])
+    return blocks[at - 1] == blocks[at] and _is_same(held, number, row, before)
+
+
+@njit(nogil=True, cache=True)
+def uncut(held: int, blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], stop: int) -> int:
+    """Return the last end of listed messages, up to `stop`, that does not cut a message of several topics."""
+    while 0 < stop < len(rows) and _joins(held, blocks, rows, stop):
+        stop -= 1
+    return stop
 
 
 class Gathered(NamedTuple):
@@ -205,6 +245,7 @@ class Gathered(NamedTuple):
     topics: NDArray[numpy.int32]
     order: NDArray[numpy.int32]
     """0, 1, 2 ..."""
+    same: NDArray[numpy.uint8]
 
 
 @njit(nogil=True, cache=True)
@@ -217,9 +258,10 @@ def gather(held: int, blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], 
         to.ts_event[i] = int64s_at(block.ts_event + 8 * row, 1)[0]
         topic = numpy.int64(int32s_at(block.topic_index + 4 * row, 1)[0])
         to.topics[i] = int32s_at(block.numbers + 4 * topic, 1)[0]
-        to.sequences[i] = block.sequence + row
-        if block.sequences != 0:
-            to.sequences[i] = int64s_at(block.sequences + 8 * row, 1)[0]
+        to.sequences[i] = _sequence_of(block, row)
+        to.same[i] = 0
+        if block.same != 0 and i > 0 and _joins(held, blocks, rows, i):
+            to.same[i] = to.same[i - 1] + to.sequences[i] - to.sequences[i - 1]
         start, size = row * block.stride, block.stride
         if block.payload_offsets != 0:
             offsets = int32s_at(block.payload_offsets + 4 * row, 2)
@@ -274,6 +316,7 @@ def put_blocks(
         columns.lengths.ctypes.data,
         numpy.int64(0),
         columns.sequences.ctypes.data,
+        columns.same.ctypes.data if columns.same[: len(blocks)].any() else numpy.int64(0),
     )
     at, used, made = start, numpy.int64(0), numpy.int64(0)
     while at < len(blocks):

@@ -39,6 +39,7 @@ from blackbox.replay.tables.interleave import (
     interleave,
     next_long_run,
     put_blocks,
+    uncut,
 )
 from blackbox.replay.tables.measure_blocks import BlockRow
 
@@ -189,6 +190,7 @@ class MarketOrder:
             numpy.empty(_ROWS, numpy.int64),
             numpy.empty(_ROWS, numpy.int32),
             numpy.arange(_ROWS, dtype=numpy.int32),
+            numpy.empty(_ROWS, numpy.uint8),
         )
 
     def tables(self) -> Generator[BlockTable, None, None]:
@@ -259,6 +261,7 @@ class MarketOrder:
         at = 0
         while at < count:
             start, stop = next_long_run(blocks, rows, at, _LONG_RUN)
+            stop = uncut(self._held.rows.ctypes.data, blocks, rows, stop)
             if at < start:
                 yield self._gathered(at, start)
             if start < stop:

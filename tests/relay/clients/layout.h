@@ -13,8 +13,9 @@ enum {
     SEQUENCES = 32,
     NULLS = 64,
     NUMBERS = 256,
+    SAME = 4096,
     REFUSED = 512,
-    KNOWN_FLAGS = 895,
+    KNOWN_FLAGS = 4991,
     HEADER_BYTES = 88,
     CHECKED_BYTES = 84,
     MAX_BODY_BYTES = 67108864,
@@ -72,6 +73,7 @@ struct columns {
     uint64_t payload_offsets;
     uint64_t sequences;
     uint64_t validity;
+    uint64_t same;
     uint64_t topic_offsets;
     uint64_t topic_numbers;
     uint64_t topics;
@@ -116,7 +118,8 @@ static struct columns columns_of(uint64_t flags, uint64_t count, uint64_t topics
     uint64_t payload_offsets_at = align(topic_index_at + 4 * count);
     uint64_t sequences_at = (flags & FIXED) != 0 ? payload_offsets_at : align(payload_offsets_at + 4 * (count + 1));
     uint64_t validity_at = (flags & SEQUENCES) != 0 ? sequences_at + 8 * count : sequences_at;
-    uint64_t topic_offsets_at = (flags & NULLS) != 0 ? align(validity_at + ((count + 7) >> 3)) : validity_at;
+    uint64_t same_at = (flags & NULLS) != 0 ? align(validity_at + ((count + 7) >> 3)) : validity_at;
+    uint64_t topic_offsets_at = (flags & SAME) != 0 ? align(same_at + count) : same_at;
     uint64_t topic_numbers_at = align(topic_offsets_at + 4 * (topics + 1));
     uint64_t topics_at = (flags & NUMBERS) != 0 ? align(topic_numbers_at + 4 * topics) : topic_numbers_at;
     uint64_t payloads_at = align(topics_at + topic_bytes);
@@ -125,6 +128,7 @@ static struct columns columns_of(uint64_t flags, uint64_t count, uint64_t topics
         payload_offsets_at,
         sequences_at,
         validity_at,
+        same_at,
         topic_offsets_at,
         topic_numbers_at,
         topics_at,

@@ -10,8 +10,9 @@ export const END = 16
 export const SEQUENCES = 32
 export const NULLS = 64
 export const NUMBERS = 256
+export const SAME = 4096
 export const REFUSED = 512
-export const KNOWN_FLAGS = 895
+export const KNOWN_FLAGS = 4991
 export const HEADER_BYTES = 88
 export const CHECKED_BYTES = 84
 export const MAX_BODY_BYTES = 67108864
@@ -72,7 +73,8 @@ export function columnsOf({ flags, count, topics, topicBytes }) {
   const payloadOffsetsAt = align(topicIndexAt + 4 * count)
   const sequencesAt = (flags & FIXED) != 0 ? payloadOffsetsAt : align(payloadOffsetsAt + 4 * (count + 1))
   const validityAt = (flags & SEQUENCES) != 0 ? sequencesAt + 8 * count : sequencesAt
-  const topicOffsetsAt = (flags & NULLS) != 0 ? align(validityAt + ((count + 7) >> 3)) : validityAt
+  const sameAt = (flags & NULLS) != 0 ? align(validityAt + ((count + 7) >> 3)) : validityAt
+  const topicOffsetsAt = (flags & SAME) != 0 ? align(sameAt + count) : sameAt
   const topicNumbersAt = align(topicOffsetsAt + 4 * (topics + 1))
   const topicsAt = (flags & NUMBERS) != 0 ? align(topicNumbersAt + 4 * topics) : topicNumbersAt
   const payloadsAt = align(topicsAt + topicBytes)
@@ -81,6 +83,7 @@ export function columnsOf({ flags, count, topics, topicBytes }) {
     payloadOffsets: payloadOffsetsAt,
     sequences: sequencesAt,
     validity: validityAt,
+    same: sameAt,
     topicOffsets: topicOffsetsAt,
     topicNumbers: topicNumbersAt,
     topics: topicsAt,

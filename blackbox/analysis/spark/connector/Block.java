@@ -34,6 +34,7 @@ final class Block {
     private long stride;
     private boolean fixed;
     private boolean nulls;
+    private boolean grouped;
     private int flags;
     private final Layout.Columns columns = new Layout.Columns();
     private long firstSequence;
@@ -42,6 +43,7 @@ final class Block {
     private long payloadOffsets;
     private long sequences;
     private long validity;
+    private long same;
     private long topicOffsets;
     private long topicText;
     private long payloads;
@@ -144,6 +146,7 @@ final class Block {
         fixed = (flags & Layout.FIXED) != 0;
         numbered = (flags & Layout.SEQUENCES) != 0;
         nulls = (flags & Layout.NULLS) != 0;
+        grouped = (flags & Layout.SAME) != 0;
         count = Records.u32(record + Layout.AT_COUNT);
         first = (int) Records.u32(record + Layout.RECORD_FIRST_ROW);
         chosen = false;
@@ -225,6 +228,7 @@ final class Block {
         payloadOffsets = body + columns.payloadOffsets;
         sequences = body + columns.sequences;
         validity = body + columns.validity;
+        same = body + columns.same;
         topicOffsets = body + columns.topicOffsets;
         topicText = body + columns.topics;
         payloads = body + columns.payloads;
@@ -250,6 +254,9 @@ final class Block {
         if (nulls && !isValidity()) {
             return "a message without a value had a payload, or the validity had bits behind the last message";
         }
+        if (grouped && !isSame()) {
+            return "the rows of a message with several topics did not agree on its first row";
+        }
         return layTopics();
     }
 
@@ -271,6 +278,17 @@ final class Block {
             if ((Records.u8(validity + (row >> 3)) >> (row & 7) & 1) == 0) {
                 good &= payloadStart(row) == payloadStop(row);
             }
+        }
+        return good;
+    }
+
+    private boolean isSame() {
+        boolean good = true;
+        for (int row = 1; row < count; row++) {
+            long step = numbered ? Platform.getLong(null, sequences + 8L * row)
+                - Platform.getLong(null, sequences + 8L * (row - 1)) : 1;
+            long left = Records.u8(same + row) - step;
+            good &= left < 0 || left == Records.u8(same + row - 1);
         }
         return good;
     }

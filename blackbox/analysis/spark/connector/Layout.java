@@ -16,8 +16,9 @@ final class Layout {
     static final int SEQUENCES = 32;
     static final int NULLS = 64;
     static final int NUMBERS = 256;
+    static final int SAME = 4096;
     static final int REFUSED = 512;
-    static final int KNOWN_FLAGS = 895;
+    static final int KNOWN_FLAGS = 4991;
     static final int HEADER_BYTES = 88;
     static final int CHECKED_BYTES = 84;
     static final long MAX_BODY_BYTES = 67108864L;
@@ -114,6 +115,7 @@ final class Layout {
         long payloadOffsets;
         long sequences;
         long validity;
+        long same;
         long topicOffsets;
         long topicNumbers;
         long topics;
@@ -124,7 +126,8 @@ final class Layout {
             long payloadOffsetsAt = align(topicIndexAt + 4 * count);
             long sequencesAt = (flags & FIXED) != 0 ? payloadOffsetsAt : align(payloadOffsetsAt + 4 * (count + 1));
             long validityAt = (flags & SEQUENCES) != 0 ? sequencesAt + 8 * count : sequencesAt;
-            long topicOffsetsAt = (flags & NULLS) != 0 ? align(validityAt + ((count + 7) >> 3)) : validityAt;
+            long sameAt = (flags & NULLS) != 0 ? align(validityAt + ((count + 7) >> 3)) : validityAt;
+            long topicOffsetsAt = (flags & SAME) != 0 ? align(sameAt + count) : sameAt;
             long topicNumbersAt = align(topicOffsetsAt + 4 * (topicCount + 1));
             long topicsAt = (flags & NUMBERS) != 0 ? align(topicNumbersAt + 4 * topicCount) : topicNumbersAt;
             long payloadsAt = align(topicsAt + topicBytes);
@@ -132,6 +135,7 @@ final class Layout {
             payloadOffsets = payloadOffsetsAt;
             sequences = sequencesAt;
             validity = validityAt;
+            same = sameAt;
             topicOffsets = topicOffsetsAt;
             topicNumbers = topicNumbersAt;
             topics = topicsAt;

@@ -13,7 +13,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.arguments import all_as_bytes, as_bytes
-from blackbox.block.form.block import as_topic_index
+from blackbox.block.form.rows import as_topic_index
 from blackbox.block.position import Place
 from blackbox.errors import ConfigError, HubError
 from blackbox.feed.feed import Feed

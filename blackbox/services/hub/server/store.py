@@ -19,7 +19,7 @@ from blackbox.archive.maintain.retention import Retention
 from blackbox.archive.record.check import check_days
 from blackbox.archive.record.crash_recovery import recover_day
 from blackbox.archive.record.outbox import Outbox, has_lost_power
-from blackbox.block.form.block import as_rows
+from blackbox.block.form.rows import as_rows
 from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed
 from blackbox.publish.publisher import Publisher
