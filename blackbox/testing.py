@@ -192,13 +192,14 @@ class RawPublisher:
         ts_event: Any = None,
         ts_out: int | None = None,
         ts_in: int | None = None,
+        same: Sequence[int] | None = None,
         flags: int = 0,
         checksum: bool = True,
     ) -> Block:
         """Return a block of (topic, payload) messages that all have the key of the first.
 
         Defaults: `sequence` is the next one of the slice. `previous` and `key_sequence` are the key's end in `ends`, or
-        `sequence` without keys. `ts_out` is now, and `ts_in` is `ts_out`.
+        `sequence` without keys. `ts_out` is now, and `ts_in` is `ts_out`. `same`: see `Block.same`.
         """
         sent = time.time_ns() if ts_out is None else ts_out
         topics = list(dict.fromkeys(topic for topic, _ in messages))
@@ -217,6 +218,7 @@ class RawPublisher:
             b"".join(payloads),
             ts_event=ts_event,
             offsets=numpy.cumsum([0, *map(len, payloads)]),
+            same=same,
             key=key,
             key_rule=self.feed.key_rule,
             slice_id=slice_id,

@@ -46,7 +46,7 @@ from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.feed.schema.schema import RAW, load_schema, schema_of
 from blackbox.native.compile.jit import warm_up
 from blackbox.native.system.interrupts import interrupts_held
-from blackbox.receive.callbacks.callbacks import Callback
+from blackbox.receive.callbacks.callbacks import TopicsCallback
 
 MAX_BYTES: Final = 1 << 30
 MAX_SYMBOLS: Final = 1 << 20
@@ -349,7 +349,7 @@ class Books:
         return total
 
 
-class BookCallback(Callback):
+class BookCallback(TopicsCallback):
     """The callback that a subscriber registers for its books."""
 
     function: Books

@@ -24,7 +24,7 @@ from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.prices import Prices, check_prices
 from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice
-from blackbox.receive.callbacks.callbacks import Callback, CompiledCallback
+from blackbox.receive.callbacks.callbacks import Callback, CompiledCallback, TopicsCallback
 from blackbox.receive.callbacks.compiled_callback import compile_callback
 from blackbox.receive.callbacks.plain_values import PlainCallback
 from blackbox.receive.callbacks.timers import Timer
@@ -303,7 +303,7 @@ class Registration:
             if self.state is not SubscriberLife.NEW:
                 raise SubscriberError("table was called while running: call it before start")
             table = Table(self.feed, prefix, client, check_life, wait_complete, chosen)
-            self._registry.add(Callback("batch", prefix, table._take), group, chosen)
+            self._registry.add(TopicsCallback("batch", prefix, table._take), group, chosen)
             self._registry.tables.append(table)
         return table
 
@@ -396,8 +396,8 @@ class Registration:
         self._registry.remove(function)
 
     def _on_batch_of(self, topics: TopicChoice, function: BatchFunction) -> None:
-        """Call `f(batch)` once per block with the chosen messages."""
-        callback = Callback("batch", b"", function)
+        """Call `f(batch)` once per block with the chosen messages, each under all of its topics."""
+        callback = TopicsCallback("batch", b"", function)
         callback.prefixes = topics.prefixes
         self._registry.add(callback, None, topics.symbols)
 

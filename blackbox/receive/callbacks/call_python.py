@@ -38,6 +38,7 @@ from blackbox.receive.callbacks.match_table import WorkerTable
 from blackbox.receive.callbacks.slice_hooks import SliceHookCaller
 from blackbox.receive.callbacks.timers import Timers
 from blackbox.receive.deliver import worker_loop as collect
+from blackbox.receive.deliver.select_rows import SLOT_BYTES
 from blackbox.receive.deliver.worker_state import (
     ALL_ROWS,
     GAP_NOTICE_BYTES,
@@ -91,7 +92,7 @@ class BlockBurst:
     __slots__ = ("_memory", "address", "alive", "blocks")
 
     def __init__(self) -> None:
-        self._memory = numpy.zeros(collect.BURST_BLOCKS * collect.SLOT_BYTES // 8, numpy.int64)
+        self._memory = numpy.zeros(collect.BURST_BLOCKS * SLOT_BYTES // 8, numpy.int64)
         self.address = self._memory.ctypes.data
         self.alive: object = None
         self.blocks = 0

@@ -53,8 +53,11 @@ class Callback:
 
     `active` becomes False on removal, after which no batch begins. An `independent` callback takes no turns with
     others. Callbacks of one `group` of one `owner` share a worker. Batches are split at multiples of `interval_ns`.
-    With `message_types` it gets only those (see `Batch.of_type`).
+    With `message_types` it gets only those (see `Batch.of_type`). With `gets_all` it gets a message of several topics
+    under each that matches, else once.
     """
+
+    gets_all = False
 
     def __init__(
         self,
@@ -172,6 +175,12 @@ class Callback:
             else:
                 taken += len(piece)
         return taken
+
+
+class TopicsCallback(Callback):
+    """A callback that gets a message of several topics under each of them that matches."""
+
+    gets_all = True
 
 
 class CompiledCallback(Callback):

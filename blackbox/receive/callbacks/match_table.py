@@ -51,6 +51,7 @@ class WorkerTable:
         keys = [start_of_keys(key_rule, callback.prefix) for callback in callbacks]
         self._key_ends = numpy.cumsum([0, *map(len, keys)], dtype=numpy.int64)
         self._keys = numpy.frombuffer(b"".join(keys) + b"\0", numpy.uint8)
+        self._gets_all = numpy.array([each.gets_all for each in callbacks] or [False], numpy.uint8)
         own = set(mine)
         for number, callback in enumerate(callbacks):
             if isinstance(callback, CompiledCallback):
@@ -70,6 +71,7 @@ class WorkerTable:
             self._key_ends.ctypes.data,
             self._lost.ctypes.data,
             int(self.gap_hooks.listens),
+            self._gets_all.ctypes.data,
         )
 
     @property

@@ -7,7 +7,7 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.batch.worker_envelope import TOPICS_AT, envelope_at, row_group, rows_at
+from blackbox.block.batch.worker_envelope import TOPICS_AT, envelope_at
 from blackbox.block.form.format import FLAG_FIXED, FLAG_NULLS, layout_of, read_header
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import (
@@ -16,15 +16,14 @@ from blackbox.native.memory.intrinsics import (
     inner,
     int32s_at,
     int64s_at,
-    load_acquire,
     prefetch,
 )
 from blackbox.native.memory.records import load_shared, store_shared
 from blackbox.native.system.posix import coarse_monotonic_ns, now_ns
 from blackbox.native.tables.histogram import record
+from blackbox.receive.deliver.select_rows import SLOT_BYTES, entry_at, keep_entry, select
 from blackbox.receive.deliver.worker_state import (
     ALL_ROWS,
-    ENTRY_BYTES,
     GAP_NOTICE_BYTES,
     NEVER,
     PLACE_BYTES,
@@ -32,7 +31,6 @@ from blackbox.receive.deliver.worker_state import (
     WorkerAt,
     WorkerState,
     WorkerTableAt,
-    batch_entry_at,
     block_place_at,
     callback_call_at,
     gap_notice_at,
@@ -86,13 +84,6 @@ FEW_WORDS: Final = 3
 """Words per message of a FEW: address of its payload, its size, and `ts_event`."""
 
 BURST_BLOCKS: Final = 32
-_READ_AHEAD_BYTES: Final = 256
-"""Bytes prefetched per message, with time and topic: a callback may read only the beginning of larger ones."""
-_LINE_BYTES: Final = 64
-"""Bytes of a cache line."""
-SLOT_BYTES: Final = 2 * MESSAGE_BYTES
-"""A burst's slot: the envelope's and the body's message."""
-MERGE: Final = -1
 SCRATCH_WORDS: Final = EVENTS_SCRATCH_WORDS + SLOT_BYTES // 8
 SLOT_AT: Final = EVENTS_SCRATCH_WORDS * 8
 
@@ -111,149 +102,6 @@ def _receive(at: WorkerAt) -> int:
         return ENDED
     worker_state_at(at.state).notice = msg_data(envelope)
     return GAP
-
-
-@inner
-def entry_at(at: WorkerAt, number: int) -> BatchEntry:
-    """Return a batch of the burst."""
-    return batch_entry_at(at.entries + ENTRY_BYTES * number)
-
-
-@inner
-def add_entry(at: WorkerAt, slot: int, callback: int, rows: int, count: int, callback_state: int) -> None:
-    """Add a batch to the burst."""
-    state = worker_state_at(at.state)
-    entry = entry_at(at, state.entries)
-    entry.slot = slot
-    entry.callback = callback
-    entry.rows = rows
-    entry.count = count
-    entry.state = callback_state
-    state.entries += 1
-
-
-@inner
-def select(at: WorkerAt, table: WorkerTableAt, slot: int, rows_used: int) -> int:
-    """List the rows of every callback with part of the block in `slot`, as batch entries.
-
-    Rows of a single match set are used in place. Return how many of `rows` are in use; -1: merged rows do not fit,
-    `rows_needed` would.
-    """
-    state = worker_state_at(at.state)
-    frame = msg_data(state.burst + SLOT_BYTES * slot)
-    header = read_header(frame)
-    envelope = envelope_at(frame)
-    wanted = header.count - envelope.first_row
-    starts = int64s_at(table.starts, table.sets + 1)
-    callbacks = int32s_at(table.callbacks, table.total)
-    states = int64s_at(table.states, table.total + 1)
-    if envelope.groups == 0:
-        only = int32s_at(frame + TOPICS_AT + 4 * header.topics, 1)[0]
-        for place in range(starts[only], starts[only + 1]):
-            callback = numpy.int64(callbacks[place])
-            add_entry(at, slot, callback, ALL_ROWS, wanted, states[callback])
-        return rows_used
-    rows = frame + rows_at(header.topics, envelope.groups)
-    counts = int64s_at(at.counts, table.total)
-    places = int64s_at(at.places, table.total)
-    touched = int32s_at(at.touched, table.total)
-    reached = 0
-    for number in range(envelope.groups):
-        group = row_group(frame, header.topics, number)
-        if group.start == group.stop:
-            continue
-        for place in range(starts[group.match_set], starts[group.match_set + 1]):
-            callback = callbacks[place]
-            if counts[callback] == 0:
-                touched[reached] = callback
-                reached += 1
-                places[callback] = rows + 4 * group.start
-            else:
-                places[callback] = MERGE
-            counts[callback] += group.stop - group.start
-    merged = _decide(at, touched, reached, wanted)
-    if rows_used + merged > state.max_rows:
-        state.rows_needed = merged
-        for i in range(reached):
-            counts[touched[i]] = 0
-        return -1
-    used = rows_used
-    delivered = 0
-    for i in range(reached):
-        callback = numpy.int64(touched[i])
-        count = counts[callback]
-        place = places[callback]
-        counts[callback] = 0
-        delivered += count
-        if place == MERGE:
-            place = state.rows + 4 * used
-            _merge(table, frame, callback, place)
-            used += count
-        add_entry(at, slot, callback, place, count, states[callback])
-    body = state.burst + SLOT_BYTES * slot + MESSAGE_BYTES
-    if reached > 1 and 4 * delivered > wanted and msg_size(body) < _READ_AHEAD_BYTES * header.count:
-        _read_ahead(msg_data(body), msg_size(body))
-    return used
-
-
-@inner
-def _read_ahead(address: int, size: int) -> None:
-    """Prefetch a whole body: callbacks that take turns on its rows would wait for each row separately.
-
-    With five callbacks that share messages of 100 bytes it takes 20 instead of 36 ns per message and callback.
-    """
-    for place in range(numpy.uint64(0), numpy.uint64(size & -8), numpy.uint64(_LINE_BYTES)):
-        load_acquire(address + numpy.int64(place))
-
-
-@inner
-def _decide(at: WorkerAt, touched: NDArray[numpy.int32], reached: int, wanted: int) -> int:
-    """Find the callbacks of all rows after counting; return the rows to merge."""
-    merged = 0
-    for i in range(reached):
-        callback = touched[i]
-        count = int64s_at(at.counts + 8 * callback, 1)[0]
-        place = int64s_at(at.places + 8 * callback, 1)
-        if count == wanted:
-            place[0] = ALL_ROWS
-        elif place[0] == MERGE:
-            merged += count
-    return merged
-
-
-@inner
-def _merge(table: WorkerTableAt, frame: int, callback: int, target: int) -> None:
-    """Write a callback's rows of several match sets, ascending."""
-    header = read_header(frame)
-    groups = envelope_at(frame).groups
-    starts = int64s_at(table.starts, table.sets + 1)
-    callbacks = int32s_at(table.callbacks, table.total)
-    rows = int32s_at(frame + rows_at(header.topics, groups), header.count)
-    out = int32s_at(target, header.count)
-    used = 0
-    for number in range(groups):
-        group = row_group(frame, header.topics, number)
-        for place in range(starts[group.match_set], starts[group.match_set + 1]):
-            if callbacks[place] == callback:
-                used = _merge_rows(out, used, rows, group.start, group.stop)
-                break
-
-
-@inner
-def _merge_rows(out: NDArray[numpy.int32], used: int, rows: NDArray[numpy.int32], start: int, stop: int) -> int:
-    """Merge ascending `rows[start:stop]` into ascending `out[:used]`, from the end; return the new length."""
-    total = used + stop - start
-    left, right = used - 1, stop - 1
-    for place in range(total - 1, -1, -1):
-        if right < start:
-            break
-        if left >= 0 and out[left] > rows[right]:
-            out[place] = out[left]
-            left -= 1
-        else:
-            out[place] = rows[right]
-            right -= 1
-    return total
 
 
 @inner
@@ -402,6 +250,7 @@ def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
     state.pending = 0
     state.rows_needed = 0
     counters = worker_counters_at(at.counters)
+    counters.unwanted += state.left_out
     store_shared(counters, "blocks", counters.blocks + 1)
     return used
 
@@ -484,12 +333,7 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
     for i in range(first, state.entries):
         entry = entry_at(at, i)
         if functions[entry.callback] == 0:
-            kept = entry_at(at, left)
-            kept.slot = entry.slot
-            kept.callback = entry.callback
-            kept.rows = entry.rows
-            kept.count = entry.count
-            kept.state = entry.state
+            keep_entry(at, entry, left)
             left += 1
         else:
             if i + _AHEAD < state.entries:
@@ -534,6 +378,7 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
         used = select(at, table, numpy.int64(0), numpy.int64(0))
     left = numpy.int64(0)
     if used >= 0:
+        counters.unwanted += state.left_out
         _note_lag(at, msg_data(slot))
         left = run_compiled(at, table, numpy.int64(0), numpy.int64(0))
     if left > 0:

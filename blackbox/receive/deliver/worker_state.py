@@ -46,6 +46,8 @@ class WorkerState(SharedRecord):
     next_epoch = Field()
     """Epoch of the pending block."""
 
+    left_out = Field()
+    """Rows of the last block that were left out: a callback had their message under an earlier topic."""
     notice = Field()
     """Address of a `GapNotice` received after the burst; 0: none."""
 
@@ -179,6 +181,8 @@ class WorkerTableAt(NamedTuple):
     """Address of int64[many]: address of each compiled callback's counter of lost messages; 0 for others."""
     listens: int
     """1: Python must process gaps, for hooks or books."""
+    gets_all: int
+    """Address of uint8[many]: 1 if the callback gets a message once for each of its topics."""
 
 
 class WorkerWithTable(NamedTuple):

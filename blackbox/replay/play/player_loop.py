@@ -16,18 +16,15 @@ from blackbox.native.memory.records import load_shared
 from blackbox.native.tables.name_table import FULL, NumberingAt, number_of
 from blackbox.native.tables.prefix_trie import Trie, longest_prefix
 from blackbox.receive.deliver.dispatch import due_of, group_by_set, match_topics
+from blackbox.receive.deliver.select_rows import SLOT_BYTES, add_entry, entry_at, select
 from blackbox.receive.deliver.worker_loop import (
     BURST_BLOCKS,
-    SLOT_BYTES,
-    add_entry,
-    entry_at,
     keep_place,
     run_compiled,
-    select,
 )
 from blackbox.receive.deliver.worker_state import ALL_ROWS, WorkerAt, WorkerTableAt, worker_state_at
 from blackbox.receive.slice_memory import TableAt
-from blackbox.receive.state import slice_counters_at, slice_state_at
+from blackbox.receive.state import slice_counters_at, slice_state_at, worker_counters_at
 from blackbox.replay.tables.measure_blocks import (
     BLOCK_ROW_BYTES,
     BlockRow,
@@ -86,8 +83,8 @@ def _table(words: int) -> TableAt:
 
 @inner
 def _worker_table(words: int) -> WorkerTableAt:
-    w = int64s_at(words + 8 * _WORKER_TABLE, 12)
-    return WorkerTableAt(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11])
+    w = int64s_at(words + 8 * _WORKER_TABLE, 13)
+    return WorkerTableAt(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12])
 
 
 @inner
@@ -310,6 +307,7 @@ def play(
             state.entries = before
             return (i, DELIVER) if state.blocks > 0 else (i, GROW)
         _count(words, row, matched, slot)
+        worker_counters_at(at.counters).unwanted += state.left_out
         if not in_turn:
             run_compiled(at, table, before, block.origins)
         if state.entries > before:

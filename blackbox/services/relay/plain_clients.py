@@ -93,6 +93,8 @@ class PlainRelay:
         # A relay that ends itself because it lags would leave its clients without any data.
         self._subscriber = Subscriber(upstream, workers=1, slow=SlowPolicy("warn"))
         self._stream = self._subscriber.stream(b"", limit=_WAITING, batches=True)
+        for callback in self._subscriber.callbacks:
+            callback.gets_all = True  # its clients have other prefixes
         self._counts = PlainState()
         self._scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
         self._what = f"plain relay of feed {upstream.name!r}"
