@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy
 
 from blackbox.block.form.layout import VERSION
+from blackbox.services.hub.client.put_queue import ids_of
 from blackbox.services.hub.protocol import (
     ANYWHERE,
     CONDITION,
@@ -145,12 +146,30 @@ class SimClient:
                 condition = model.guess(topic, random)
             ttl_ns = random.randint(1, 15) * 10**9 if random.random() < 0.15 else 0
             rows.append(Row(topic, payload, put_id, condition, ttl_ns))
-        put = _encoded(self.name, self._session, self._next, rows, is_synced=random.random() < 0.5)
+        is_one = random.random() < 0.3
+        if is_one:
+            rows = self._rows_of_one()
+        put = _encoded(self.name, self._session, self._next, rows, is_synced=random.random() < 0.5, is_one=is_one)
         sent = Sent(self.number, put, rows, world.loop.now, model.known())
         self.sent[self._next] = sent
         self._next += len(rows)
         model.begun(sent)
         self._send(put)
+
+    def _rows_of_one(self) -> list[Row]:
+        """Return the rows of a message with several topics."""
+        random, model = self._world.random, self._world.model
+        topics = random.sample(TOPICS, random.randint(2, len(TOPICS)))
+        payload = model.new_payload()
+        ids = [b""] * len(topics)
+        if random.random() < 0.3:  # an id has the same topics each time
+            ids = ids_of(b"%d of %s" % (random.randint(0, 3), b"".join(topics)), len(topics))
+        conditions: list[Revision] = [ANYWHERE] * len(topics)
+        if random.random() < 0.35:
+            conditions = [model.guess(topic, random) for topic in topics]
+        ttl_ns = random.randint(1, 15) * 10**9 if random.random() < 0.15 else 0
+        columns = zip(topics, ids, conditions, strict=True)
+        return [Row(topic, payload, put_id, condition, ttl_ns) for topic, put_id, condition in columns]
 
     def _send_again_in(self, delay: float, *, switches: bool = True) -> None:
         """Send again after a delay, unless that is due before."""
@@ -216,10 +235,10 @@ class SimClient:
                 self._world.model.lost(self, answer.last + 1)
 
 
-def _encoded(name: str, session: int, first: int, rows: list[Row], *, is_synced: bool) -> Put:
+def _encoded(name: str, session: int, first: int, rows: list[Row], *, is_synced: bool, is_one: bool) -> Put:
     topics = list(dict.fromkeys(row.topic for row in rows))
-    payloads = [row.payload or b"" for row in rows]
-    offsets = numpy.zeros(len(rows) + 1, numpy.int64)
+    payloads = [row.payload or b"" for row in (rows[:1] if is_one else rows)]
+    offsets = numpy.zeros(len(payloads) + 1, numpy.int64)
     numpy.cumsum([*map(len, payloads)], out=offsets[1:])
     conditions = [row.if_at for row in rows]
     return Put(
@@ -237,4 +256,5 @@ def _encoded(name: str, session: int, first: int, rows: list[Row], *, is_synced:
         [row.id for row in rows] if any(row.id for row in rows) else [],
         numpy.array(conditions, CONDITION).tobytes() if any(each != ANYWHERE for each in conditions) else b"",
         numpy.array([row.ttl_ns for row in rows], numpy.int64).tobytes() if any(row.ttl_ns for row in rows) else b"",
+        is_one,
     )

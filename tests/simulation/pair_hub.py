@@ -175,19 +175,22 @@ class SimHub:
 
     def entry_of(self, turn: Turn) -> Entry:
         following = list(self._following)
-        messages: dict[int, list[tuple[bytes, bytes | None]]] = {}
+        cut: dict[int, list[list[tuple[bytes, bytes | None]]]] = {}
         for columns, topics, rows, _ in turn.fresh:
+            messages: dict[int, list[tuple[bytes, bytes | None]]] = {}
             for row in rows.tolist():
                 topic = topics[columns.index[row]]
-                start, stop = columns.offsets[row : row + 2].tolist()
-                payload = columns.data[start:stop].tobytes() if columns.has_value(row) else None
-                messages.setdefault(self.world.feed.slice_of(topic), []).append((topic, payload))
+                payload = columns.data[columns.starts[row] : columns.stops[row]].tobytes()
+                value = payload if columns.has_value(row) else None
+                messages.setdefault(self.world.feed.slice_of(topic), []).append((topic, value))
+            for slice_id, mine in messages.items():
+                size = len(mine) if columns.is_one else _BLOCK_MESSAGES
+                cut.setdefault(slice_id, []).extend(mine[at : at + size] for at in range(0, len(mine), size))
         parts: dict[int, list[tuple[bytes, list[SimBlock]]]] = {}
         for slice_id, note in turn.notes.items():
-            mine = messages.get(slice_id, [])
-            cuts = range(0, len(mine), _BLOCK_MESSAGES)
-            first = following[slice_id]
-            blocks = [SimBlock(self._epoch, first + at, tuple(mine[at : at + _BLOCK_MESSAGES])) for at in cuts]
+            blocks = list[SimBlock]()
+            for each in cut.get(slice_id, []):
+                blocks.append(SimBlock(self._epoch, blocks[-1].end if blocks else following[slice_id], tuple(each)))
             parts[slice_id] = [(note, blocks)]
         return entry_of(turn.number, parts)
 

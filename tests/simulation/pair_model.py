@@ -14,6 +14,7 @@ from tests.simulation.model import ModelError
 from tests.simulation.pair_disk import Disk, SimBlock, SimHistory
 
 if TYPE_CHECKING:
+    from blackbox import Feed
     from blackbox.services.hub.pair.messages import Kept
     from tests.simulation.pair_client import Row, Sent, SimClient
 
@@ -33,12 +34,15 @@ class Known(NamedTuple):
 class PairModel:
     """Checks each answer on arrival, and all of them at the end."""
 
-    def __init__(self, slices: int, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self, feed: Feed, now: Callable[[], float]) -> None:
+        self._now, self._slice_of = now, feed.slice_of
+        slices = len(feed.slices)
         self.disks: list[Disk] = []
         self._published: dict[_Place, tuple[bytes, bytes | None]] = {}
-        self._places: dict[bytes, set[_Place]] = defaultdict(set)
-        """Places of publication, by payload."""
+        self._places: dict[tuple[bytes, bytes], set[_Place]] = defaultdict(set)
+        """Places of publication, by topic and payload."""
+        self._topics: dict[bytes, set[bytes]] = {}
+        """Topics of each message with several, by payload."""
         self._sent: list[Sent] = []
         self._ttl_ns: dict[bytes, int] = {}
         """By payload."""
@@ -94,12 +98,18 @@ class PairModel:
             known = self._published.setdefault(place, (topic, payload))
             self.check(known == (topic, payload), f"two messages have the place {place}: {known}, {(topic, payload)}")
             if payload is not None:
-                self._places[payload].add(place)
-                is_once = len(self._places[payload]) == 1 or self.has_cut
-                self.check(is_once, f"{payload!r} has two places: {self._places[payload]}")
+                self._places[topic, payload].add(place)
+                is_once = len(self._places[topic, payload]) == 1 or self.has_cut
+                self.check(is_once, f"{payload!r} has two places: {self._places[topic, payload]}")
+        for payload in {payload for _, payload in block.messages if payload in self._topics}:
+            expected = {topic for topic in self._topics[payload] if self._slice_of(topic) == slice_id}
+            found = {topic for topic, each in block.messages if each == payload}
+            self.check(found == expected, f"a block has {payload!r} under {found}, not {expected}")
 
     def begun(self, sent: Sent) -> None:
         self._sent.append(sent)
+        if sent.put.is_one and (payload := sent.rows[0].payload) is not None:
+            self._topics[payload] = {row.topic for row in sent.rows}
         self._ttl_ns.update((row.payload, row.ttl_ns) for row in sent.rows if row.payload is not None)
 
     def answered(self, sent: Sent, why: str) -> None:
@@ -114,6 +124,10 @@ class PairModel:
             return
         self._lasts[sent.client] = max(self._lasts[sent.client], sent.put.first + len(sent.rows) - 1)
         known = self._still_known(sent.known)
+        if sent.put.is_one:
+            self.check(
+                len({bool(place[2]) for place in places}) == 1, f"put {sent.put.first} is stored in part: {places}"
+            )
         for row, place in zip(sent.rows, places, strict=True):
             self._answered_row(sent, row, place, known, why)
         is_lost = self._may_be_lost(sent)
@@ -138,6 +152,10 @@ class PairModel:
             self.check(is_deleted or revision >= newest, f"{name} was told {revision} after {newest}")
             found = self._published.get((slice_id, *revision))
             self.check(revision == NO_VALUE or (found is not None and found[0] == row.topic), f"{name}: {revision}")
+            return
+        if is_refused and sent.put.is_one:
+            is_told = any(place[2] == CONFLICT for place in sent.answers[-1][1])
+            self.check(is_told and "another topic" in why, f"{name} was refused: {why}")
             return
         self.check(not is_refused, f"{name} was refused: {why}")
         message = self._published.get((slice_id, epoch, sequence))
@@ -201,7 +219,7 @@ class PairModel:
             self.check(one[place] == other[place], f"the hubs have two messages at {place}")
         for disk in disks:
             self.check(len(disk.messages()) == len(dict(disk.messages())), "a hub has a message twice")
-        payloads = [payload for _, payload in one.values() if payload is not None]
+        payloads = [each for each in one.values() if each[1] is not None]
         self.check(len(payloads) == len(set(payloads)), "a put has two places")
         for sent in self._sent:
             if sent.answers and not self._may_be_lost(sent):
@@ -229,8 +247,8 @@ class PairModel:
                 before[topic, revision] = last
                 last = NO_VALUE if payload is None else revision
         for sent in self._sent:
-            if not sent.answers:
-                continue
+            if not sent.answers or (sent.put.is_one and not all(place[1] for place in sent.answers[-1][1])):
+                continue  # a hub that was killed had stored some rows: the others followed, whatever their conditions
             for row, (_, is_new, is_refused, *revision_of) in zip(sent.rows, sent.answers[-1][1], strict=True):
                 revision = revision_of[0], revision_of[1]
                 if is_new and not is_refused and row.if_at != ANYWHERE and (row.topic, revision) in before:

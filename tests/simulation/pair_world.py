@@ -40,7 +40,7 @@ class PairWorld:
             Pair(role=role, link=links[at], peer=links[1 - at], silence_ns=_SILENCE_NS)  # type: ignore[arg-type]
             for at, role in enumerate(_ROLES)
         ]
-        self.model = PairModel(len(self.feed.slices), lambda: self.loop.now)
+        self.model = PairModel(self.feed, lambda: self.loop.now)
         self.sync_interval = random.choice([1.0, 10.0, 1e9])
         self.deletes = random.random() < 0.3
         self.cuts_power = random.random() < 0.5

@@ -29,6 +29,9 @@ def put(
         str, typer.Argument(metavar="PAYLOAD", help="Payload of the message; `-`: one message per line of stdin.")
     ],
     feed: FeedOption = None,
+    also: Annotated[
+        list[str] | None, typer.Option("--also", metavar="TOPIC", help="Another topic of the same message; may repeat.")
+    ] = None,
     put_id: Annotated[
         str | None, typer.Option("--id", metavar="ID", help="The hub stores only one message with this ID.")
     ] = None,
@@ -59,16 +62,16 @@ def put(
     with exit_statuses():
         from blackbox.services.hub.client.client import HubClient
 
-        lines = payload == "-"
+        lines, topics = payload == "-", tuple(map(os.fsencode, [topic, *(also or [])]))
         if (name is not None and not lines) or (put_id is not None and lines):
             raise ConfigError(f"name was {name!r} and id {put_id!r}, expected a name with `-` and an id without")
         client = HubClient(load_feed(feed), name, acknowledged="synced" if synced else "recorded").start()
         try:
             if lines:
-                _put_lines(client, topic, timeout, 0 if name is None else client.published_count(timeout), as_json)
+                _put_lines(client, topics, timeout, 0 if name is None else client.published_count(timeout), as_json)
             else:
                 told = os.fsencode(put_id) if put_id is not None else None
-                place = client.put(os.fsencode(topic), os.fsencode(payload), told, timeout=timeout)
+                place = client.put(topics, os.fsencode(payload), told, timeout=timeout)
                 if as_json:
                     print_json({"slice": place.slice_id, "epoch": place.epoch, "sequence": place.sequence})
                 else:
@@ -91,12 +94,12 @@ class _Refused:
                 self.first, self.why = line, str(error)
 
 
-def _put_lines(client: HubClient, topic: str, timeout: float, known: int, as_json: bool) -> None:
+def _put_lines(client: HubClient, topics: tuple[bytes, ...], timeout: float, known: int, as_json: bool) -> None:
     """Put each line of stdin after the first `known`, and report how many are stored."""
-    refused, number = _Refused(), 0
+    refused, number, known = _Refused(), 0, known // len(topics)
     for number, line in enumerate(sys.stdin.buffer, 1):
         if number > known:
-            future = client.put_soon(os.fsencode(topic), line.rstrip(b"\n"), timeout=timeout)
+            future = client.put_soon(topics, line.rstrip(b"\n"), timeout=timeout)
             future.add_done_callback(partial(refused.note, number))
     client.flush(timeout)
     skipped = min(known, number)

@@ -22,6 +22,10 @@ MOST_PUTS: Final = 4_096
 """Maximum puts of one request."""
 MOST_BYTES: Final = 1 << 20
 """Maximum size of the payloads of one request, hence of one payload."""
+MOST_TOPICS: Final = 255
+"""Maximum topics of one message."""
+MOST_COPIES_BYTES: Final = 16 * MOST_BYTES
+"""Maximum size of a message's payload, once for each of its topics."""
 MOST_TOPIC_BYTES: Final = 1_024
 MOST_ID_BYTES: Final = 64
 MOST_TTL_NS: Final = 10 * 366 * 86_400 * 10**9
@@ -95,6 +99,8 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
     """CONDITION[count]; empty: none has one."""
     ttl: bytes = b""
     """int64[count], ns after which the topic expires unless it is put again; 0: never; empty: none expires."""
+    is_one: bool = False
+    """True: one message under `count` topics, with one payload. The hub stores all of its rows, or refuses all."""
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True):
@@ -194,34 +200,43 @@ class Columns(msgspec.Struct, frozen=True):
     """The columns of a request, checked."""
 
     index: NDArray[numpy.int32]
-    offsets: NDArray[numpy.int64]
+    starts: NDArray[numpy.int64]
+    """Start of each payload in `data`."""
+    stops: NDArray[numpy.int64]
     data: NDArray[numpy.uint8]
     times: NDArray[numpy.int64] | None
     valid: NDArray[numpy.bool_] | None
     if_at: NDArray[Any] | None
     ttl: NDArray[numpy.int64] | None
+    is_one: bool
+    """True: the puts are one message under several topics."""
 
     @classmethod
     def of(cls, put: Put) -> Columns:
         """Check a request's columns, except contents of topics and payloads. Raises ConfigError naming the fault."""
         count = put.count
         index = _column("index", put.index, numpy.int32, count)
-        offsets = _column("offsets", put.offsets, numpy.int64, count + 1)
+        offsets = _column("offsets", put.offsets, numpy.int64, 2 if put.is_one else count + 1)
         data = numpy.frombuffer(put.payloads, numpy.uint8) if put.payloads else numpy.empty(0, numpy.uint8)
-        is_one = put.index == FIRST and put.offsets == offsets_of_one(len(data)) and len(put.topics) == 1
-        if not is_one and (offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any()):
+        is_single = put.index == FIRST and put.offsets == offsets_of_one(len(data)) and len(put.topics) == 1
+        if not is_single and (offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any()):
             raise ConfigError(f"offsets were from {offsets[0]} to {offsets[-1]}, expected 0 to {len(data)}, ascending")
-        if not is_one and (index.min() < 0 or index.max() >= len(put.topics)):
+        if not is_single and (index.min() < 0 or index.max() >= len(put.topics)):
             raise ConfigError(f"index was {index.min()} to {index.max()}, expected places of {len(put.topics)} topics")
         if put.ids and len(put.ids) != count:
             raise ConfigError(f"ids were {len(put.ids)}, expected none or {count}")
+        if put.is_one and (count > MOST_TOPICS or count * len(data) > MOST_COPIES_BYTES):
+            raise ConfigError(why_too_large(count, len(data)))
         times = _column("times", put.times, numpy.int64, count) if put.times else None
         valid = _column("valid", put.valid, numpy.uint8, count) != 0 if put.valid else None
         if_at = _column("if_at", put.if_at, CONDITION, count) if put.if_at else None
         ttl = _column("ttl", put.ttl, numpy.int64, count) if put.ttl else None
         if ttl is not None and (ttl.min() < 0 or ttl.max() > MOST_TTL_NS):
             raise ConfigError(f"ttl was {ttl.min()} to {ttl.max()} ns, expected 0 to {MOST_TTL_NS}")
-        return cls(index, offsets, data, times, valid, if_at, ttl)
+        starts, stops = offsets[:-1], offsets[1:]
+        if put.is_one:
+            starts, stops = numpy.repeat(starts, count), numpy.repeat(stops, count)
+        return cls(index, starts, stops, data, times, valid, if_at, ttl, put.is_one)
 
     def last_rows(self, rows: NDArray[numpy.bool_]) -> list[tuple[int, int]]:
         """Return the index of each topic and its last row among `rows`, in order of the rows."""
@@ -235,6 +250,10 @@ class Columns(msgspec.Struct, frozen=True):
         used = numpy.zeros(len(topics), numpy.bool_)
         used[self.index[rows]] = True
         return list(compress(topics, used.tolist()))
+
+    def same_of(self, rows: NDArray[numpy.int64]) -> NDArray[numpy.uint8] | None:
+        """Return the column `same` of rows to encode together; None: each row is a message."""
+        return numpy.arange(len(rows), dtype=numpy.uint8) if self.is_one and len(rows) > 1 else None
 
     def has_value(self, row: int) -> bool:
         """Return True if a put has a value."""
@@ -286,6 +305,14 @@ def unpack_places(packed: bytes) -> Places:
     return places
 
 
+def why_too_large(topics: int, size: int) -> str:
+    """Return the error for a message with too many topics, or with too large a payload for them."""
+    return (
+        f"message had {topics} topics and a payload of {size} bytes, expected at most {MOST_TOPICS} topics, "
+        f"and topics * bytes up to {MOST_COPIES_BYTES}"
+    )
+
+
 def offsets_of_one(size: int) -> bytes:
     """Return the offsets of a request of one put, with a payload of `size` bytes."""
     return bytes(8) + size.to_bytes(8, "little")
@@ -300,14 +327,15 @@ def _column(name: str, data: bytes, dtype: DTypeLike, count: int) -> NDArray[Any
 
 def misfits(
     schema: Schema,
-    offsets: NDArray[numpy.int64],
+    starts: NDArray[numpy.int64],
+    stops: NDArray[numpy.int64],
     data: NDArray[numpy.uint8],
     valid: NDArray[numpy.bool_] | None = None,
 ) -> list[tuple[int, str]]:
     """Return the rows with a payload that is no record of the feed's schema, and why."""
     if not schema.records:
         return []
-    starts, sizes = offsets[:-1], numpy.diff(offsets)
+    sizes = stops - starts
     expected = numpy.zeros(256, numpy.int64)
     for kind, dtype in schema.records.items():
         expected[ord(kind)] = dtype.itemsize
@@ -318,7 +346,7 @@ def misfits(
     if valid is not None:
         is_wrong &= valid
     rows = numpy.flatnonzero(is_wrong).tolist()
-    return [(row, schema.misfit(data[offsets[row] : offsets[row + 1]].tobytes()) or "") for row in rows]
+    return [(row, schema.misfit(data[starts[row] : stops[row]].tobytes()) or "") for row in rows]
 
 
 def check_topic_of(feed: Feed, topic: bytes) -> int:

@@ -19,6 +19,7 @@ from blackbox.services.bridge.bridge import Say
 from blackbox.services.bridge.websocket.door import ConnectionClosed, Door, ServerConnection, address_of, names_of
 from blackbox.services.hub.client.client import HubClient
 from blackbox.services.hub.client.json_form import MOST_ASKED_BYTES, Put, error_as_json, number_of, place_as_json
+from blackbox.services.hub.client.put_checks import as_topics
 
 IN_FLIGHT: Final = 1_000
 """Unanswered puts of one client, above which reading from it stops."""
@@ -166,13 +167,14 @@ class WebSocketInlet:
             return number or number_of(text), until, placed
 
     async def _put_soon(self, asked: Put, until: float) -> asyncio.Future[Place]:
-        topic, put_id = asked.topic.encode(), None if asked.id is None else asked.id.encode()
-        if not self._topics.has(topic):
-            raise ConfigError(f"topic was {topic[:40]!r}, expected one {self._topics}")
+        topics, put_id = as_topics(asked.topic), None if asked.id is None else asked.id.encode()
+        for topic in topics:
+            if not self._topics.has(topic):
+                raise ConfigError(f"topic was {topic[:40]!r}, expected one {self._topics}")
         value = asked.value()
         while True:
             try:
-                future = self._client.put_soon(topic, value, put_id, ts_event=asked.ts_event, timeout=0)
+                future = self._client.put_soon(topics, value, put_id, ts_event=asked.ts_event, timeout=0)
             except NotStoredError:  # there is no room
                 if self._loop.time() >= until:
                     raise

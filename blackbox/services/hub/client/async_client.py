@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, Self, Unpack
 
@@ -47,7 +47,7 @@ class AsyncHubClient:
 
     async def put(
         self,
-        topic: str | bytes,
+        topic: str | bytes | Sequence[str | bytes],
         payload: bytes | None,
         id: bytes | None = None,  # noqa: A002
         *,

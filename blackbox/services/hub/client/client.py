@@ -130,7 +130,7 @@ class HubClient:
 
     def put(
         self,
-        topic: str | bytes,
+        topic: str | bytes | Sequence[str | bytes],
         payload: bytes | None,
         id: bytes | None = None,  # noqa: A002
         *,
@@ -142,7 +142,8 @@ class HubClient:
         """Put a message, and return its place once the hub has it. Payload None removes the topic's value.
 
         Args:
-            topic: topic of the message.
+            topic: topic of the message, or a tuple of up to 255 topics: all get the message, or none. The result is its
+                place under the first one. `if_at` must hold for each topic, and `ttl` applies to each.
             payload: payload of the message.
             id: id of the message; the hub stores one message per id.
             ts_event: time of the event, ns since 1970. None: now. 0: unknown.
@@ -165,7 +166,7 @@ class HubClient:
 
     def put_soon(
         self,
-        topic: str | bytes,
+        topic: str | bytes | Sequence[str | bytes],
         payload: bytes | None,
         id: bytes | None = None,  # noqa: A002
         *,

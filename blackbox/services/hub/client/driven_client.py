@@ -33,6 +33,7 @@ from blackbox.services.hub.client.json_form import (
     number_of,
     place_as_json,
 )
+from blackbox.services.hub.client.put_checks import as_topics
 from blackbox.transport.context import new_context
 from blackbox.transport.server_thread import bind
 
@@ -121,8 +122,8 @@ class DrivenClient:
         client = self._client
         if isinstance(asked, Put):
             put_id = None if asked.id is None else asked.id.encode()
-            topic, value, at = asked.topic.encode(), asked.value(), asked.expected()
-            place = await client.put(topic, value, put_id, ts_event=asked.ts_event, if_at=at, ttl=asked.ttl_s)
+            topics, value, at = as_topics(asked.topic), asked.value(), asked.expected()
+            place = await client.put(topics, value, put_id, ts_event=asked.ts_event, if_at=at, ttl=asked.ttl_s)
             return place_as_json(place)
         if isinstance(asked, Subscribe | Unsubscribe | Get):
             prefix, symbols = asked.prefix, asked.symbols

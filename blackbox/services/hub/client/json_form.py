@@ -35,7 +35,8 @@ class At(msgspec.Struct, frozen=True, kw_only=True):
 class Put(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Put a message; the answer has its place: `slice`, `epoch`, `sequence`."""
 
-    topic: str
+    topic: str | list[str]
+    """Its topic, or the topics of one message."""
     payload: str | msgspec.UnsetType | None = msgspec.UNSET
     """Payload in base64; null removes the topic's value."""
     text: str | msgspec.UnsetType = msgspec.UNSET

@@ -22,13 +22,19 @@ from blackbox.services.hub.client.condition_columns import INT64, as_if_at, as_r
 from blackbox.services.hub.client.put_queue import Columns, Put, parts_of
 from blackbox.services.hub.protocol import (
     MOST_BYTES,
+    MOST_COPIES_BYTES,
     MOST_ID_BYTES,
     MOST_TOPIC_BYTES,
+    MOST_TOPICS,
     MOST_TTL_NS,
     Stored,
     check_topic_of,
     misfits,
+    why_too_large,
 )
+
+Topics = str | bytes | Sequence[str | bytes]
+"""Topic of a message, or its topics."""
 
 
 class Rows(NamedTuple):
@@ -103,7 +109,7 @@ class PutChecks:
 
     def single(
         self,
-        topic: str | bytes,
+        topic: Topics,
         payload: bytes | None,
         put_id: bytes | None,
         ts_event: int | None,
@@ -111,12 +117,16 @@ class PutChecks:
         ttl: float | None,
     ) -> Put:
         """Return a put. Raises ConfigError, TypeError, ValueError."""
+        more: Sequence[bytes] = ()
         if type(topic) is not bytes or topic not in self._known:
-            topic = as_bytes("topic", topic)
-            self._check_topic(topic)
+            topic, *more = as_topics(topic)
+            for each in (topic, *more):
+                self._check_topic(each)
         if payload is not None:
-            self._check_payload(payload)
+            self._check_payload(payload, 1 + len(more))
         put = Put(topic, payload, time.time_ns() if ts_event is None else _as_time(ts_event))
+        if more:
+            put.more = tuple(more)
         if put_id is not None:
             _check_ids((put_id,))
             put.id = put_id
@@ -130,15 +140,18 @@ class PutChecks:
             put.ttl_ns = math.ceil(ttl * 1e9)
         return put
 
-    def _check_payload(self, payload: bytes) -> None:
+    def _check_payload(self, payload: bytes, topics: int) -> None:
         if type(payload) is not bytes:
             raise TypeError(f"payload was {payload!r:.80}, expected bytes")
         if len(payload) > MOST_BYTES:
             raise ConfigError(f"payload had {len(payload)} bytes, expected at most {MOST_BYTES}")
+        if topics * len(payload) > MOST_COPIES_BYTES:
+            raise ConfigError(why_too_large(topics, len(payload)))
         if self._record_bytes:
             offset = self._schema.type_offset
             if self._record_bytes.get(payload[offset : offset + 1]) != len(payload):
-                for _, why in misfits(self._schema, numpy.array([0, len(payload)]), numpy.frombuffer(payload, "u1")):
+                ends = numpy.array([0]), numpy.array([len(payload)])
+                for _, why in misfits(self._schema, *ends, numpy.frombuffer(payload, "u1")):
                     raise ConfigError(why)
 
     def rows(self, topics: Sequence[str | bytes], topic_index: Any, payloads: Any, offsets: Any) -> Rows:
@@ -170,6 +183,16 @@ class PutChecks:
             check_topic_of(self._feed, topic)
             if len(self._known) < self._feed.max_topics:
                 self._known.add(topic)
+
+
+def as_topics(topic: Topics) -> tuple[bytes, ...]:
+    """Return the topics of a message. Raises TypeError, or ValueError for none, or for the same one twice."""
+    if not isinstance(topic, tuple | list):
+        return (as_bytes("topic", topic),)
+    topics = tuple(all_as_bytes("topics", topic))
+    if not 1 <= len(topics) <= MOST_TOPICS or len(set(topics)) < len(topics):
+        raise ValueError(f"topics were {topics!r:.80} ({len(topics)}), expected 1 to {MOST_TOPICS}, each once")
+    return topics
 
 
 def _check_ids(ids: Sequence[bytes]) -> None:

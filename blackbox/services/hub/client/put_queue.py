@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from hashlib import blake2b
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +22,7 @@ from blackbox.services.hub.client.condition_columns import error_of
 from blackbox.services.hub.protocol import (
     ANYWHERE,
     CONDITION,
+    CONFLICT,
     FIRST,
     MOST_BYTES,
     MOST_PUTS,
@@ -46,6 +49,7 @@ class Columns(msgspec.Struct, frozen=True):
     tell: Callable[[Stored | HubError], None]
     if_at: bytes = b""
     ttl: bytes = b""
+    is_one: bool = False
 
 
 class Put(Future[Place]):
@@ -55,6 +59,8 @@ class Put(Future[Place]):
     for the first thread that waits for this put or adds a callback.
     """
 
+    more: tuple[bytes, ...] = ()
+    """Further topics of the message; the place is that under `topic`."""
     id: bytes = b""
     if_at: Place | None = None
     ttl_ns: int = 0
@@ -110,11 +116,11 @@ class PutQueue:
 
     def add(self, put: Put) -> bool:
         """Add a put. Return False if there is no room for it."""
-        size = 0 if put.payload is None else len(put.payload)
-        if not self.has_room(1, size):
+        count, size = 1 + len(put.more), 0 if put.payload is None else len(put.payload)
+        if not self.has_room(count, size):
             return False
         self._singles.append(put)
-        self.unanswered += 1
+        self.unanswered += count
         self._bytes += size
         return True
 
@@ -146,14 +152,16 @@ class PutQueue:
     def _gather(self) -> None:
         """Pack single puts into columns that fit a request."""
         puts, self._singles = self._singles, []
-        if len(puts) == 1:
-            self._columns.append(_columns_of_one(puts))
-        elif puts:
-            payloads = [each.payload or b"" for each in puts]
-            offsets = numpy.zeros(len(puts) + 1, numpy.int64)
-            numpy.cumsum([*map(len, payloads)], out=offsets[1:])
-            for part in parts_of(offsets):
-                self._columns.append(_columns_of(puts[part], payloads[part], offsets[part.start : part.stop + 1]))
+        for is_one, group in groupby(puts, lambda each: bool(each.more)):
+            run = list(group)
+            if is_one or len(run) == 1:
+                self._columns.extend(_columns_of_one(each) for each in run)
+            else:
+                payloads = [each.payload or b"" for each in run]
+                offsets = numpy.zeros(len(run) + 1, numpy.int64)
+                numpy.cumsum([*map(len, payloads)], out=offsets[1:])
+                for part in parts_of(offsets):
+                    self._columns.append(_columns_of(run[part], payloads[part], offsets[part.start : part.stop + 1]))
 
 
 def parts_of(offsets: NDArray[numpy.int64]) -> list[slice]:
@@ -191,22 +199,28 @@ def _columns_of(puts: list[Put], payloads: list[bytes], offsets: NDArray[numpy.i
     )
 
 
-def _columns_of_one(puts: list[Put]) -> Columns:
-    (put,) = puts
-    data, if_at = put.payload or b"", put.if_at
+def _columns_of_one(put: Put) -> Columns:
+    data, if_at, count = put.payload or b"", put.if_at, 1 + len(put.more)
     return Columns(
-        [put.topic],
-        FIRST,
+        [put.topic, *put.more],
+        FIRST if count == 1 else numpy.arange(count, dtype=numpy.int32).tobytes(),
         offsets_of_one(len(data)),
         data,
-        _NUMBER.pack(put.time_ns) if put.time_ns else b"",
-        b"\0" if put.payload is None else b"",
-        [put.id] if put.id else [],
-        1,
-        partial(_tell, puts),
-        b"" if if_at is None else _NUMBER.pack(if_at.epoch) + _NUMBER.pack(if_at.sequence),
-        _NUMBER.pack(put.ttl_ns) if put.ttl_ns else b"",
+        count * _NUMBER.pack(put.time_ns) if put.time_ns else b"",
+        bytes(count) if put.payload is None else b"",
+        ids_of(put.id, count) if put.id else [],
+        count,
+        partial(_tell_one, put),
+        b"" if if_at is None else count * (_NUMBER.pack(if_at.epoch) + _NUMBER.pack(if_at.sequence)),
+        count * _NUMBER.pack(put.ttl_ns) if put.ttl_ns else b"",
+        count > 1,
     )
+
+
+def ids_of(put_id: bytes, count: int) -> list[bytes]:
+    """Return the id of each row of a message with `count` topics. All clients derive the same ones."""
+    digest = blake2b(put_id, digest_size=16).digest()
+    return [put_id, *(b"\0" + digest + bytes([row]) for row in range(1, count))]
 
 
 def _tell(puts: list[Put], result: Stored | HubError) -> None:
@@ -221,3 +235,18 @@ def _tell(puts: list[Put], result: Stored | HubError) -> None:
             each.set_exception(error_of(each.topic, each.if_at, place, why))
         else:
             each.set_result(Place(slice_id, epoch, sequence))
+
+
+def _tell_one(put: Put, result: Stored | HubError) -> None:
+    """Report the result of a put. If it is refused, its conflicting topic is named, else the first refused one."""
+    if isinstance(result, HubError):
+        put.set_exception(result)
+        return
+    places = unpack_places(result.places).tolist()
+    refused = [row for row, place in enumerate(places) if place[2]]
+    for row in [row for row in refused if places[row][2] == CONFLICT][:1] or refused[:1]:
+        topic = (put.topic, *put.more)[row]
+        put.set_exception(error_of(topic, put.if_at, places[row], result.why.split("\n")))
+        return
+    slice_id, _, _, epoch, sequence = places[0]
+    put.set_result(Place(slice_id, epoch, sequence))

@@ -64,6 +64,7 @@ class RequestsSent:
             columns.ids,
             columns.if_at,
             columns.ttl,
+            columns.is_one,
         )
         self._sent[self._next] = _Sent(columns, ENCODER.encode(put))
         self._unsent.append(self._next)

@@ -62,10 +62,12 @@ class PairJournals:
         numbers: dict[bytes, int] = {}
         keys = numpy.array([numbers.setdefault(self._feed.key_of(each), len(numbers)) for each in topics])[places]
         slices = numpy.array([self._feed.slice_of(each) for each in topics])[places]
-        starts, sizes = columns.offsets[:-1], numpy.diff(columns.offsets)
+        starts, sizes = columns.starts, columns.stops - columns.starts
         for slice_id in numpy.unique(slices).tolist():
             mine = numpy.flatnonzero(slices == slice_id)
             filled = numpy.cumsum(sizes[fresh.rows[mine]] + _ROW_BYTES) // self._feed.block_bytes
+            if columns.is_one:
+                filled[:] = 0  # a block has all rows of a message
             cuts = numpy.flatnonzero((numpy.diff(keys[mine]) != 0) | (numpy.diff(filled) != 0)) + 1
             for part in numpy.split(mine, cuts):
                 rows, (mine_used, index) = fresh.rows[part], numpy.unique(places[part], return_inverse=True)
@@ -78,6 +80,7 @@ class PairJournals:
                     offsets=starts[rows],
                     lengths=sizes[rows].astype(numpy.int32),
                     valid=None if columns.valid is None else columns.valid[rows],
+                    same=columns.same_of(rows),
                     key=self._feed.key_of(names[0]),
                     key_rule=self._feed.key_rule,
                     slice_id=slice_id,

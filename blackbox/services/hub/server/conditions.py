@@ -72,6 +72,8 @@ class Conditions:
         is_known, revisions, rows = self._revisions.is_known, self._revisions, list[PlaceRow]()
         conditions = [ANYWHERE] * put.count if columns.if_at is None else columns.if_at.tolist()
         index, ids = columns.index.tolist(), put.ids or [b""] * put.count
+        if columns.is_one and columns.if_at is not None:
+            codes = self._codes_of_one([put.topics[each] for each in index], conditions, codes, why)
         for row in order.tolist():
             put_id, expected, code = ids[row], conditions[row], codes[row]
             name, slice_id = put.topics[index[row]], slices[index[row]]
@@ -79,7 +81,7 @@ class Conditions:
                 rows.append(stored[row])
             elif put_id in known:
                 rows.append(known[put_id])
-            elif code:
+            elif code and code != CONFLICT:
                 rows.append((slice_id, 0, code, *NO_VALUE))
             elif expected != ANYWHERE and not is_known:
                 rows.append((slice_id, 0, why.code(f"if_at cannot be judged: {self._why_unread}"), *NO_VALUE))
@@ -99,6 +101,20 @@ class Conditions:
         places = numpy.empty(put.count, PLACE)
         places[order] = numpy.array(rows, PLACE)
         return places
+
+    def _codes_of_one(
+        self, topics: list[bytes], conditions: list[Revision], codes: list[int], why: Reasons
+    ) -> list[int]:
+        """Return the codes of a message with several topics; if a condition does not hold, CONFLICT for its topic."""
+        if any(codes):
+            return codes
+        if not self._revisions.is_known:
+            return [why.code(f"if_at cannot be judged: {self._why_unread}")] * len(codes)
+        fails = [each not in (ANYWHERE, self._revisions[topic]) for topic, each in zip(topics, conditions, strict=True)]
+        if not any(fails):
+            return codes
+        other = why.code("another topic of the message has a newer message than its condition allows")
+        return [CONFLICT if each else other for each in fails]
 
     def note(self, topics: list[bytes], columns: Columns, places: Places, taken_ns: int) -> bytes:
         """Note the newest message and the deadline of each topic, as far as they are kept.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
 import numpy
 from numpy.typing import NDArray
 
@@ -239,7 +240,7 @@ class Judge:
         """Judge puts one by one, and note all. `may`: allowed prefixes of their topics; None: all are allowed."""
         taken_ns, why = self._around.now_ns(), Reasons()
         topics = self.topics.find(request.topics, may, why)
-        wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
+        wrong = misfits(self._schema, columns.starts, columns.stops, columns.data, columns.valid)
         order = self.topics.in_order(request.topics, columns.index)
         ids = [each for each in request.ids if each]
         known = {} if client is None else self.table.places_of(client.key, ids)
@@ -253,6 +254,10 @@ class Judge:
             for row, misfit in wrong:
                 codes[row] = codes[row] or why.code(misfit)
             slices = topics.slices.tolist()
+            if columns.is_one and (known or stored):  # it was accepted: a killed hub may have stored some rows only
+                columns = msgspec.structs.replace(columns, if_at=None)
+            elif columns.is_one:
+                codes = self._codes_of_one(codes, topics.new, why)
             places = self.conditions.judge(request, columns, order, slices, codes, known, stored, why, self._next_of)
             rows = order[places["is_new"][order] != 0]
         ends = self.conditions.note(request.topics, columns, places, taken_ns)
@@ -265,6 +270,15 @@ class Judge:
             turn.count("known", request.count - len(rows) - int(numpy.count_nonzero(refused)))
             turn.count("conflicts", int(numpy.count_nonzero(refused == CONFLICT)))
         return self._note(client, request, places, why, ends, taken_ns, turn)
+
+    def _codes_of_one(self, codes: list[int], new: list[bytes], why: Reasons) -> list[int]:
+        """Return the codes of a message with several topics: all are accepted, or refused for the first reason."""
+        code = next(filter(None, codes), 0)
+        try:
+            self.topics.check_room(new)
+        except ConfigError as error:
+            code = code or why.code(error)
+        return [code] * len(codes)
 
     def _note(
         self,

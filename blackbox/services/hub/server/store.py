@@ -115,7 +115,7 @@ class Store:
     def publish(self, fresh: Fresh, judge: Judge) -> None:
         """Publish new puts."""
         columns, topics, rows, numbers = fresh
-        starts, stops = columns.offsets[:-1], columns.offsets[1:]
+        starts, stops = columns.starts, columns.stops
         if len(rows) == 1 and not self.feed.key_rule:  # with keys, blocks would have another order
             row = int(rows[0])
             is_null = columns.valid is not None and not columns.valid[row]
@@ -130,6 +130,7 @@ class Store:
                 (stops - starts)[rows].astype(numpy.int32),
                 len(rows),
                 valid=None if columns.valid is None else columns.valid[rows],
+                same=columns.same_of(rows),
             )
             numbers = judge.topics.numbers(topics) if numbers is None else numbers
             slices, routes = judge.topics.routes(topics, numbers, self.publisher)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple
@@ -127,20 +128,32 @@ class Topics:
             except ConfigError as error:
                 raise ConfigError(f"topic {topic[:64]!r} is in the journals: {error}") from None
 
+    def check_room(self, new: Sequence[bytes]) -> None:
+        """Raise ConfigError unless there is room for all of these new topics."""
+        counts, sizes = Counter[int](), Counter[int]()
+        for topic in new:
+            found = check_topic_of(self._feed, topic)
+            counts[found] += 1
+            sizes[found] += len(topic)
+            self._check_room(found, counts[found], sizes[found])
+
+    def _check_room(self, slice_id: int, count: int, size: int) -> None:
+        if self._counts[slice_id] + count > self._most:
+            raise ConfigError(f"slice {slice_id} had {self._most} topics, its max_topics, and this one is new")
+        if (size := self._bytes[slice_id] + size) > self._most_bytes:
+            raise ConfigError(
+                f"slice {slice_id} had topics of {size} bytes with it, "
+                f"expected at most max_topics = {self._most} of {TOPIC_TEXT_BYTES} bytes on average"
+            )
+
     def add(self, topic: bytes) -> int:
         """Add a topic if it is new, and return its slice. Raises ConfigError if there is no room for it."""
         number = self._numbers.get(topic)
         if number is None:
             found = check_topic_of(self._feed, topic)
-            if self._counts[found] >= self._most:
-                raise ConfigError(f"slice {found} had {self._most} topics, its max_topics, and this one is new")
-            if (size := self._bytes[found] + len(topic)) > self._most_bytes:
-                raise ConfigError(
-                    f"slice {found} had topics of {size} bytes with it, "
-                    f"expected at most max_topics = {self._most} of {TOPIC_TEXT_BYTES} bytes on average"
-                )
+            self._check_room(found, 1, len(topic))
             self._counts[found] += 1
-            self._bytes[found] = size
+            self._bytes[found] += len(topic)
             number = self._numbers[topic] = len(self._numbers)
             if number == self._routes.shape[1]:
                 self._routes = numpy.concatenate([self._routes, numpy.zeros_like(self._routes)], axis=1)
