@@ -23,7 +23,7 @@ $(if $(STALE),$(shell rm -rf $(STALE)))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo servers layout test test-install test-long torture simulate bench bench-check profile report scaling clean
+.PHONY: help demo servers layout files test test-install test-long torture simulate bench bench-check profile report scaling clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ servers:  ## unpack the distribution's RabbitMQ, Chromium and sshd into .servers
 layout: $(VENV)/.ready-test  ## generate files from blackbox/block/form/layout.py: Java, C, Node, docs, golden files
 	@$(RUN)/python -m tests.write_layout
 
+files: $(VENV)/.ready-test  ## write blackbox/README.md, the list of files
+	@$(RUN)/python -m tests.write_file_list
+
 torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; report failures [SECONDS=60 SEED=n ONLY=name]
 	$(RUN)/python -m tests.torture --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
@@ -85,8 +88,8 @@ scaling: $(BENCH)/.ready-bench  ## write docs/scaling.md: simulate a million sub
 bench-check: $(VENV)/.ready-check  ## compare each step of the hot path with bench/baseline.json [WRITE=1]
 	$(RUN)/python -m bench.check $(if $(WRITE),--write)
 
-profile: $(BENCH)/.ready-bench  ## write docs/profile.md: a flame graph and the time of each step of the hot path
-	$(BENCH)/bin/python -m bench.hot_path.profile docs/profile.md
+profile: $(BENCH)/.ready-bench  ## write docs/performance/profile.md: a flame graph and the time of each step of the hot path
+	$(BENCH)/bin/python -m bench.hot_path.profile docs/performance/profile.md
 
 clean:  ## remove the virtual environments, servers and all caches
 	rm -rf $(VENV) $(BENCH) .venv-install-* .servers .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist

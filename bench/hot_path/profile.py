@@ -1,7 +1,7 @@
-"""Profile the hot path by step and thread: `python -m bench.hot_path.profile docs/profile.md`.
+"""Profile the hot path by step and thread: `python -m bench.hot_path.profile docs/performance/profile.md`.
 
     bench.hot_path.profile_load ──perf, or py-spy──> stacks of each thread ──┐
-             └────────── CPU time of each thread ───────────────────┴─> docs/profile.svg, docs/profile.md
+             └────────── CPU time of each thread ───────────────────┴─> profile.svg, profile.md
 
 perf also sees libzmq's threads and the kernel, as root or with kernel.perf_event_paranoid at most 1; with 2 it does not
 see the kernel. Without perf, py-spy (from pip, needs no privileges because it starts the process) sees only Python's

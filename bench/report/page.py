@@ -57,16 +57,17 @@ class _Headline(NamedTuple):
 
 
 def write(run: Run, page: Path) -> None:
-    """Write both pages and the pictures, into a directory named like the page; remove older pictures."""
+    """Write both pages and the pictures, into a directory named like the page; remove older pictures of contests."""
     place = page.with_suffix("")
     place.mkdir(parents=True, exist_ok=True)
     for old in place.glob("*.svg"):
-        old.unlink()
+        if old.name != "profile.svg":
+            old.unlink()
     for result in run.results:
         for name, svg in pictures(run, result):
             (place / f"{name}.svg").write_text(svg, encoding="utf-8")
     _write_lines(place / "tables.md", tables(run, page.name))
-    _write_lines(page, summary(run, place, page.with_name("profile.md").exists()))
+    _write_lines(page, summary(run, place, (place / "profile.md").exists()))
 
 
 def _write_lines(path: Path, lines: Iterator[str]) -> None:
@@ -80,7 +81,7 @@ def summary(run: Run, place: Path, has_profile: bool = False) -> Iterator[str]:
     yield from machine_of(run)
     yield from ended_early(run)
     if has_profile:
-        yield from ("[profile.md](profile.md) divides the time of a message by step.", "")
+        yield from (f"[profile.md]({place.name}/profile.md) divides the time of a message by step.", "")
     rivals = _headlines(run, "rival")
     ahead = _widest([line for line in rivals if line.ahead >= 1])
     behind = _widest([line for line in rivals if line.ahead < 1])

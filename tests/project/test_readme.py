@@ -11,6 +11,7 @@ import pytest
 
 from blackbox import Batch, Feed, Message
 from tests.project.scripts import ROOT, in_turn, together
+from tests.write_file_list import PAGE, page
 
 README = (ROOT / "README.md").read_text()
 STARTED = (ROOT / "docs" / "getting-started.md").read_text()
@@ -185,3 +186,7 @@ def test_architecture_names_files_that_exist() -> None:
     assert [name for name in named if not any((ROOT / place / name).exists() for place in ("blackbox", "."))] == []
     rooms = {path.name for path in (ROOT / "blackbox").iterdir() if (path / "__init__.py").exists()}
     assert rooms == {name[:-1] for name in named if name.count("/") == 1 and name.endswith("/")} & rooms
+
+
+def test_the_list_of_files_is_current() -> None:
+    assert PAGE.read_text() == page(), "run `make files`"
