@@ -89,7 +89,7 @@ class Entries(list[Entry]):
         return [entry for entry in self if entry.kind == "ours"]
 
     def check(self) -> None:
-        """Raise ValueError for an entry that is compared with a name that is none of ours."""
+        """Raise ValueError for an entry whose `versus` names none of our entries."""
         ours = {entry.name for entry in self.ours}
         for entry in self:
             if wrong := set(entry.versus or ()) - ours:

@@ -39,7 +39,7 @@ class ExpectedKeys:
 
     @property
     def is_ignored(self) -> bool:
-        """True if the source still sends what was withdrawn several times."""
+        """True if the source still sends keys that were withdrawn several times."""
         return self.repeats > _MOST_REPEATS
 
     def reconnect(self, confirmed: int) -> None:

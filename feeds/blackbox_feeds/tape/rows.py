@@ -44,7 +44,7 @@ class Reason(IntEnum):
 
 
 class RowForm(NamedTuple):
-    """What the rows of a file have in common, for compiled code."""
+    """The common form of the rows of a file, for compiled code."""
 
     layout: NDArray[numpy.int64]
     """See `blackbox_feeds.tape.records.layout`."""

@@ -31,7 +31,7 @@ SOCKET_S: Final = 5.0
 UNANSWERED: Final = PreconditionFailed
 """Reply code of a broker to a client that has not acknowledged a message for too long."""
 _SETTINGS: Final = {socket.TCP_USER_TIMEOUT: int(1_000 * SOCKET_S)} if hasattr(socket, "TCP_USER_TIMEOUT") else {}
-"""Of the TCP socket. The library's own limit of 1 s ends connections at a short stall of the network."""
+"""Settings of the TCP socket. The library's own limit of 1 s ends connections at a short stall of the network."""
 _PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _EXPECTED: Final = "amqp://USER:PASSWORD@HOST:PORT/VHOST, a / in VHOST as %2F"
 _MOST_KEY_BYTES: Final = 255

@@ -1,4 +1,4 @@
-"""A feed in Redis streams: each message is an entry whose id is its position, so that it is stored once."""
+"""A feed in Redis streams: each message is an entry with its position as id, so it is stored once."""
 
 from __future__ import annotations
 

@@ -24,10 +24,12 @@ from blackbox.services.hub.pair.messages import Follow, Kept, Lead, Pair, encode
 from blackbox.services.hub.protocol import FindSites
 from blackbox.services.hub.server.client_table import Table
 from blackbox.services.hub.server.deadlines import Deadlines
+from blackbox.services.hub.server.frontend import Frontend
 from blackbox.services.hub.server.history import History, newest_epoch
 from blackbox.services.hub.server.hub import Hub, HubKeywords, HubServer, HubStatistics
 from blackbox.services.hub.server.judge import Answer, Judge
 from blackbox.services.hub.server.notes import newest_turn
+from blackbox.services.hub.server.store import Store
 from blackbox.services.hub.server.topics import Topics
 from blackbox.transport.server_thread import ServerThread, receive
 
@@ -53,18 +55,22 @@ class PairedHub(Hub):
         alone: bool = False,
         **settings: Unpack[HubKeywords],
     ) -> None:
+        self.pair, self._is_told_alone = pair, alone
         super().__init__(feed, directory, **settings)
-        pair.check_feed(self.feed)
-        self.pair, self.endpoint = pair, pair.endpoint(self.feed)
-        self.server = PairServer(self.server, pair, is_told_alone=alone)
+        self.endpoint = pair.endpoint(self.feed)
+
+    def _new_server(self, store: Store, frontend: Frontend, remembered: tuple[int, int, int]) -> HubServer:
+        self.pair.check_feed(self.feed)
+        return PairServer(store, frontend, remembered, self.pair, is_told_alone=self._is_told_alone)
 
 
 class PairServer(HubServer):
     """Serves the clients and the peer of a hub of a pair; the `Shell` of its machine."""
 
-    def __init__(self, alone: HubServer, pair: Pair, *, is_told_alone: bool) -> None:
-        """`alone`: the same hub without a peer, which is not used."""
-        super().__init__(alone.store, alone.frontend, alone.remembered)
+    def __init__(
+        self, store: Store, frontend: Frontend, remembered: tuple[int, int, int], pair: Pair, *, is_told_alone: bool
+    ) -> None:
+        super().__init__(store, frontend, remembered)
         self.machine: PairMachine | None = None
         self._pair, self._is_told_alone = pair, is_told_alone
         self._journals = PairJournals(self.store, pair.line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -106,10 +107,13 @@ class Hub:
         self.endpoint = self.feed.hub
         """Endpoint for puts."""
         store = Store(self.feed, directory, fsync, fsync_interval, retention)
-        self.server: HubServer = PutServer(store, Frontend(self.feed, self.sites), remembered)
+        self.server = self._new_server(store, Frontend(self.feed, self.sites), remembered)
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
+
+    def _new_server(self, store: Store, frontend: Frontend, remembered: tuple[int, int, int]) -> HubServer:
+        return PutServer(store, frontend, remembered)
 
     # For its owner.
 
@@ -185,7 +189,7 @@ class Hub:
             self._over.set()
 
 
-class HubServer:
+class HubServer(ABC):
     """Serves the clients of a hub, in its thread.
 
     Attributes: `judge`, state of the hub, empty until the journals are read; `store`; `frontend`; `remembered`.
@@ -196,9 +200,9 @@ class HubServer:
         self.store, self.frontend, self.remembered = store, frontend, remembered
         self.judge = Judge(store.feed, remembered, frontend)
 
+    @abstractmethod
     def serve(self, thread: ServerThread) -> None:
         """Answer requests until the thread is to end."""
-        raise NotImplementedError
 
     def statistics(self) -> HubStatistics:
         """Return a snapshot of the counters."""
