@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,9 @@ from blackbox.archive.maintain.retention import Retention
 from blackbox.block.position import NOWHERE
 from blackbox.errors import ConflictError, RefusedError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.services.hub.client.json_form import ASKED
 from blackbox.services.hub.protocol import MOST_COPIES_BYTES, unpack_places
+from blackbox.services.hub.server.frontend import Frontend
 from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
 from tests.hub.hubs import hub_feed, leave, published, sizes
@@ -175,11 +178,13 @@ def test_a_condition_must_hold_for_each_topic(tmp_path: Path) -> None:
     assert sorted(rows(tmp_path, feed)) == [(b"A", b"1"), (b"B", b"1"), (b"C", b"1"), (b"D", b"3"), (b"E", b"3")]
 
 
-def test_each_topic_expires(tmp_path: Path) -> None:
-    feed = hub_feed(slices=2)
+def test_each_topic_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, ahead_ns = hub_feed(slices=2), [0]
+    monkeypatch.setattr(Frontend, "now_ns", lambda _: time.time_ns() + ahead_ns[0])
     with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
-        client.put((b"A", b"B", b"C"), b"1", ttl=0.3)
+        client.put((b"A", b"B", b"C"), b"1", ttl=3_600)
         client.put(b"B", b"2")
+        ahead_ns[0] = 3_600 * 10**9
         wait_until(lambda: hub.statistics().ended == 2)
     assert {topic for topic, payload in rows(tmp_path, feed) if payload is None} == {b"A", b"C"}
 
@@ -306,8 +311,5 @@ def test_a_recorded_message_is_replayed_once(tmp_path: Path) -> None:
 
 
 def test_a_driven_client_takes_a_list_of_topics() -> None:
-    """A driven client puts a list of topics."""
-    from blackbox.services.hub.client.json_form import ASKED
-
     asked = ASKED.decode(b'{"do": "put", "topic": ["A", "B"], "text": "x"}')
     assert asked.topic == ["A", "B"]  # type: ignore[union-attr]
