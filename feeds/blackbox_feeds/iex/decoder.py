@@ -1,12 +1,8 @@
 """Compiled: decode IEX-TP datagrams, from messages to topic, time and payload columns.
 
-Source: "IEX Transport Protocol Specification" 1.25. Integers are little-endian.
-
-    version 1 | reserved 1 | protocol 2 | channel 4 | session 4 | payload length 2 | count 2 |
-    stream offset 8 | first sequence 8 | send time 8 | { length 2 | message } * count
-
-Payloads are not copied. As the specifications of TOPS and DEEP require, a message of an unknown type is skipped, and a
-longer one than specified is cut. Both are counted, and so is a message with an invalid symbol, which is skipped.
+`blackbox_feeds.iex.iextp` describes them. Payloads are not copied. As the specifications of TOPS and DEEP require, a
+message of an unknown type is skipped, and a longer one than specified is cut. Both are counted, and so is a message
+with an invalid symbol, which is skipped.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ from numpy.typing import NDArray
 from blackbox.feed.schema.schema import Schema
 from blackbox.feed.source import Chunk
 from blackbox.native.compile.jit import njit
+from blackbox_feeds.iex.iextp import HEADER_BYTES, VERSION
 from blackbox_feeds.iex.messages import PROTOCOLS, SYSTEM_TYPES
 from blackbox_feeds.io.columns import Columns, Stop, put_row
 from blackbox_feeds.io.integers import little_16, little_32, little_64
@@ -31,9 +28,6 @@ from blackbox_feeds.io.statistics import EXTENDED, FOREIGN, NO_TYPE
 from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topic_text import is_symbol
 from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, TopicsAt, TopicTable, key_number
-
-HEADER_BYTES = 40
-VERSION = 1
 
 
 class Reason(IntEnum):

@@ -6,12 +6,16 @@ Source: "MoldUDP64 Protocol Specification" 1.00. Integers are big-endian.
 
 `count` 0 is a heartbeat and 0xFFFF the end of the session. Both have the next sequence number, so a loss just before
 them is detected.
+
+A request for lost messages has the form of a header: the session, the first sequence, and the number of messages. Its
+sender receives datagrams of the usual form, as many messages as the server likes to send at a time.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from struct import Struct
+from typing import Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -22,8 +26,12 @@ from blackbox_feeds.io.length_prefixed import skip_messages
 from blackbox_feeds.io.pcap import Datagrams
 from blackbox_feeds.io.sequence import RANGES, Sequence, enter_session, next_run, notice_gap
 
+HEADER: Final = Struct(">10sQH")
+"""Session, sequence and count: the header of a datagram, and a whole request."""
 HEADER_BYTES = 20
 END_OF_SESSION = 0xFFFF
+MOST_MESSAGES: Final = END_OF_SESSION - 1
+"""Most messages of a datagram or a request."""
 
 
 class _Reason(IntEnum):

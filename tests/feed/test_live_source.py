@@ -1,0 +1,111 @@
+"""The base of live sources: counts, delays, and the end by `stop` from another thread or a signal handler."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Generator, Sequence
+
+import numpy
+import pytest
+from blackbox_feeds.live.retries import FIRST_S, LONGEST_S, STEADY_S, Retries
+
+from blackbox.errors import SourceError
+from blackbox.feed.live_source import LiveSource
+from blackbox.feed.schema.schema import RAW
+from blackbox.feed.source import Chunk
+
+
+def chunk_of(times: Sequence[int], gaps: tuple[tuple[int, int], ...] = ()) -> Chunk:
+    n = len(times)
+    nothing = numpy.zeros(n, numpy.int32)
+    starts = numpy.zeros(n, numpy.int64)
+    return Chunk((b"a",), nothing, numpy.array(times, numpy.int64), numpy.zeros(0, numpy.uint8), starts, nothing, gaps)
+
+
+class Given(LiveSource):
+    """Yields the given chunks, then waits for `stop`."""
+
+    schema = RAW
+
+    def __init__(self, *given: Chunk) -> None:
+        super().__init__()
+        self.given = given
+        self.closed = 0
+
+    def _receive(self) -> Generator[Chunk, None, None]:
+        try:
+            self.counts.connected = True
+            yield from self.given
+            while not self.is_stopping:
+                select.select([self.stop_fd], [], [], 60)
+        finally:
+            self.closed += 1
+
+
+def test_chunks_are_counted_with_their_gaps_and_delays() -> None:
+    now = time.time_ns()
+    source = Given(chunk_of([now - 3_000_000_000] * 99, ((0, 5), (99, 2))), chunk_of([0]), chunk_of([], ((0, 1),)))
+    chunks = source.chunks()
+    assert [next(chunks) for _ in source.given] == list(source.given)
+    found = source.statistics()
+    assert (found.messages, found.gaps, found.missing, found.connected) == (100, 3, 8, True)
+    latest = (time.time_ns() - now + 3_000_000_000) * 1.04  # of a bucket of the histogram
+    assert 3_000_000_000 <= found.delay_p50_ns == found.delay_p99_ns <= latest
+    source.stop()
+    assert list(chunks) == []
+    assert not source.statistics().connected
+    assert source.notes == ("gaps that the venue did not fill: 3", "messages missing in them: 8")
+
+
+def test_a_thread_stops_it() -> None:
+    source = Given(chunk_of([1]))
+    chunks = source.chunks()
+    next(chunks)
+    threading.Timer(0.05, source.stop).start()
+    assert list(chunks) == []
+    assert source.closed == 1
+
+
+def test_a_signal_handler_stops_it() -> None:
+    source = Given(chunk_of([1]))
+    before = signal.signal(signal.SIGUSR1, lambda *_: source.stop())
+    try:
+        chunks = source.chunks()
+        next(chunks)
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        assert list(chunks) == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_stopped_before_it_began() -> None:
+    source = Given(chunk_of([1]))
+    source.stop()
+    source.stop()
+    assert list(source.chunks()) == []
+
+
+def test_a_closed_iteration_closes_its_connection_and_cannot_be_repeated() -> None:
+    source = Given(chunk_of([1]))
+    chunks = source.chunks()
+    next(chunks)
+    chunks.close()  # type: ignore[attr-defined]  # a generator
+    assert source.closed == 1
+    with pytest.raises(SourceError, match="iterated before: make a new source"):
+        next(source.chunks())
+
+
+def test_retries_are_bounded_jittered_and_short_again_after_a_good_connection() -> None:
+    retries, other = Retries(seed=1), Retries(seed=2)
+    delays = [retries.delay_s() for _ in range(100)]
+    assert delays != [other.delay_s() for _ in range(100)]
+    full = [min(LONGEST_S, FIRST_S * 2**number) for number in range(100)]
+    assert all(each / 2 <= delay <= each for delay, each in zip(delays, full, strict=True))
+    retries.ended(STEADY_S - 1)
+    assert retries.delay_s() >= LONGEST_S / 2
+    retries.ended(STEADY_S)
+    assert retries.delay_s() <= FIRST_S
