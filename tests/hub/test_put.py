@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from blackbox.services.hub.server import frontend
 from blackbox.testing import wait_until
 from tests.examples import examples
 from tests.hub.hubs import hub_feed, published
+from tests.hub.pairs import pair_feed
 
 
 class Peer:
@@ -366,6 +368,28 @@ def test_a_client_reports_a_hub_of_another_version() -> None:
             number = msgspec.msgpack.decode(hello)[4]
             socket.send_multipart([peer, ENCODER.encode(["welcome", number, 0, 5, 10**18, []])])
             asked.result(60)
+
+
+def test_a_hub_of_a_pair_that_answers_slowly_is_given_time() -> None:
+    feed, slow_s = pair_feed(), 0.8  # longer than a client's first delay
+    answers: deque[tuple[float, bytes, bytes]] = deque()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.linger = 0
+        socket.bind(feed.hub)
+        with HubClient(feed) as client:
+            asked = client._sender.ask(None)
+
+            def answer() -> bool:
+                if socket.poll(10):
+                    peer, hello = socket.recv_multipart()
+                    welcome = Welcome(msgspec.msgpack.decode(hello)[4], 7, 1, [])
+                    answers.append((time.monotonic() + slow_s, peer, ENCODER.encode(welcome)))
+                while answers and answers[0][0] < time.monotonic():
+                    socket.send_multipart(answers.popleft()[1:])
+                return asked.done()
+
+            wait_until(answer, 60.0)
+            assert asked.result().last == 7
 
 
 def test_a_payload_that_is_no_record_of_the_schema_is_refused(tmp_path: Path) -> None:

@@ -315,6 +315,7 @@ class Sender:
         elif isinstance(answer, Expected):
             self._requests.resume(self._hub, answer.first)
         elif isinstance(answer, Welcome):
+            self._connection.is_answered()
             self._requests.welcome(answer)
             with self._lock:
                 asked = self._asked.pop(answer.number, None)
