@@ -65,6 +65,8 @@ class Put:
     flags: int = wire.CHECKSUM
     sequences: tuple[int, ...] | None = None
     """Sequence numbers of the messages, if not consecutive."""
+    same: tuple[int, ...] | None = None
+    """Number of rows since the first one of the same message."""
     previous: int | None = None
     key_sequence: int | None = None
     """Header fields; None: values for a single key."""
@@ -75,7 +77,7 @@ class Put:
         return wire.data(
             [(row.topic, row.payload, row.ts_event) for row in self.rows],
             sequences=None if self.sequences is None else list(self.sequences),
-            same=None,
+            same=None if self.same is None else list(self.same),
             flags=self.flags,
             schema=self.schema,
             slice_id=slice_id,

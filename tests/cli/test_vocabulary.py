@@ -58,7 +58,9 @@ def options() -> Iterator[Option]:
 def test_every_option_has_a_name_of_the_vocabulary_and_means_the_same_in_every_command() -> None:
     assert {each.name for each in options()} == {f"--{name}" for name in VOCABULARY.split()}
     forms = defaultdict(set)
-    for _, name, parameter in options():
+    for command, name, parameter in options():
+        if (command, name) == ("replay", "--serve"):  # at a URL; a recorder serves at the feed's endpoint
+            continue
         metavar = None if name == "--out" else parameter.metavar  # a file, a directory, or either
         forms[name].add((parameter.multiple, parameter.is_flag, metavar))
     assert {name: found for name, found in forms.items() if len(found) > 1} == {}

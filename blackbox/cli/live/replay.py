@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from blackbox.analysis.report.numbers import NOTHING, count, counted, duration, factor, rate
-from blackbox.cli.live.control import speed_of, speed_text
+from blackbox.analysis.report.numbers import count
+from blackbox.cli.live.control import speed_of
+from blackbox.cli.live.playing import playing, print_summary
 from blackbox.cli.live.publish import WhenFull, warn_of_unwanted
+from blackbox.cli.live.serve_venue import Wait, serve_replay
 from blackbox.cli.ui.days import StartOption, StopOption, days_of, time_ns
 from blackbox.cli.ui.options import JsonOption, PrefixOption, SliceOption, SymbolOption, prefixes_of, symbols_of
-from blackbox.cli.ui.progress import LINE_EVERY_S, TEXT, bar, ticking
-from blackbox.cli.ui.status import exit_statuses, lose, warn
-from blackbox.cli.ui.terminal import print_json, say, stderr, stdout
+from blackbox.cli.ui.status import exit_statuses, lose
+from blackbox.cli.ui.terminal import print_json, say
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import RAW
-from blackbox.receive.supervise.stop_signals import stop_signals
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
-    from blackbox.cli.ui.source_publisher import SourcePublisher
-    from blackbox.publish.publisher import PublisherStatistics
-    from blackbox.replay.controls import Controls
-    from blackbox.replay.replay import Replay, ReplayStatistics
-    from blackbox.replay.status import ReplayStatus
-
-_SHOW_EVERY_S: Final = 0.2
+    from blackbox.replay.replay import Replay
 
 
 def replay(
@@ -87,6 +79,15 @@ def replay(
             show_default=False,
         ),
     ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Serve one day in the venue's own protocol instead of publishing it, such as "
+            "moldudp64://127.0.0.1:26400.",
+            show_default=False,
+        ),
+    ] = None,
     wait_for: Annotated[
         int, typer.Option(metavar="N", min=0, help="Wait until every slice has N subscribers; 0: publish at once.")
     ] = 1,
@@ -125,14 +126,18 @@ def replay(
     """
     with exit_statuses():
         pace = speed_of(speed, "--speed")
+        if serve is not None:
+            for name, is_given in (("--feed", feed is not None), ("--keep-gaps", keep_gaps)):
+                if is_given:
+                    raise typer.BadParameter(f"{name} was given with --serve, which does not publish on a feed")
 
-        from blackbox.cli.ui.source_publisher import SourcePublisher
         from blackbox.replay.controls import Controls
+        from blackbox.replay.play.to_venue import order_for_venue
         from blackbox.replay.play.to_wire import check_target
         from blackbox.replay.replay import Replay
 
         recordings = _opened(recording)
-        target = _target_of(feed, recordings)
+        target = recordings[0].feed if serve is not None else _target_of(feed, recordings)
         controls = Controls(pace, max_silence)
         try:
             played = Replay(
@@ -142,6 +147,7 @@ def replay(
                 prefix=prefixes_of(prefix),
                 symbols=symbols_of(symbol),
                 slices=slices,
+                order=None if serve is None else order_for_venue(recordings),
                 keep_gaps=keep_gaps,
                 loops=loop,
                 controls=controls,
@@ -152,27 +158,38 @@ def replay(
             raise typer.BadParameter(str(error)) from error
         check_target(target, [each.feed for each in recordings], keep_gaps=keep_gaps)
         with ExitStack() as stack:
-            publisher = stack.enter_context(SourcePublisher(target, when_full=when_full.value))
             if control is not None:
                 from blackbox.replay.control_socket import ControlSocket
 
                 zone = recordings[0].feed.time_zone
                 stack.enter_context(ControlSocket(controls, control, time_zone=zone, feed=target))
-            publisher.wait_for_each_slice(wait_for, timeout, say)
-            done = False
-            try:
-                with _stopping_at_signals(controls):
-                    _publish(played, publisher, controls)
-                publisher.flush()
-                done = True
-            finally:
-                publisher.close(timeout=30.0 if done else 1.0)
-                _print_summary(played.statistics(), publisher.statistics() if as_json else None)
-        sent = publisher.statistics()
-        warn_of_unwanted(sent)
-        discarded = sent.discarded
-        if discarded:
-            lose(f"{count(discarded)} messages were not sent: a subscriber did not take them in time")
+            if serve is not None:
+                serve_replay(played, serve, Wait(wait_for, timeout), as_json=as_json)
+            else:
+                _publish(played, target, when_full, Wait(wait_for, timeout), as_json=as_json)
+
+
+def _publish(played: Replay, target: Feed, when_full: WhenFull, wait: Wait, *, as_json: bool) -> None:
+    from blackbox.cli.ui.source_publisher import SourcePublisher
+
+    with SourcePublisher(target, when_full=when_full.value) as publisher:
+        publisher.wait_for_each_slice(wait.clients, wait.timeout, say)
+        done = False
+        try:
+            with playing(played.controls):
+                played.publish(publisher)
+            publisher.flush()
+            done = True
+        finally:
+            publisher.close(timeout=30.0 if done else 1.0)
+            if as_json:
+                print_json({"replay": played.statistics(), "publisher": publisher.statistics()})
+            else:
+                print_summary(played.statistics())
+    sent = publisher.statistics()
+    warn_of_unwanted(sent)
+    if sent.discarded:
+        lose(f"{count(sent.discarded)} messages were not sent: a subscriber did not take them in time")
 
 
 def _checked(recording: Recording, text: str | None, option: str) -> str | None:
@@ -204,82 +221,3 @@ def _target_of(path: str | None, recordings: Sequence[Recording]) -> Feed:
         return recorded
     feed = Feed.load(path)
     return msgspec.structs.replace(feed, schema=recorded.schema) if feed.schema_name == RAW.name else feed
-
-
-def _publish(played: Replay, publisher: SourcePublisher, controls: Controls) -> None:
-    from blackbox.cli.live.keys import Keys, describe
-
-    with Keys(controls) as keys, _progress(controls):
-        if keys.is_active:
-            say(describe())
-        played.publish(publisher)
-
-
-@contextmanager
-def _stopping_at_signals(controls: Controls) -> Iterator[None]:
-    """Stop the replay at the first signal, with exact totals. A second one ends the process at once."""
-    caught: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if caught and callable(before[number]):
-            before[number](number, frame)
-        caught.append(number)
-        controls.stop()
-
-    before: dict[int, Any] = {number: signal.signal(number, stop) for number in stop_signals()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if caught:
-        signal.raise_signal(caught[0])
-
-
-@contextmanager
-def _progress(controls: Controls) -> Iterator[None]:
-    """Show the position of the replay until the block is left: a bar on a terminal, else lines."""
-    if not stderr.is_terminal:
-        with ticking(lambda: _say_line(controls.status()), LINE_EVERY_S):
-            yield
-        return
-    with bar("replaying", None, TEXT) as move, ticking(lambda: _move_bar(move, controls.status()), _SHOW_EVERY_S):
-        yield
-
-
-def _move_bar(move: Callable[..., None], now: ReplayStatus) -> None:
-    length, done = max(1, now.stop_ns - now.start_ns), now.position_ns - now.start_ns
-    move(description=_position_text(now), total=length, completed=done, text=_pace_text(now))
-
-
-def _say_line(now: ReplayStatus) -> None:
-    say(f"replayed {counted(now.messages, 'message')}, at {_position_text(now)}, {_pace_text(now)}")
-
-
-def _position_text(now: ReplayStatus) -> str:
-    from blackbox.timestamps import time_text
-
-    return time_text(now.position_ns, 0)[:-1].replace("T", " ") if now.position_ns else NOTHING
-
-
-def _pace_text(now: ReplayStatus) -> str:
-    state = str(now.state) if now.state in ("paused", "stepping") else f"speed {speed_text(now.speed)}"
-    left = "" if now.seconds_left is None else f"  {duration(now.seconds_left * 1e9)} left"
-    return f"{rate(now.messages_per_second, 1)}  {state}{left}"
-
-
-def _print_summary(done: ReplayStatistics, as_json_with: PublisherStatistics | None) -> None:
-    if as_json_with is not None:
-        print_json({"replay": done, "publisher": as_json_with})
-        return
-    faster = f", {factor(done.times_faster)} times the market's pace" if done.market_seconds else ""
-    stdout.print(
-        f"replayed {count(done.messages)} messages in {duration(done.seconds * 1e9)}: "
-        f"{rate(done.messages, done.seconds)}{faster}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if not done.messages:
-        warn("no message was selected: compare --start, --stop, --prefix, --symbol and --slice with `blackbox inspect`")
-    if done.damaged:
-        warn(f"{count(done.damaged)} messages were left out: their blocks could not be read")

@@ -202,11 +202,11 @@ class PublisherPlayer:
         Raises JournalError if a file has shrunk. Pages that were lost are not sent. Part of the last page may be sent
         as zeros if the file shrinks during the call, which cannot be detected.
         """
-        _check_files(table)
+        check_files(table)
         try:
             self._play(table, start, stop)
         finally:
-            _check_files(table)
+            check_files(table)
 
     def _play(self, table: BlockTable, start: int, stop: int) -> None:
         rows = table.rows[start:stop]
@@ -272,7 +272,7 @@ class PublisherPlayer:
         if only_skips:
             headers[:] = 0
         keys = self._keys(blocks)
-        _check_files(blocks)  # otherwise lost pages would be sent
+        check_files(blocks)  # otherwise lost pages would be sent
         stored = Stored(headers.ctypes.data, bodies.ctypes.data, skips.ctypes.data, len(keys))
         self._publisher._running()[slice_id].put_stored(keys, stored)
 
@@ -328,7 +328,7 @@ class PublisherPlayer:
                 f"feed {feed.name!r}: the recording has more topics than fit, expected at most "
                 f"max_topics = {feed.max_topics} a slice of {_MEAN_TOPIC_BYTES} bytes on average"
             )
-        _check_files(blocks)  # otherwise lengths may be wrong
+        check_files(blocks)  # otherwise lengths may be wrong
         assert found == many
         if len(self._topics) != len(self._numbering):
             self._topics = tuple(self._numbering.names())
@@ -337,7 +337,8 @@ class PublisherPlayer:
         self._publisher._publish_rows(self._publisher._routes.resolve(self._topics), topics, rows)
 
 
-def _check_files(table: BlockTable) -> None:
+def check_files(table: BlockTable) -> None:
+    """Raise JournalError if a file of the table has shrunk, so that pages were lost."""
     for segment in table.run.segments:
         if lost := segment.lost():
             raise JournalError(f"{lost}; the rest is not sent")

@@ -1,0 +1,49 @@
+"""`blackbox replay --serve`: serve a recorded day in the venue's own protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from blackbox.analysis.report.numbers import count
+from blackbox.cli.live.playing import playing, print_summary
+from blackbox.cli.ui.status import warn
+from blackbox.cli.ui.terminal import print_json, say, stdout
+
+if TYPE_CHECKING:
+    from blackbox.replay.replay import Replay
+
+
+class Wait(NamedTuple):
+    """Wait before a replay: for how many subscribers or clients, and for how many seconds."""
+
+    clients: int
+    timeout: float
+
+
+def serve_replay(played: Replay, url: str, wait: Wait, *, as_json: bool) -> None:
+    """Serve a replay at a URL until its end or a signal, then announce the end of the session."""
+    from blackbox.replay.play.to_venue import VenuePlayer
+    from blackbox.replay.play.venue_server import make_venue_server
+
+    recordings = played.playlist.recordings
+    server = make_venue_server(url, recordings)
+    player = VenuePlayer(server, recordings)
+    with server:
+        say(f"serving {url}")
+        done = False
+        try:
+            server.wait_for(wait.clients, wait.timeout)
+            with playing(played.controls):
+                played.run(player)
+            done = True
+        finally:
+            server.end(at_once=not done)
+            counts = server.counts()
+            if as_json:
+                print_json({"replay": played.statistics(), "server": counts})
+            else:
+                print_summary(played.statistics())
+                text = ", ".join(f"{name.replace('_', ' ')} {count(many)}" for name, many in counts.items())
+                stdout.print(text, highlight=False, soft_wrap=True)
+    if player.without_payload:
+        warn(f"{count(player.without_payload)} messages were left out: they have no payload")
