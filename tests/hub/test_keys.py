@@ -280,10 +280,10 @@ def test_a_loss_is_reported_only_for_wanted_keys(tmp_path: Path) -> None:
             putting.put(b"S03.x", b"last")
             wait_until(lambda: got[-1] == b"last", WAIT_S)
     subscriber.stop()
-    (gap,) = gaps
-    assert gap.key == b"S03"
-    assert gap.sequence in (20, 21)  # after the last one received, or the end that a later heartbeat reported
-    assert gap.count >= 100  # more if messages were put before the subscription was in force again
+    assert {gap.key for gap in gaps} == {b"S03"}
+    assert gaps[0].sequence in (20, 21)  # after the last one received, or the end that a later heartbeat reported
+    # More, and in several gaps, if messages were put before the subscription was in force again.
+    assert sum(gap.count for gap in gaps) >= 100
 
 
 def test_a_table_at_the_other_site_reads_its_writes_and_ends_the_same(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from blackbox.archive.maintain.retention import EVERYTHING, Retention
 from blackbox.archive.record.journals import Journals, JournalsLife
 from blackbox.archive.serve.server import ArchiveStatistics
 from blackbox.block.batch.block_handler import BlockHandlerAt
+from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.receive.slices.options import Options
@@ -185,6 +186,10 @@ class Recorder:
     def is_finished(self) -> bool:
         """True if every publisher has closed and all its messages were received."""
         return self._share.is_finished
+
+    def _first_positions(self) -> dict[int, Position]:
+        """Return by slice the position from which everything was received, once it is confirmed."""
+        return self._share.supervisor.slices.first_positions()
 
     def statistics(self) -> RecorderStatistics:
         """A snapshot; exact after the end."""

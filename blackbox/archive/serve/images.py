@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from bisect import bisect, bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy
 
@@ -26,6 +27,9 @@ from blackbox.block.form.block import Block
 from blackbox.errors import ArchiveError, ConfigError
 from blackbox.feed.rights import Prefixes
 from blackbox.feed.routing.symbol import SymbolRule
+
+if TYPE_CHECKING:
+    from blackbox.archive.serve.client import SliceImage
 
 MOST_IMAGE_BYTES: Final = 256 << 20
 """Maximum size of an image, and of all kept images but the newest, without the blocks made from them."""
@@ -58,9 +62,9 @@ class _Made(NamedTuple):
 class Images:
     """The images of one feed, with the state of each requested slice. Not thread-safe."""
 
-    def __init__(self, pieces: Pieces) -> None:
-        """Start without images. `pieces`: the days of the archive."""
-        self._pieces = pieces
+    def __init__(self, pieces: Pieces, beginnings: Mapping[int, SliceImage] = MappingProxyType({})) -> None:
+        """Start without images. `pieces`: the days of the archive. `beginnings`: by slice, the image before them."""
+        self._pieces, self._beginnings = pieces, beginnings
         self._scans: dict[tuple[int, Snapshot], _Scan] = {}
         self._kept: list[_Made] = []
 
@@ -102,6 +106,8 @@ class Images:
         scan = self._scans.get((slice_id, of))
         if scan is None or scan.layout != _layout(last, of):
             scan = self._scans[slice_id, of] = _Scan(slice_id, of, last)
+            if isinstance(scan.newest, Newest) and (before := self._beginnings.get(slice_id)) is not None:
+                scan.newest.begin(before.blocks, before.position, before.ts_out)
         return scan
 
 

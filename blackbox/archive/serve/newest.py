@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -346,16 +346,30 @@ class Newest(NewestRows):
         )
         return {name: (epoch, sequence) for name, epoch, sequence, size in spans if size != NO_VALUE}
 
+    def begin(self, blocks: Sequence[Block], position: Position, ts_out: int) -> None:
+        """Begin with an image, the position after it, and the largest `ts_out` before that. Raises as `take`."""
+        headers = [numpy.frombuffer(block.header, numpy.uint8).copy() for block in blocks]  # aligned
+        bodies = [block.body if block.body.ctypes.data % 8 == 0 else block.body.copy() for block in blocks]
+        headers_at, bodies_at = (
+            numpy.array([each.ctypes.data for each in arrays], numpy.int64) for arrays in (headers, bodies)
+        )
+        self._add(headers_at, bodies_at, numpy.zeros(len(blocks), numpy.int64))
+        self._reached.epoch, self._reached.following, self._reached.ts_out = *position, ts_out
+
     def take(self, run: RecordRun) -> None:
         """Add checked records. Records may be repeated.
 
         Raises JournalError if there are too many topics, or too many bytes of newest messages.
         """
-        first_rows = run.heads["first_row"].astype(numpy.int64)
+        self._add(run.headers, run.bodies, run.heads["first_row"].astype(numpy.int64))
+
+    def _add(
+        self, headers: NDArray[numpy.int64], bodies: NDArray[numpy.int64], first_rows: NDArray[numpy.int64]
+    ) -> None:
         done, reached = 0, self._reached.address
-        while done < len(run.headers):
-            done = _take(self._kept.address, reached, run.headers, run.bodies, first_rows, done)
-            if done < len(run.headers):
+        while done < len(headers):
+            done = _take(self._kept.address, reached, headers, bodies, first_rows, done)
+            if done < len(headers):
                 self.make_room()
 
 

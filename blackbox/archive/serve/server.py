@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 import zmq
@@ -45,6 +45,9 @@ from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.security.curve import key_of
 from blackbox.transport.security.gate import Gate, open_gate
 from blackbox.transport.server_thread import ServerThread, bind, receive
+
+if TYPE_CHECKING:
+    from blackbox.archive.serve.client import SliceImage
 
 log = logging.getLogger("blackbox")
 
@@ -97,6 +100,7 @@ class ArchiveServer:
         is_recording: Callable[[], bool] = lambda: False,
         keeps_for_consumers: bool = False,
         feed: Feed | None = None,
+        beginnings: Mapping[int, SliceImage] = MappingProxyType({}),
     ) -> None:
         """Settings; nothing is opened before `open`.
 
@@ -107,12 +111,13 @@ class ArchiveServer:
                 the time, so that readers do not delay the recorder.
             keeps_for_consumers: True to store positions of named consumers, whose days are not deleted.
             feed: its `[security]` decides who may read; None: everyone.
+            beginnings: by slice, the newest messages before the recordings; images then hold these too.
 
         Raises ConfigError for an invalid endpoint.
         """
         self.directory = Path(directory)
         self.endpoints = endpoints
-        self._feed = feed
+        self._feed, self._beginnings = feed, beginnings
         self._gate: Gate | None = None
         self._is_recording, self._keeps_for_consumers = is_recording, keeps_for_consumers
         if not endpoints:
@@ -171,7 +176,7 @@ class ArchiveServer:
                     self._gate.secure(socket, endpoint)
                 bind(socket, endpoint, "archive endpoint")
             let_others_go_first()
-            reader = _Reader(self.directory)
+            reader = _Reader(self.directory, self._beginnings)
             for frames in self._thread.frames(socket, self._turns.wait_s):
                 self._take_all(socket, frames)
                 self._answer_next(socket, reader)
@@ -289,9 +294,9 @@ class ArchiveServer:
 class _Reader:
     """Files of an archive, used by its thread."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, beginnings: Mapping[int, SliceImage]) -> None:
         self.pieces = Pieces(directory)
-        self.images = Images(self.pieces)
+        self.images = Images(self.pieces, beginnings)
         self.consumers = ConsumerStore(directory)
 
 

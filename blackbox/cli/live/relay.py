@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,6 +72,15 @@ def relay(
             help="Time for which a subscription stays at the source after its last subscriber has left.",
         ),
     ] = 0.0,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Serve the newest message of each topic at the first archive of DOWN.toml, from a directory for this "
+            "relay alone. It then takes the whole feed.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Pass a feed on to more subscribers, or to another site.
@@ -87,13 +97,15 @@ def relay(
 
     blackbox relay nasdaq.toml site.toml --spare backup.toml --hold 5
 
+    blackbox relay nasdaq.toml site.toml --images /var/lib/blackbox/london
+
     blackbox relay nasdaq.toml tcp://10.0.0.5:6000 --plain
     """
     with exit_statuses():
         if plain:
-            if spare or name or hold or when_full is WhenFull.WAIT:
+            if spare or name or hold or images or when_full is WhenFull.WAIT:
                 raise typer.BadParameter(
-                    "was given with --spare, --name, --hold or --when-full wait, expected none of them",
+                    "was given with --spare, --name, --hold, --images or --when-full wait, expected none of them",
                     param_hint="--plain",
                 )
             relay_plainly(Feed.load(upstream), downstream, in_the_clear, as_json)
@@ -104,7 +116,7 @@ def relay(
 
         above, below = Feed.load(upstream), Feed.load(downstream)
         spares = [Feed.load(path) for path in spare or ()]
-        running = Relay(above, below, spares=spares, name=name, when_full=when_full.value, hold_s=hold)
+        running = Relay(above, below, spares=spares, name=name, when_full=when_full.value, hold_s=hold, images=images)
         with running:
             try:  # from here on Ctrl-C prints the totals
                 say(f"relay {running.name}: relays {feed_text(above)}")

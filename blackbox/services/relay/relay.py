@@ -12,6 +12,7 @@ from typing import Literal, Self
 
 import msgspec
 
+from blackbox.archive.serve.server import ArchiveStatistics
 from blackbox.errors import ConfigError, RelayError
 from blackbox.feed.endpoint import SHARED_MEMORY, transport_of
 from blackbox.feed.feed import Feed, check_is_feed
@@ -23,6 +24,7 @@ from blackbox.publish.listeners.peers import PeerStatistics, most_of
 from blackbox.receive.publishers.lines import address_from
 from blackbox.services.relay.cover import Cover, SmallestCover
 from blackbox.services.relay.hops import new_hop
+from blackbox.services.relay.images import RelayImages
 from blackbox.services.relay.line import Line
 from blackbox.services.relay.slice_relay import Settings, SliceRelay, needs_of
 from blackbox.services.relay.upstream_socket import Source
@@ -115,6 +117,8 @@ class RelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     hops: int
     """Relays between the source and the subscribers below, including this one, on the longest line."""
     lines: tuple[RelayLine, ...]
+    images: ArchiveStatistics | None = None
+    """Counters of the archive with its images; None before it answers, or without images."""
 
 
 class Relay:
@@ -130,6 +134,9 @@ class Relay:
     for it, which delays the source. A filter without subscribers stays active above for `hold_s` seconds. `make_cover`
     creates the object that decides, for each line, which filters go up. `name` is sent to peers below.
 
+    With `images`, a directory, the relay takes the whole feed and serves the newest message of each topic at the first
+    of `downstream.archives`, so that subscribers below start with `snapshot="latest"` without the source's archive.
+
     Raises ConfigError if the feeds do not fit each other, or a key of `[security]` is missing or malformed.
     """
 
@@ -144,6 +151,7 @@ class Relay:
         hwm_blocks: int | None = None,
         hold_s: float = 0.0,
         make_cover: Callable[[], Cover] = SmallestCover,
+        images: str | os.PathLike[str] | None = None,
     ) -> None:
         policy = QueuePolicy.of(when_full, hwm_blocks)
         if hold_s < 0:
@@ -155,6 +163,7 @@ class Relay:
         self.upstream, self.downstream = upstream, downstream
         self.name = name or f"{os.getpid()}@{socket.gethostname()}"
         self.state = RelayLife.NEW
+        self._images = None if images is None else RelayImages(upstream, downstream, images)
         self._ended = threading.Event()
         settings = Settings(policy, hold_s, make_cover)
         me = new_hop(self.name)
@@ -188,6 +197,8 @@ class Relay:
             check_limits(f"relay of feed {self.downstream.name!r}", *needs)
             for each in self._slices:
                 each.start()
+            if self._images is not None:
+                self._images.start()
         except BaseException:
             self.close()
             raise
@@ -212,10 +223,14 @@ class Relay:
         for each in self._slices:
             if each.error is not None:
                 raise each.error
+        if self._images is not None and self._images.error is not None:
+            raise self._images.error
 
     def close(self) -> None:
         """End at once. Subscribers reconnect to the next process there, and report a gap if they missed messages."""
         self._enter(RelayLife.CLOSED)
+        if self._images is not None:
+            self._images.close()
         for each in self._slices:
             each.ask_to_close()
         for each in self._slices:
@@ -249,6 +264,7 @@ class Relay:
             subscriptions=peers.subscriptions,
             hops=max(len(line.path) for line in lines),
             lines=lines,
+            images=None if self._images is None else self._images.statistics(),
         )
 
     def __enter__(self) -> Self:
