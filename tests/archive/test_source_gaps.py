@@ -228,7 +228,7 @@ def test_a_source_published_again_is_complete_without_a_gap(tmp_path: Path) -> N
 def test_the_error_of_an_empty_day_has_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "20191230.pcap"
     path.write_bytes(pcap([ethernet(mold(1, [itch("A")]), fragment=0x2000)]))
-    with pytest.raises(SourceError, match=r"has no message: .*fragments of an IP datagram: 1"):
+    with pytest.raises(SourceError, match=r"has no message: .*fragments of an incomplete IP datagram: 1"):
         import_days(feed_of("itch50"), tmp_path, [Itch50(path)])
     undated = Made()
     undated.notes = ("packets skipped: 1",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import struct
 from functools import partial
 from io import BytesIO
@@ -175,8 +176,83 @@ def test_packets_without_a_complete_udp_datagram_are_skipped_and_counted(tmp_pat
     assert counts == InputStatistics(packets=13, datagrams=4, not_udp=4, fragments=2, other_port=1, malformed=2)
     assert counts.notes() == (
         "packets skipped because their headers contradict each other: 2",
-        "packets skipped because they were fragments of an IP datagram: 2",
+        "packets skipped because they were fragments of an incomplete IP datagram: 2",
     )
+
+
+def fragments_of(payload: bytes, number: int, size: int, port: int = 26400) -> list[bytes]:
+    """Return the frames of a datagram in IP fragments of `size` payload bytes."""
+    frame = ethernet(payload, port)
+    whole = frame[34:]
+    frames = []
+    for start in range(0, len(whole), size):
+        part = whole[start : start + size]
+        more = 0x2000 if start + size < len(whole) else 0
+        ip = bytearray(frame[14:34])
+        ip[2:8] = struct.pack(">HHH", 20 + len(part), number, more | start // 8)
+        frames.append(frame[:14] + bytes(ip) + part)
+    return frames
+
+
+@pytest.mark.parametrize("make", [pcap, pcapng])
+@pytest.mark.parametrize("link", [1, 113, 276])
+def test_fragments_in_any_order_are_put_together(tmp_path: Path, make: Any, link: int) -> None:
+    """Between whole datagrams, interleaved, doubled and shuffled; each datagram is where its last fragment is."""
+    choice = random.Random(link)
+    packets, expected, reassembled = [ethernet(b"first")], [b"first"], 0
+    for number in range(0, 40, 2):
+        pair = [choice.randbytes(choice.randint(60, 3_000)) for _ in range(2)]
+        mixed = [
+            (frame, which)
+            for which, payload in enumerate(pair)
+            for frame in fragments_of(payload, number + which, 8 * choice.randint(1, 100))
+        ]
+        choice.shuffle(mixed)
+        left = [sum(which == each for _, which in mixed) for each in (0, 1)]
+        reassembled += sum(many > 1 for many in left)
+        for frame, which in mixed:
+            left[which] -= 1
+            packets += [frame] * (1 + (left[which] > 0 and choice.random() < 0.2))
+            expected += [] if left[which] else [pair[which]]
+        packets.append(ethernet(b"%d" % number))
+        expected.append(b"%d" % number)
+    if make is pcap:
+        data = pcap([linked(packet, link) for packet in packets], link=link)
+    else:
+        data = section() + interface(link=link) + b"".join(enhanced(linked(packet, link)) for packet in packets)
+    payloads, times, stopped, counts = read_bytes(tmp_path, data, window_bytes=5_000)
+    assert (payloads, len(times), stopped) == (expected, len(expected), None)
+    assert counts == InputStatistics(packets=len(packets), datagrams=len(expected), reassembled=reassembled)
+
+
+def test_fragments_of_datagrams_that_stay_incomplete_are_counted(tmp_path: Path) -> None:
+    lost = fragments_of(b"lost" * 100, 1, 80)[1:]
+    one, two, *_ = fragments_of(b"contradicts" * 20, 2, 80)
+    changed = two[:-1] + b"?"
+    overlapping = [*fragments_of(b"overlaps" * 20, 3, 80), fragments_of(b"overlaps" * 20, 3, 16)[1]]
+    elsewhere = fragments_of(b"elsewhere" * 20, 4, 80, port=9)
+    lying = fragments_of(b"lying" * 20, 5, 80)
+    lying[0] = lying[0][:38] + struct.pack(">H", 60_000) + lying[0][40:]  # the UDP length
+    packets = [*lost, one, two, changed, *reversed(overlapping), *elsewhere, *lying, ethernet(b"whole")]
+    payloads, _, _, counts = read_bytes(tmp_path, pcap(packets), port=26400)
+    assert payloads == [b"whole"]
+    skipped = len(lost) + 3 + len(overlapping)
+    assert counts == InputStatistics(
+        packets=len(packets), datagrams=1, fragments=skipped, reassembled=2, other_port=1, malformed=1
+    )
+
+
+def test_fragments_wait_in_bounded_memory_and_time(tmp_path: Path) -> None:
+    """An identification that comes again after a minute is of another datagram; of 65 waiting ones, one is dropped."""
+    halves = [fragments_of(b"%d" % number * 100, number, 104) for number in range(65)]
+    packets = [*(first for first, *_ in halves), *(frame for _, *rest in reversed(halves) for frame in rest)]
+    payloads, _, _, counts = read_bytes(tmp_path, pcap(packets))
+    assert payloads == [b"%d" % number * 100 for number in range(64, 0, -1)]
+    assert (counts.reassembled, counts.fragments) == (64, len(halves[0]))
+    first, second, *_ = fragments_of(b"x" * 150, 1, 104)
+    late = section() + interface() + enhanced(first) + enhanced(second, ticks=31_000_000)
+    payloads, _, _, counts = read_bytes(tmp_path, late)
+    assert (payloads, counts.fragments) == ([], 2)
 
 
 @pytest.mark.parametrize("make", [pcap, pcapng])

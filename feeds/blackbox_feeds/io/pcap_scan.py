@@ -27,11 +27,12 @@ from blackbox_feeds.io.statistics import (
 
 
 class Reason(IntEnum):
-    """Why a scan stopped: the columns are full, `data` ends, or the next bytes are invalid."""
+    """Why a scan stopped: the columns are full, `data` ends, the next bytes are invalid, or it passed a fragment."""
 
     FILLED = 0
     MORE = 1
     BAD = 2
+    FRAGMENT = 3
 
 
 MAX_PACKET_BYTES = 262_144
@@ -71,10 +72,10 @@ _INTERFACE, _OLD_PACKET, _SIMPLE_PACKET, _ENHANCED_PACKET = 1, 2, 3, 6
 _BYTE_ORDER_MAGIC = 0x1A2B3C4D
 _TIME_RESOLUTION, _TIME_OFFSET = 9, 14
 
-# The state of a scan: byte order, ns per unit of a classic record, interfaces so far, then five
-# columns per interface.
-SWAPPED, UNIT_NS, INTERFACES = range(3)
-_TABLE = 3
+# The state of a scan: byte order, ns per unit of a classic record, interfaces so far, offset and time of the last
+# fragment, then five columns per interface.
+SWAPPED, UNIT_NS, INTERFACES, FRAGMENT_AT, FRAGMENT_NS = range(5)
+_TABLE = 5
 _LINK, _SNAP_BYTES, _BINARY, _EXPONENT, _OFFSET_S = range(5)
 _COLUMNS = 5
 
@@ -140,13 +141,13 @@ def find_datagram(
     """Return the UDP datagram in the packet `data[start:end]` of a link type.
 
     `cut`: the capture has only part of the frame; `port`: destination to select, -1 for any. Returns (index of the
-    count, offset of the payload, its length).
+    count, offset of the payload, its length), or (FRAGMENTS, offset of the IP packet, 0).
     """
     ip = _ipv4_start(data, link, start, end)
     if ip < 0 or ip + 20 > end or data[ip] >> 4 != 4 or data[ip + 9] != _UDP:
         return NOT_UDP, 0, 0
     if big_16(data, ip + 6) & _FRAGMENT_BITS:
-        return FRAGMENTS, 0, 0
+        return (CUT if cut else MALFORMED) if ip + big_16(data, ip + 2) > end else FRAGMENTS, ip, 0
     udp = ip + (data[ip] & 15) * 4
     short = CUT if cut else MALFORMED
     if udp < ip + 20 or udp + 8 > end:
@@ -181,10 +182,17 @@ def _take_packet(
     counts: NDArray[numpy.int64],
     columns: DatagramColumns,
     row: int,
+    state: NDArray[numpy.int64],
 ) -> int:
-    """Count the packet at `start`, and write its datagram, if it has one, to `row`; return the next row."""
+    """Count the packet at `start`, and write its datagram, if it has one, to `row`; return the next row.
+
+    A fragment is written to the state, and is not counted as one.
+    """
     kind, payload, length = find_datagram(data, link, start, start + captured, captured < original, port)
     counts[PACKETS] += 1
+    if kind == FRAGMENTS:
+        state[FRAGMENT_AT], state[FRAGMENT_NS] = payload, time_ns
+        return row
     counts[kind] += 1
     if kind != DATAGRAMS:
         return row
@@ -223,8 +231,11 @@ def scan_records(
             return found, position, Reason.MORE
         original = word_32(data, position + 12, swapped)
         time_ns = word_32(data, position, swapped) * 1_000_000_000 + word_32(data, position + 4, swapped) * unit_ns
-        found = _take_packet(data, link, packet, captured, original, time_ns, port, counts, columns, found)
+        state[FRAGMENT_AT] = 0
+        found = _take_packet(data, link, packet, captured, original, time_ns, port, counts, columns, found, state)
         position = packet + captured
+        if state[FRAGMENT_AT]:
+            return found, position, Reason.FRAGMENT
     return found, position, Reason.FILLED
 
 
@@ -367,7 +378,12 @@ def scan_blocks(
                 return found, position, Reason.BAD
             link = state[row + _LINK]
             if link in _LINKS_READ:
-                found = _take_packet(data, link, packet, captured, original, time_ns, port, counts, columns, found)
+                state[FRAGMENT_AT] = 0
+                found = _take_packet(
+                    data, link, packet, captured, original, time_ns, port, counts, columns, found, state
+                )
+                if state[FRAGMENT_AT]:
+                    return found, position + length, Reason.FRAGMENT
             else:
                 counts[PACKETS] += 1
                 counts[OTHER_LINK] += 1

@@ -28,7 +28,9 @@ class InputStatistics:
     other_port: int = 0
     """Datagrams skipped: sent to another UDP port."""
     fragments: int = 0
-    """Packets skipped: fragments of an IP datagram."""
+    """Packets skipped: fragments of an IP datagram that is not complete."""
+    reassembled: int = 0
+    """IP datagrams put together from fragments."""
     cut: int = 0
     """Datagrams skipped: the capture kept only their first bytes."""
     foreign: int = 0
@@ -67,7 +69,7 @@ class InputStatistics:
         return notes_of(
             ("packets skipped because their link type is not read", self.other_link),
             ("packets skipped because their headers contradict each other", self.malformed),
-            ("packets skipped because they were fragments of an IP datagram", self.fragments),
+            ("packets skipped because they were fragments of an incomplete IP datagram", self.fragments),
             ("datagrams skipped because they were captured only in part", self.cut),
             ("datagrams skipped because they were of another protocol", self.foreign),
             ("sequence restarts inside one session", self.resets),
@@ -92,6 +94,7 @@ class InputStatistics:
     MALFORMED,
     OTHER_PORT,
     FRAGMENTS,
+    REASSEMBLED,
     CUT,
     FOREIGN,
     SESSIONS,
@@ -105,7 +108,7 @@ class InputStatistics:
     UNKNOWN,
     EXTENDED,
     NO_SYMBOL,
-) = range(20)
+) = range(21)
 
 FIRST_NO_SYMBOL: Final = NO_SYMBOL + 1
 """The eight bytes of the first symbol that was rejected."""
