@@ -8,7 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import zmq
 
@@ -24,6 +24,13 @@ log = logging.getLogger("blackbox")
 _BACKLOG: Final = 4_096
 """Pending connections: when a server restarts many clients reconnect at once, and rejected ones wait for seconds.
 `net.core.somaxconn` is the upper limit."""
+
+
+class SupportsFileno(Protocol):
+    """A file or socket with a descriptor."""
+
+    def fileno(self) -> int:
+        """Return it."""
 
 
 class ServerLife(Life):
@@ -97,8 +104,8 @@ class ServerThread:
         self._enter(ServerLife.SERVING)
         self._bound.set_result(None)
 
-    def watch(self, *sockets: zmq.Socket[bytes]) -> zmq.Poller:
-        """Return a poller for `poll`."""
+    def watch(self, *sockets: zmq.Socket[bytes] | SupportsFileno | int) -> zmq.Poller:
+        """Return a poller for `poll`, which returns the descriptors of other sockets."""
         poller = zmq.Poller()
         for socket in (*sockets, self._end.reader):
             poller.register(socket, zmq.POLLIN)

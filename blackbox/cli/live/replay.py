@@ -84,7 +84,7 @@ def replay(
         typer.Option(
             metavar="URL",
             help="Serve one day in the venue's own protocol instead of publishing it, such as "
-            "moldudp64://127.0.0.1:26400.",
+            "moldudp64://127.0.0.1:26400; see docs/venue-servers.md.",
             show_default=False,
         ),
     ] = None,
@@ -123,6 +123,8 @@ def replay(
     blackbox replay recordings/local/2026-11-20 --symbol AAPL --symbol BRK.B    exactly these symbols, not AAPLW
 
     blackbox replay recordings/local/2026-11-20 --speed 1 --max-silence 5 --control tcp://127.0.0.1:17300
+
+    blackbox replay recordings/itch/2019-12-30 --speed 1 --serve 'moldudp64://239.1.1.1:26400?rerequest=127.0.0.1:26401'
     """
     with exit_statuses():
         pace = speed_of(speed, "--speed")

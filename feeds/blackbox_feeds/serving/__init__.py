@@ -1,0 +1,1 @@
+"""Parts of the venue servers: the messages sent so far, and datagrams."""

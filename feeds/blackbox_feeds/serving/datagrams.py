@@ -1,0 +1,214 @@
+"""Send frames as datagrams: cut them into packets, and pass many packets to the kernel at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import ipaddress
+import os
+import socket
+import sys
+import time
+from typing import Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.errors import ConfigError, EndpointError
+from blackbox.feed.venue_url import Address
+from blackbox.native.compile.jit import njit, warm_up
+
+MOST_BYTES: Final = 65_507
+"""Payload of the longest datagram over IPv4."""
+_BATCH: Final = 1_024
+"""UIO_MAXIOV in linux/uio.h: most packets that one call sends."""
+_MESSAGE_WORDS: Final = 8
+"""Size of `mmsghdr` in words: name, name length, pieces, number of pieces, control, its length, flags, sent bytes."""
+_NAME_BYTES: Final = 16
+_PATIENCE_S: Final = 5.0
+"""Time in which the kernel must accept a packet."""
+_send_many = ctypes.CDLL(None, use_errno=True).sendmmsg
+_send_many.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
+_FULL: Final = (errno.ENOBUFS, errno.EAGAIN, errno.EINTR, errno.ENOMEM)
+
+
+class Faults(NamedTuple):
+    """Fractions of packets that are dropped, sent twice, or swapped with the next one on the path."""
+
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+
+    def check(self) -> None:
+        """Raise ConfigError for a fraction outside of 0 to 1."""
+        for name, value in zip(self._fields, self, strict=True):
+            if not 0 <= value <= 1:
+                raise ConfigError(f"{name} was {value}, expected a fraction from 0 to 1")
+
+
+@njit(nogil=True, cache=True)
+def _cut(offsets: NDArray[numpy.int64], room: int, most: int, cuts: NDArray[numpy.int64]) -> int:
+    """Write the first frame of each packet, and the end of the last one. Return the number of packets."""
+    packets, start = 0, 0
+    many = len(offsets) - 1
+    cuts[0] = 0
+    while start < many:
+        stop = start + 1
+        while stop < many and stop - start < most and offsets[stop + 1] - offsets[start] <= room:
+            stop += 1
+        packets += 1
+        cuts[packets] = start = stop
+    return packets
+
+
+def cut(offsets: NDArray[numpy.int64], room: int, most: int) -> NDArray[numpy.int64]:
+    """Distribute frames to packets of at most `room` bytes and `most` frames; a longer frame has its own packet.
+
+    Returns int64[packets + 1]: the first frame of each packet, and the number of frames.
+    """
+    cuts = numpy.zeros(len(offsets), numpy.int64)
+    return cuts[: _cut(offsets, room, most, cuts) + 1]
+
+
+class DatagramPath:
+    """Sends datagrams from one socket to one address, multicast or unicast, with faults if wanted.
+
+    Attributes: `packets` handed to the kernel, and those `dropped`, `duplicated` and `reordered` by faults.
+    """
+
+    def __init__(self, to: Address, ttl: int, interface: str | None, faults: Faults, seed: int) -> None:
+        """Open the socket. Raises EndpointError for an address or interface that cannot be used."""
+        self.to = to
+        self.packets = self.dropped = self.duplicated = self.reordered = 0
+        self._faults, self._random = faults, numpy.random.default_rng(seed)
+        warm_up(_cut, numpy.zeros(1, numpy.int64), 0, 0, numpy.zeros(1, numpy.int64))
+        host = resolved(to)
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            _set_up(self.socket, to, host, ttl, interface)
+        except BaseException:
+            self.socket.close()
+            raise
+        name = numpy.zeros(_NAME_BYTES, numpy.uint8)
+        name[:8] = numpy.frombuffer(_sockaddr(host, to.port), numpy.uint8)
+        self._name = name
+        self._messages = numpy.zeros((_BATCH, _MESSAGE_WORDS), numpy.int64)
+        self._pieces = numpy.zeros((_BATCH, 2, 2), numpy.int64)
+        self._messages[:, 0] = name.ctypes.data
+        self._messages[:, 1] = _NAME_BYTES
+        self._messages[:, 2] = self._pieces.ctypes.data + self._pieces.strides[0] * numpy.arange(_BATCH)
+        self._messages[:, 3] = 2
+
+    def send(self, headers: NDArray[numpy.uint8], data: NDArray[numpy.uint8], bounds: NDArray[numpy.int64]) -> None:
+        """Send packets, each a row of `headers` and the bytes of `data` from its bound to the next one.
+
+        Raises EndpointError if the kernel does not accept them.
+        """
+        order = self._order(len(headers))
+        starts, sizes = bounds[:-1] + data.ctypes.data, numpy.diff(bounds)
+        for at in range(0, len(order), _BATCH):
+            chosen = order[at : at + _BATCH]
+            pieces = self._pieces[: len(chosen)]
+            pieces[:, 0, 0] = headers.ctypes.data + headers.strides[0] * chosen
+            pieces[:, 0, 1] = headers.shape[1]
+            pieces[:, 1, 0] = starts[chosen]
+            pieces[:, 1, 1] = sizes[chosen]
+            self._send(len(chosen))
+        self.packets += len(order)
+
+    def send_one(self, packet: bytes) -> None:
+        """Send a packet without faults, such as a heartbeat."""
+        try:
+            self.socket.sendto(packet, (self.to.host, self.to.port))
+        except OSError as error:
+            raise self._error(error.errno or 0) from error
+        self.packets += 1
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+    def _send(self, many: int) -> None:
+        done = 0
+        deadline = time.monotonic() + _PATIENCE_S
+        while done < many:
+            at = self._messages.ctypes.data + self._messages.strides[0] * done
+            sent = _send_many(self.socket.fileno(), at, many - done, 0)
+            if sent > 0:
+                done += sent
+            elif (number := ctypes.get_errno()) not in _FULL or time.monotonic() > deadline:
+                raise self._error(number)
+            else:
+                time.sleep(0.0001)
+
+    def _order(self, many: int) -> NDArray[numpy.int64]:
+        """Return the numbers of the packets to send, in order, with faults."""
+        order = numpy.arange(many)
+        drop, duplicate, reorder = self._faults
+        if not (drop or duplicate or reorder):
+            return order
+        chance = self._random.random((3, many))
+        swapped = numpy.flatnonzero(chance[2, : many - 1] < reorder) if many > 1 else order[:0]
+        for place in swapped.tolist():
+            order[place], order[place + 1] = order[place + 1], order[place]
+        times = numpy.where(chance[0] < drop, 0, 1 + (chance[1] < duplicate))
+        self.dropped += int((times == 0).sum())
+        self.duplicated += int((times == 2).sum())
+        self.reordered += len(swapped)
+        return numpy.repeat(order, times)
+
+    def _error(self, number: int) -> EndpointError:
+        return EndpointError(number, f"datagrams to {self.to} cannot be sent: {os.strerror(number)}")
+
+
+def resolved(address: Address) -> str:
+    """Return the IPv4 address of a host. Raises EndpointError."""
+    try:
+        return str(socket.getaddrinfo(address.host, None, socket.AF_INET, socket.SOCK_DGRAM)[0][4][0])
+    except OSError as error:
+        raise EndpointError(error.errno, f"host of {address} is not known as an IPv4 address") from error
+
+
+def bound(address: Address, what: str, kind: int) -> socket.socket:
+    """Return a socket bound to an address. Raises EndpointError, which names `what` it is."""
+    made = socket.socket(socket.AF_INET, kind)
+    try:
+        if kind == socket.SOCK_STREAM:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((resolved(address), address.port))
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        why = {
+            errno.EADDRINUSE: "is in use",
+            errno.EADDRNOTAVAIL: "could not be bound: it is not an address of this machine",
+        }.get(error.errno or 0, f"could not be bound: {error}")
+        raise EndpointError(error.errno, f"{what} {address} {why}") from error
+    return made
+
+
+def _set_up(made: socket.socket, to: Address, host: str, ttl: int, interface: str | None) -> None:
+    if not 0 < to.port < 1 << 16:
+        raise ConfigError(f"address was {to}, expected a port from 1 to 65535")
+    if not 0 <= ttl <= 255:
+        raise ConfigError(f"ttl was {ttl}, expected 0 to 255")
+    if not ipaddress.IPv4Address(host).is_multicast:
+        if interface is not None:
+            raise ConfigError(
+                f"interface was {interface!r} with the unicast address {to}, expected a multicast address"
+            )
+        return
+    made.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, ttl)
+    if interface is not None:
+        try:
+            made.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, ipaddress.IPv4Address(interface).packed)
+        except (OSError, ValueError) as error:
+            raise EndpointError(
+                getattr(error, "errno", errno.EADDRNOTAVAIL),
+                f"interface was {interface!r}, expected an IPv4 address of this machine",
+            ) from error
+
+
+def _sockaddr(host: str, port: int) -> bytes:
+    """Return `sockaddr_in` without its padding."""
+    return socket.AF_INET.to_bytes(2, sys.byteorder) + port.to_bytes(2, "big") + socket.inet_aton(host)

@@ -1,0 +1,282 @@
+"""Serve a recorded day by SoupBinTCP: each client gets the messages from its sequence on, in order."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from blackbox_feeds.itch50.soupbintcp import Accepted, Login
+from blackbox_feeds.itch50.soupbintcp_connection import Connection, ConnectionLife, Lost
+from blackbox_feeds.itch50.soupbintcp_server import PASSWORD_VARIABLE, SoupBinTcpServer, SoupOptions
+from blackbox_feeds.serving.sent_stream import Framing, SentStream
+
+from blackbox import Recording
+from blackbox.errors import ConfigError, EndpointError, NoSubscriberError
+from blackbox.feed.venue_url import Address
+from blackbox.replay.play.venue_server import VenueMessages
+from blackbox.testing import wait_until
+from tests.feeds.serving.test_moldudp64_server import messages_of, play, recorded
+
+SESSION = "2026112001"
+_PATIENCE_S = 120.0
+
+
+class Client:
+    """A client in plain Python, from the specification."""
+
+    def __init__(self, address: Address) -> None:
+        self.socket = socket.socket()
+        self.socket.settimeout(_PATIENCE_S)
+        self.socket.connect((address.host, address.port))
+        self._file = self.socket.makefile("rb")
+
+    def log_in(self, sequence: int = 1, user: str = "", password: str = "", session: str = "") -> tuple[bytes, bytes]:
+        """Return type and payload of the answer."""
+        payload = f"{user:6}{password:10}{session:>10}{sequence:>20}".encode()
+        self.send(b"L" + payload)
+        return self.packet()
+
+    def send(self, packet: bytes) -> None:
+        self.socket.sendall(struct.pack(">H", len(packet)) + packet)
+
+    def packet(self) -> tuple[bytes, bytes]:
+        """Return type and payload of the next packet; empty at the end of the connection."""
+        head = self._file.read(2)
+        packet = self._file.read(*struct.unpack(">H", head)) if head else b""
+        return packet[:1], packet[1:]
+
+    def messages(self, count: int) -> list[bytes]:
+        """Return the next messages."""
+        found: list[bytes] = []
+        while len(found) < count:
+            kind, payload = self.packet()
+            assert kind in (b"S", b"H")
+            found += [payload] if kind == b"S" else []
+        return found
+
+    def rest(self) -> list[tuple[bytes, bytes]]:
+        """Return the packets until the end of the connection, without heartbeats."""
+        found = []
+        while (packet := self.packet())[0]:
+            found += [packet] if packet[0] != b"H" else []
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+        self.socket.close()
+
+
+@contextmanager
+def served(recording: Recording, **options: Any) -> Iterator[tuple[SoupBinTcpServer, Address]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = Address(*free.getsockname())
+    with SoupBinTcpServer(address, [recording], SoupOptions(**{"linger": 0.0} | options)) as server:
+        yield server, address
+
+
+def test_clients_get_all_messages_from_their_sequence_on(tmp_path: Path) -> None:
+    messages = messages_of(1_000)
+    recording = recorded(tmp_path, messages)
+    with served(recording) as (server, address):
+        first = Client(address)
+        assert first.log_in() == (b"A", f"{SESSION}{1:>20}".encode())
+        server.wait_for(1, timeout=_PATIENCE_S)
+        play(server, recording)
+        assert first.messages(1_000) == messages
+        late, newest = Client(address), Client(address)
+        assert late.log_in(501, session=SESSION) == (b"A", f"{SESSION}{501:>20}".encode())
+        assert newest.log_in(0) == (b"A", f"{SESSION}{1_001:>20}".encode())
+        play(server, recording)
+        assert late.messages(1_500) == messages[500:] + messages
+        assert newest.messages(1_000) == messages
+        first.send(b"O")
+        assert first.rest() == [(b"S", message) for message in messages]
+        ending = threading.Thread(target=server.end, kwargs={"at_once": False})
+        ending.start()
+        assert late.rest() == newest.rest() == [(b"Z", b"")]
+        for client in (first, late, newest):
+            client.close()
+        ending.join()
+        assert server.counts() == {"messages": 2_000, "clients": 3}
+
+
+def test_a_client_that_connects_after_the_end_catches_up(tmp_path: Path) -> None:
+    messages = messages_of(100)
+    recording = recorded(tmp_path, messages)
+    with served(recording, linger=_PATIENCE_S) as (server, address):
+        play(server, recording)
+        ending = threading.Thread(target=server.end, kwargs={"at_once": False}, daemon=True)
+        ending.start()
+        wait_until(lambda: server._has_ended, _PATIENCE_S, "the session ends")
+        client = Client(address)
+        assert client.log_in()[0] == b"A"
+        assert client.rest() == [*((b"S", message) for message in messages), (b"Z", b"")]
+        client.close()
+
+
+def test_an_idle_session_has_heartbeats(tmp_path: Path) -> None:
+    with served(recorded(tmp_path, messages_of(1))) as (_, address):
+        client = Client(address)
+        client.log_in()
+        assert client.packet() == (b"H", b"")
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("login", "code"),
+    [
+        ({"user": "other", "password": "secret"}, b"A"),
+        ({"user": "bob", "password": "wrong"}, b"A"),
+        ({"user": "bob", "password": "secret", "session": "2026112002"}, b"S"),
+        ({"user": "bob", "password": "secret", "sequence": 2}, b"S"),
+    ],
+)
+def test_a_wrong_login_is_rejected(
+    tmp_path: Path, login: dict[str, Any], code: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
+    with served(recorded(tmp_path, messages_of(1)), user="bob") as (server, address):
+        client = Client(address)
+        assert client.log_in(**login) == (b"J", code)
+        assert client.packet() == (b"", b"")
+        client.close()
+        client = Client(address)
+        assert client.log_in(user="bob", password="secret")[0] == b"A"
+        client.close()
+        assert server.counts() == {"messages": 0, "clients": 1, "rejected": 1}
+
+
+@pytest.mark.parametrize("packet", [b"L" + b" " * 45, b"L" + b"x" * 46, b"?", b"", b"Udata"])
+def test_a_client_that_breaks_the_protocol_is_disconnected(tmp_path: Path, packet: bytes) -> None:
+    with served(recorded(tmp_path, messages_of(1))) as (server, address):
+        client = Client(address)
+        client.send(packet)
+        assert client.packet() == (b"", b"")
+        client.close()
+        assert server.counts() == {"messages": 0, "clients": 0, "malformed": 1}
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of a connection: a client's with a small buffer, and the server's."""
+    with socket.socket() as listener, socket.socket() as client:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        client.connect(listener.getsockname())
+        made, _ = listener.accept()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        yield client, made
+        made.close()
+
+
+def stream_of(messages: list[bytes]) -> SentStream:
+    stream = SentStream(Framing(is_big_endian=True, type=ord("S")), None, 64)
+    data = [numpy.frombuffer(message, numpy.uint8) for message in messages]
+    addresses = numpy.array([each.ctypes.data for each in data])
+    lengths = numpy.array([len(message) for message in messages], numpy.int32)
+    stream.append(VenueMessages(addresses, addresses, lengths, lengths, ()))
+    return stream
+
+
+def read_login(connection: Connection) -> None:
+    """Read the login, which may arrive in parts, at time 1."""
+
+    def is_streaming() -> bool:
+        connection.read(1.0)
+        return connection.life is ConnectionLife.STREAMING
+
+    wait_until(is_streaming, _PATIENCE_S, "the login is read")
+
+
+def test_a_client_that_takes_nothing_for_15_seconds_is_slow(pair: tuple[socket.socket, socket.socket]) -> None:
+    """The connection is given the time, so the test does not wait."""
+    client, made = pair
+    stream = stream_of([b"S" * 60_000] * 20)
+    connection = Connection(made, stream, lambda login: Accepted(SESSION, login.sequence), now=0.0)
+    client.sendall(Login("", "").pack())
+    read_login(connection)
+    connection.write(1.0, has_ended=False)  # as much as fits
+    assert connection.is_blocked
+    connection.check(15.9)
+    assert connection.lost is None
+    connection.check(16.0)
+    assert connection.lost is Lost.SLOW
+    stream.close()
+
+
+def test_a_client_that_takes_everything_but_sends_nothing_is_silent(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    client, made = pair
+    stream = stream_of([b"S"])
+    connection = Connection(made, stream, lambda login: Accepted(SESSION, login.sequence), now=0.0)
+    client.sendall(Login("", "").pack())
+    read_login(connection)
+    for now in (1.0, 1.9, 2.0, 2.9, 3.0, 15.0):
+        connection.write(now, has_ended=False)
+    accepted = Accepted(SESSION, 1).pack()
+    assert client.recv(65_536) == accepted + b"\0\2SS" + b"\0\1H" * 3  # at 2, 3 and 15 seconds
+    connection.check(15.9)
+    assert connection.lost is None
+    connection.check(16.0)
+    assert connection.lost is Lost.SILENT
+    stream.close()
+
+
+def test_a_login_that_needs_messages_which_are_not_kept_is_rejected(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, messages_of(6_000))
+    with served(recording, keep_mib=1, store=str(tmp_path)) as (server, address):
+        for _ in range(12):
+            play(server, recording)
+        client = Client(address)
+        assert client.log_in() == (b"J", b"S")
+        client.close()
+
+
+def test_wait_for_clients_has_a_limit(tmp_path: Path) -> None:
+    with (
+        served(recorded(tmp_path, messages_of(1))) as (server, _),
+        pytest.raises(NoSubscriberError, match=r"0 clients were logged in at .* after 0.01 s, expected 2"),
+    ):
+        server.wait_for(2, timeout=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"user": "toolong"}, "user had 7 bytes, expected at most 6"),
+        ({"password_file": "x"}, "password_file was given without a user"),
+        ({"user": "bob", "password_file": "/nowhere"}, "password_file '/nowhere' cannot be read: "),
+    ],
+)
+def test_a_wrong_option_is_one_error(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text), served(recorded(tmp_path, messages_of(1)), **options):
+        pass
+
+
+def test_the_password_of_a_file_is_used(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("fromfile\n")
+    recording = recorded(tmp_path, messages_of(1))
+    with served(recording, user="bob", password_file=str(tmp_path / "password")) as (_, address):
+        client = Client(address)
+        assert client.log_in(user="bob", password="fromfile")[0] == b"A"
+        client.close()
+
+
+def test_an_address_in_use_is_one_error(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, messages_of(1))
+    with (
+        served(recording) as (_, address),
+        pytest.raises(EndpointError, match=f"address of soupbintcp:// {address} is in use"),
+        SoupBinTcpServer(address, [recording], SoupOptions()),
+    ):
+        pass
