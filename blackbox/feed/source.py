@@ -47,6 +47,14 @@ class Chunk(NamedTuple):
     gaps: tuple[tuple[int, int], ...] = ()
     """(row, count), sorted by row: `count` messages of the venue are missing before row `row`, 0 to n."""
 
+    @classmethod
+    def gap(cls, topics: tuple[bytes, ...], count: int) -> Self:
+        """Return `count` missing messages and nothing else, between the chunks of a source with these topics."""
+        import numpy
+
+        few, many = numpy.zeros(0, numpy.int32), numpy.zeros(0, numpy.int64)
+        return cls(topics, few, many, numpy.zeros(0, numpy.uint8), many, few, ((0, count),))
+
     def runs(self) -> Iterator[tuple[int, Chunk]]:
         """Yield the messages in runs without a gap inside, each with the number of messages missing before it.
 

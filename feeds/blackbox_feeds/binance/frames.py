@@ -45,9 +45,11 @@ class Reason(IntEnum):
     OTHER_TIME = 8
 
 
-_STREAM, _EVENT, _SYMBOL, _EVENT_TIME, _TIME, _UPDATE_ID, _BID_SIZE, _ASK_SIZE = range(8)
+STREAM, _EVENT, _SYMBOL, _EVENT_TIME, _TIME, UPDATE_ID, _BID_SIZE, _ASK_SIZE = range(8)
 _DATA, _OTHER = 8, 9
-_FIELDS: Final = 10
+FIRST_ID, LAST_ID, PREVIOUS_ID, TRADE_ID, AGGREGATE_ID = range(10, 15)
+"""Rows of the numbers that live connections check: `U`, `u`, `pu`, `t`, `a`."""
+FIELDS: Final = 15
 _FIRST_SYMBOL, _SEVERAL, WITHOUT_TIME, PLACES = range(OWN, OWN + 4)
 """Indices in the state after those of lines: the first symbol's hash, 1 if there was another symbol, the count of
 frames without time; and the number of indices."""
@@ -80,6 +82,14 @@ _MAY[_FIRST_KEY, [_TEXT, _CLOSE]] = True
 _MAY[_BEHIND, [_CLOSE, _CLOSE_LIST, _COMMA]] = True
 _MAY[_VALUE:_TOO_DEEP, _BLANK] = True
 
+_LETTERS = numpy.full(256, _OTHER, numpy.int64)
+"""The field of each key of one letter."""
+for _letter, _known in zip(
+    b"eETsBAUuta",
+    (_EVENT, _EVENT_TIME, _TIME, _SYMBOL, _BID_SIZE, _ASK_SIZE, FIRST_ID, LAST_ID, TRADE_ID, AGGREGATE_ID),
+    strict=True,
+):
+    _LETTERS[_letter] = _known
 _NAMES = numpy.array([list(name.ljust(12, b"\0")) for name in (b"stream", b"data", b"symbol", b"lastUpdateId")], "u1")
 
 
@@ -97,28 +107,17 @@ def _field(data: NDArray[numpy.uint8], start: int, end: int, top: bool) -> int:
     """Return which field a key is, or `_OTHER`."""
     size = end - start
     if size == 1:
-        letter = data[start]
-        if letter == 0x65:  # e
-            return _EVENT
-        if letter == 0x45:  # E
-            return _EVENT_TIME
-        if letter == 0x54:  # T
-            return _TIME
-        if letter == 0x73:  # s
-            return _SYMBOL
-        if letter == 0x42:  # B
-            return _BID_SIZE
-        if letter == 0x41:  # A
-            return _ASK_SIZE
-        return _OTHER
+        return _LETTERS[data[start]]
+    if size == 2:
+        return PREVIOUS_ID if data[start] == 0x70 and data[start + 1] == 0x75 else _OTHER  # pu
     if size == 6 and top and _is(data, start, end, 0):
-        return _STREAM
+        return STREAM
     if size == 4 and top and _is(data, start, end, 1):
         return _DATA
     if size == 6 and _is(data, start, end, 2):
         return _SYMBOL
     if size == 12 and _is(data, start, end, 3):
-        return _UPDATE_ID
+        return UPDATE_ID
     return _OTHER
 
 
@@ -166,7 +165,7 @@ def _colon(data: NDArray[numpy.uint8], at: int) -> tuple[int, int]:
 
 
 @njit(nogil=True, cache=True)
-def _scan(data: NDArray[numpy.uint8], at: int, fields: NDArray[numpy.int64]) -> tuple[int, int]:
+def scan_frame(data: NDArray[numpy.uint8], at: int, fields: NDArray[numpy.int64]) -> tuple[int, int]:
     """Scan the JSON object at `at`: return (its end, Reason.END), or (position of the fault, why).
 
     `fields` gets the bounds of the values of known fields, without quotes.
@@ -223,7 +222,7 @@ def _scan(data: NDArray[numpy.uint8], at: int, fields: NDArray[numpy.int64]) -> 
 
 
 @njit(nogil=True, cache=True)
-def _whole_number(data: NDArray[numpy.uint8], start: int, end: int) -> int:
+def whole_number(data: NDArray[numpy.uint8], start: int, end: int) -> int:
     """Return the number in these bytes, `_LARGEST` for a larger one; -1 for anything else."""
     value = 0 if start < end else -1
     for at in range(start, end):
@@ -239,7 +238,7 @@ def _received_ns(data: NDArray[numpy.uint8], at: int, digits: int) -> tuple[int,
     end = at + digits
     if end > len(data):
         return -1, at
-    value = _whole_number(data, at, end)
+    value = whole_number(data, at, end)
     left = TIME_DIGITS - digits
     if end < len(data) and data[end] == _POINT and left > 0:
         end += 1
@@ -260,7 +259,7 @@ def _event_ns(data: NDArray[numpy.uint8], fields: NDArray[numpy.int64]) -> int:
     It is in ms, or in us if the subscription asked for that: the size shows which.
     """
     for field in (_EVENT_TIME, _TIME):
-        value = _whole_number(data, fields[field, 0], fields[field, 1])
+        value = whole_number(data, fields[field, 0], fields[field, 1])
         if value > 0:
             for unit in (1_000_000, 1_000, 1):
                 if _EARLIEST_NS // unit <= value < _LATEST_NS // unit:
@@ -272,7 +271,7 @@ def _event_ns(data: NDArray[numpy.uint8], fields: NDArray[numpy.int64]) -> int:
 @njit(nogil=True, cache=True)
 def _symbol_hash(data: NDArray[numpy.uint8], fields: NDArray[numpy.int64]) -> int:
     """Return a number for a frame's symbol, in lower case; 0 without a symbol."""
-    start, end = fields[_STREAM, 0], fields[_STREAM, 1]
+    start, end = fields[STREAM, 0], fields[STREAM, 1]
     if start == end or data[start] == _BANG:
         start, end = fields[_SYMBOL, 0], fields[_SYMBOL, 1]
     mixed = _BASIS
@@ -290,12 +289,12 @@ def _write_key(
 ) -> int:
     """Write `stream 0 event 0 symbol 0 kind known` to `key`; return its length, or 0 when it is too long."""
     length = 5
-    for field in (_STREAM, _EVENT, _SYMBOL):
+    for field in (STREAM, _EVENT, _SYMBOL):
         length += fields[field, 1] - fields[field, 0]
     if length > len(key):
         return 0
     place = 0
-    for field in (_STREAM, _EVENT, _SYMBOL):
+    for field in (STREAM, _EVENT, _SYMBOL):
         for at in range(fields[field, 0], fields[field, 1]):
             key[place] = data[at]
             place += 1
@@ -308,7 +307,7 @@ def _write_key(
         elif state[_FIRST_SYMBOL] != symbol:
             state[_SEVERAL] = 1
     kind = _PLAIN
-    if fields[_UPDATE_ID, 1] > 0:
+    if fields[UPDATE_ID, 1] > 0:
         kind = SNAPSHOT
     elif fields[_EVENT, 1] == 0 and fields[_BID_SIZE, 1] > 0 and fields[_ASK_SIZE, 1] > 0:
         kind = TICKER
@@ -345,7 +344,7 @@ def _read_line(
         return 0, 0, position, Reason.BAD_TIME if last else Reason.PARTIAL
     if received < 0 or data[at] != _SPACE:
         return 0, 0, position, Reason.BAD_TIME
-    at, why = _scan(data, at + 1, fields)
+    at, why = scan_frame(data, at + 1, fields)
     if why == Reason.PARTIAL and last:
         why = Reason.BAD_FRAME
     if why == Reason.END:
@@ -376,7 +375,7 @@ def read_lines(
     `digits`: those of a receive time. Bad lines are skipped and counted; `bad` gets (number, start, why) of the first.
     Returns (lines, position, why it stopped).
     """
-    fields = numpy.zeros((_FIELDS, 2), numpy.int64)
+    fields = numpy.zeros((FIELDS, 2), numpy.int64)
     key = numpy.empty(KEY_BYTES, numpy.uint8)
     n = found = 0
     while position < len(data):

@@ -23,7 +23,7 @@ class Retries:
 
     def delay_s(self) -> float:
         """Return the delay before the next attempt in seconds: half of the doubled delay, plus as much by chance."""
-        full = min(self._longest_s, self._first_s * 2 ** min(self.failed, 32))
+        full = min(self._longest_s, self._first_s * 2.0 ** min(self.failed, 32))
         self.failed += 1
         return full / 2 + self._random.random() * full / 2
 

@@ -1,0 +1,1 @@
+"""Binance's WebSocket streams, live: subscription, connection, sequence rules, snapshots of order books."""

@@ -1,0 +1,155 @@
+"""Request order books over REST: which one is due next, and the request itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from email.message import Message
+from typing import Final, NamedTuple
+
+from blackbox_feeds.binance.live.streams import SNAPSHOT, snapshot_request
+from blackbox_feeds.live.retries import Retries
+
+_TIMEOUT_S: Final = 10.0
+_MOST_BYTES: Final = 16 << 20
+_TOO_MANY_REQUESTS: Final = (418, 429)
+_WAIT_AFTER_REFUSAL_S: Final = 60.0
+_LONGEST_WAIT_S: Final = 600.0
+_FIRST_S: Final = 1.0
+_log = logging.getLogger(__name__)
+
+
+class SnapshotQueue:
+    """Decides which order book to request, and when. Without I/O: times are seconds of one clock."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        """`seed`: of the jitter."""
+        self._seed = seed
+        self._wanted: dict[str, float] = {}
+        self._earliest: dict[str, float] = {}
+        self._retries: dict[str, Retries] = {}
+        self._paused_until = 0.0
+
+    def want(self, symbols: Collection[str], now: float) -> None:
+        """Request the order books of exactly these symbols, each at most once per delay of its retries."""
+        self._wanted = {
+            symbol: self._wanted.get(symbol, max(now, self._earliest.get(symbol, now))) for symbol in sorted(symbols)
+        }
+
+    def due(self, now: float) -> tuple[str | None, float | None]:
+        """Return (symbol to request now, None), or (None, seconds until the next one is due), or (None, None)."""
+        if not self._wanted:
+            return None, None
+        symbol = min(self._wanted, key=self._wanted.__getitem__)
+        wait = max(self._wanted[symbol], self._paused_until) - now
+        return (symbol, None) if wait <= 0 else (None, wait)
+
+    def requested(self, symbol: str, now: float) -> None:
+        """Process a request that ended, well or not: another one is made after a delay, if it is still wanted."""
+        retries = self._retries.setdefault(symbol, Retries(_FIRST_S, seed=self._seed))
+        if symbol in self._earliest:
+            retries.ended(now - self._earliest[symbol])
+        self._earliest[symbol] = now + retries.delay_s()
+        if symbol in self._wanted:
+            self._wanted[symbol] = self._earliest[symbol]
+
+    def refused(self, now: float, seconds: float) -> None:
+        """Make no request for some seconds, because Binance demands it."""
+        self._paused_until = max(self._paused_until, now + min(max(seconds, 1.0), _LONGEST_WAIT_S))
+
+
+class Answer(NamedTuple):
+    """The end of one request: the body, or the fault and how long to wait."""
+
+    body: bytes = b""
+    fault: str = ""
+    wait_s: float = 0.0
+
+
+def request(url: str) -> Answer:
+    """Request an order book. Blocks for some seconds at most, if the server is slow in each step."""
+    try:
+        # The scheme was checked with the options.
+        with urllib.request.urlopen(urllib.request.Request(url), timeout=_TIMEOUT_S) as answer:
+            body: bytes = answer.read(_MOST_BYTES + 1).strip()
+    except urllib.error.HTTPError as error:
+        wait = _retry_after(error.headers) if error.code in _TOO_MANY_REQUESTS else 0.0
+        return Answer(fault=f"HTTP status {error.code}", wait_s=wait)
+    except (OSError, ValueError) as error:  # includes timeouts, and answers that are not HTTP
+        return Answer(fault=str(error) or type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - http.client raises its own errors for malformed answers
+        return Answer(fault=repr(error))
+    if not body.startswith(b"{") or b"\n" in body or len(body) > _MOST_BYTES:
+        return Answer(fault=f"the answer was {body[:80]!r} of {len(body)} bytes, expected an order book in one line")
+    return Answer(body)
+
+
+def _retry_after(headers: Message) -> float:
+    try:
+        return float(headers.get("Retry-After", _WAIT_AFTER_REFUSAL_S))
+    except ValueError:
+        return _WAIT_AFTER_REFUSAL_S
+
+
+class Snapshots:
+    """Requests order books in the event loop that owns it, one at a time, each in its own thread."""
+
+    def __init__(self, url: str, put: Callable[[bytes], None]) -> None:
+        """`put` receives each order book as a line."""
+        self._url, self._put = url, put
+        self._queue = SnapshotQueue()
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self.received = 0
+        """Order books received."""
+
+    def want(self, symbols: frozenset[str]) -> None:
+        """Request these order books. May be called by another thread."""
+        self._loop.call_soon_threadsafe(self._want, symbols)
+
+    def _want(self, symbols: frozenset[str]) -> None:
+        self._queue.want(symbols, self._loop.time())
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Request what is wanted, until it is cancelled."""
+        while True:
+            self._changed.clear()
+            symbol, wait = self._queue.due(self._loop.time())
+            if symbol is None:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), wait)
+                continue
+            answer = await self._request(snapshot_request(self._url, symbol))
+            now = self._loop.time()
+            if answer.wait_s:
+                self._queue.refused(now, answer.wait_s)
+            self._queue.requested(symbol, now)
+            if answer.fault:
+                _log.warning("order book of %s at %s: %s", symbol, self._url, answer.fault)
+                continue
+            self.received += 1
+            head = b'%d {"stream":"%b@%b","data":' % (time.time_ns(), symbol.encode(), SNAPSHOT.encode())
+            self._put(head + answer.body + b"}\n")
+
+    async def _request(self, url: str) -> Answer:
+        """Return the answer. A daemon thread waits for it, so that the end of the process does not."""
+        answered: asyncio.Future[Answer] = self._loop.create_future()
+
+        def settle(answer: Answer) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        def work() -> None:
+            answer = request(url)
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(settle, answer)
+
+        threading.Thread(target=work, name="blackbox-snapshot", daemon=True).start()
+        return await answered

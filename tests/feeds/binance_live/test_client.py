@@ -1,0 +1,242 @@
+"""Binance live: the client against a scripted venue that loses, breaks, repeats and delays what it can."""
+
+import threading
+
+import pytest
+from blackbox_feeds.binance.live import client as client_module
+from blackbox_feeds.binance.live.source import BinanceWs, BinanceWss
+from websockets.sync.server import ServerConnection
+
+from blackbox.errors import ConfigError, SourceError
+from blackbox.feed.source import open_source
+from tests.feeds.binance_live.venue import (
+    Received,
+    Venue,
+    candle,
+    combined,
+    depth,
+    running,
+    sends,
+    source,
+    trade,
+    wait_for_close,
+)
+from tests.patience import PATIENCE_S
+
+
+def loses(connection: ServerConnection) -> None:
+    """End the connection without a word."""
+    connection.socket.close()
+
+
+def test_frames_arrive_as_sent_with_topics_and_times() -> None:
+    frames = [
+        trade(1),
+        candle(1),
+        trade(2),
+        depth(5, 9),
+        '{"stream":"币@trade","data":{"e":"trade","E":1723161255343,"t":1}}'.encode(),
+    ]
+    venue = Venue(sends(*frames))
+    venue.books = [b'{"lastUpdateId":9,"bids":[["1.0","2"]],"asks":[]}']
+    with running(venue) as port, Received(source(port, "a@trade/a@kline_1m/a@depth/币@trade")) as received:
+        received.wait(lambda: len(received.frames) == 6)
+        now = received.source.statistics()
+    snapshot = combined("a@snapshot", {"lastUpdateId": 9, "bids": [["1.0", "2"]], "asks": []})
+    assert [frame for frame in received.frames if frame != snapshot] == frames
+    assert received.topics[:4] == [b"a.trade", b"a.kline_1m", b"a.trade", b"a.depth"]
+    assert b"a.snapshot" in received.topics
+    assert received.gaps == []
+    assert venue.requests == ["/api/v3/depth?symbol=A&limit=5000"]
+    assert venue.targets == ["/stream?streams=a@trade/a@kline_1m/a@depth/%E5%B8%81@trade"]
+    assert (now.packets, now.reconnects, now.malformed, now.connected) == (5, 0, 0, True)
+    assert now.bytes == sum(map(len, frames))
+    assert now.delay_p50_ns > 0
+
+
+@pytest.mark.parametrize("streams", ["a@trade", "a@trade/a@kline_1m"])
+def test_after_a_lost_connection_the_missing_trades_are_counted_and_other_frames_may_be_missing(streams: str) -> None:
+    venue = Venue(sends(trade(1), trade(2), then=loses), sends(trade(7), trade(8)))
+    with running(venue) as port, Received(source(port, streams)) as received:
+        received.wait(lambda: len(received.frames) == 4)
+        now = received.source.statistics()
+    assert received.frames == [trade(1), trade(2), trade(7), trade(8)]
+    assert received.gaps == ([(2, 4)] if streams == "a@trade" else [(2, 1), (2, 4)])
+    assert (now.reconnects, now.gaps, now.missing) == (1, len(received.gaps), sum(n for _, n in received.gaps))
+
+
+def test_a_refused_connection_is_tried_again_until_the_venue_is_there() -> None:
+    venue = Venue(sends(trade(1)))
+    port = venue.start()
+    venue.stop()
+    with Received(source(port, "a@trade")) as received:
+        later = Venue(sends(trade(1)))
+        later.start(port)
+        try:
+            received.wait(lambda: received.frames == [trade(1)])
+        finally:
+            later.stop()
+    assert received.source.statistics().reconnects == 0
+    assert received.gaps == []
+
+
+def test_invalid_frames_are_counted_and_the_others_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MOST_FRAME_BYTES", 10_000)
+    bad = [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"stream":"a@trade","data":{"t":',
+        b'{"stream":"a@trade","data":{}}\n1723161256172216566 {"stream":"a@trade","data":{"t":9}}',
+        b'{"error":{"code":2,"msg":"Invalid request"}}',
+        b'{"result":null,"id":1}',
+        b"\xff\xfe\x00",
+        b"[1]",
+        b'{"stream":"a@trade","data":{"E":1,"t":99}} {"stream":"a@trade"}',
+    ]
+
+    def script(connection: ServerConnection) -> None:
+        connection.send(trade(1), text=True)
+        for frame in bad[:-3]:
+            connection.send(frame, text=True)
+        for frame in bad[-3:]:
+            connection.send(frame)  # binary
+        connection.send(trade(2), text=True)
+        connection.send(trade(3)[:-1] + b" " * 20_000 + b"}", text=True)  # ends the connection
+        wait_for_close(connection)
+
+    venue = Venue(script, sends(trade(3)))
+    with running(venue) as port, Received(source(port, "a@trade")) as received:
+        received.wait(lambda: len(received.frames) == 3)
+        now = received.source.statistics()
+    assert received.frames == [trade(1), trade(2), trade(3)]
+    assert received.gaps == []
+    assert now.malformed == len(bad)
+    assert now.reconnects == 1
+
+
+def test_an_order_book_is_requested_again_after_a_break_and_if_it_is_too_old() -> None:
+    go_on = threading.Event()
+
+    def script(connection: ServerConnection) -> None:
+        for frame in (depth(10, 12), depth(13, 13)):
+            connection.send(frame, text=True)
+        go_on.wait(PATIENCE_S)
+        for frame in (depth(20, 22), depth(23, 25)):
+            connection.send(frame, text=True)
+        wait_for_close(connection)
+
+    book = b'{"lastUpdateId":%d,"bids":[],"asks":[]}'
+    venue = Venue(script)
+    venue.books = [500, book % 8, 429, book % 9, book % 19]
+    with running(venue) as port, Received(source(port, "a@depth")) as received:
+        received.wait(lambda: b"a.snapshot" in received.topics)
+        go_on.set()
+        received.wait(lambda: received.topics.count(b"a.snapshot") == 2)
+        now = received.source.statistics()
+    snapshots = [frame for frame in received.frames if b"@snapshot" in frame]
+    assert [frame.partition(b'"data":')[2] for frame in snapshots] == [book % 9 + b"}", book % 19 + b"}"]
+    assert [count for _, count in received.gaps] == [1]
+    assert received.frames[received.gaps[0][0]] == depth(20, 22)
+    assert len(venue.requests) == 5
+    assert now.duplicates == 1  # the order book that was too old
+
+
+def test_a_silent_connection_is_replaced() -> None:
+    venue = Venue(sends(trade(1)), sends(trade(2)))
+    with running(venue) as port, Received(source(port, "a@trade", "&stale_s=0.5")) as received:
+        received.wait(lambda: len(received.frames) == 2)
+        now = received.source.statistics()
+    assert now.stale >= 1
+    assert now.reconnects >= 1
+    assert received.gaps == []
+
+
+def test_a_connection_that_is_about_to_end_is_replaced_without_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "OVERLAP_S", 0.3)
+    has_second = threading.Event()
+    shutdown = combined("!serverShutdown", {"e": "serverShutdown", "E": 1_770_123_456_789})
+
+    def both(n: int) -> list[bytes]:
+        return [trade(n), candle(n)]
+
+    def first(connection: ServerConnection) -> None:
+        for frame in (*(each for n in range(50) for each in both(n)), shutdown):
+            connection.send(frame, text=True)
+        has_second.wait(PATIENCE_S)
+        for n in range(50, 80):
+            for frame in both(n):
+                connection.send(frame, text=True)
+        wait_for_close(connection)
+
+    def second(connection: ServerConnection) -> None:
+        has_second.set()
+        for n in range(40, 120):
+            for frame in both(n):
+                connection.send(frame, text=True)
+        wait_for_close(connection)
+
+    venue = Venue(first, second)
+    with running(venue) as port, Received(source(port, "a@trade/a@kline_1m")) as received:
+        received.wait(lambda: len(received.frames) == 241)
+        now = received.source.statistics()
+    frames = [frame for frame in received.frames if frame != shutdown]
+    assert frames == [each for n in range(120) for each in both(n)]
+    assert received.gaps == []
+    assert (now.reconnects, now.duplicates) == (1, 80)
+
+
+def test_a_rejected_url_is_an_error_and_a_stopped_source_ends() -> None:
+    def reject(connection: ServerConnection, request: object) -> object:
+        return connection.respond(400, "no such stream")
+
+    venue = Venue(sends())
+    venue._http = reject  # type: ignore[method-assign, assignment]
+    with running(venue) as port:
+        with pytest.raises(SourceError, match="rejected with HTTP status 400: b'no such stream"):
+            list(source(port, "a@trade").chunks())
+        stopped = source(port, "a@trade")
+        stopped.stop()
+        assert list(stopped.chunks()) == []
+        with pytest.raises(SourceError, match="iterated before"):
+            list(stopped.chunks())
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("127.0.0.1:1/stream", "expected binance"),
+        ("127.0.0.1:1/ws?streams=a@trade", "expected binance"),
+        ("user@127.0.0.1:1/stream?streams=a@trade", "expected binance"),
+        ("127.0.0.1:0/stream?streams=a@trade", "expected binance"),
+        ("127.0.0.1:1/stream?streams=a@trade&streams=b@trade", "each parameter once"),
+        ("127.0.0.1:1/stream?streams=a", "expected SYMBOL@TYPE"),
+        ("127.0.0.1:1/stream?streams=a@trade/a@trade", "several times"),
+        ("127.0.0.1:1/stream?streams=BTCUSDT@trade", "lower case: btcusdt@trade"),
+        ("127.0.0.1:1/stream?streams=" + "/".join(f"a{n}@trade" for n in range(1025)), "at most 1024"),
+        ("127.0.0.1:1/stream?streams=a@depth", "is not a host of Binance"),
+        ("127.0.0.1:1/stream?streams=a@depth&rest=ftp://x", "rest was 'ftp://x'"),
+        ("127.0.0.1:1/stream?streams=a@trade&stale_s=0", "stale_s was 0"),
+        ("127.0.0.1:1/stream?streams=a@trade&stale_s=soon", "stale_s was 'soon'"),
+    ],
+)
+def test_a_wrong_url_is_an_error_that_says_what_is_expected(url: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        BinanceWs(url)
+
+
+def test_binances_own_hosts_have_their_own_order_books() -> None:
+    for host, rest in (
+        ("stream.binance.com:9443", "https://api.binance.com/api/v3/depth"),
+        ("fstream.binance.com", "https://fapi.binance.com/fapi/v1/depth"),
+        ("dstream.binance.com", "https://dapi.binance.com/dapi/v1/depth"),
+    ):
+        made = BinanceWss.from_spec(f"//{host}/stream?streams=btcusdt@depth@100ms&timeUnit=MICROSECOND")
+        target = made._client._target
+        assert target.rest == rest
+        assert target.url == f"wss://{host}/stream?streams=btcusdt@depth@100ms&timeUnit=MICROSECOND"
+
+
+@pytest.mark.skip(reason="entry points take effect after the installation")
+def test_the_source_is_known_by_its_scheme() -> None:
+    assert isinstance(open_source("binance+ws://127.0.0.1:1/stream?streams=a@trade"), BinanceWs)
