@@ -29,24 +29,19 @@ Interval = tuple[int, int, bytes]
 
 
 class DbnMetadata:
-    """The metadata at the start of a window, which slides until all of it is in view.
+    """The metadata of a stream.
 
     Raises:
-        SourceError: it is missing, incomplete, or of an unknown version.
+        SourceError: it cannot be decoded, or not be upgraded.
         ConfigError: `databento-dbn` is not installed.
     """
 
-    def __init__(self, window: FileWindow) -> None:
-        size = _size(window)
-        while len(window.data) < size and not window.last:
-            window.slide(0)
-        content: bytes = window.data[:size].tobytes()
-        if len(content) < size:
-            raise SourceError(window.ending(0, "metadata") or f"{window.path}: it ends inside its metadata")
-        self.path = window.path
-        self._decoded, self._mappings = _decoded(content, window.path)
-        self.size: int = size
-        """Its length in the file. Unit: bytes."""
+    def __init__(self, content: bytes, path: str) -> None:
+        """`path`: name of the stream in errors."""
+        self.path = path
+        self._decoded, self._mappings = _decoded(content, path)
+        self.size: int = len(content)
+        """Its length in the stream. Unit: bytes."""
         self.version: int = self._decoded.version
         """The version of the records in the file."""
         self.schema: str | None = None if self._decoded.schema is None else str(self._decoded.schema)
@@ -95,6 +90,22 @@ class DbnMetadata:
         except library.DBNError as error:
             raise SourceError(f"{self.path}: its DBN metadata cannot be upgraded to version 3: {error}") from error
         return encoded
+
+
+def read_metadata(window: FileWindow) -> DbnMetadata:
+    """Return the metadata at the start of a window, which slides until all of it is in view.
+
+    Raises:
+        SourceError: it is missing, incomplete, or of an unknown version.
+        ConfigError: `databento-dbn` is not installed.
+    """
+    size = _size(window)
+    while len(window.data) < size and not window.last:
+        window.slide(0)
+    content: bytes = window.data[:size].tobytes()
+    if len(content) < size:
+        raise SourceError(window.ending(0, "metadata") or f"{window.path}: it ends inside its metadata")
+    return DbnMetadata(content, window.path)
 
 
 def two_symbols(path: str, instrument: int, first: bytes, second: bytes) -> SourceError:

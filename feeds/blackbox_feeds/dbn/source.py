@@ -61,10 +61,10 @@ class Dbn(Source):
             SourceError: the file cannot be read, or is no DBN.
             ConfigError: `databento-dbn` is not installed (extra `dbn`).
         """
-        from blackbox_feeds.dbn.metadata import DbnMetadata
+        from blackbox_feeds.dbn.metadata import read_metadata
 
         with open_window(self.path, expected=_EXPECTED) as window:
-            return SCHEMA_TS_OUT if DbnMetadata(window).ts_out else SCHEMA
+            return SCHEMA_TS_OUT if read_metadata(window).ts_out else SCHEMA
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the metadata, then the records, up to 131,072 at a time.
@@ -74,12 +74,12 @@ class Dbn(Source):
             ConfigError: `databento-dbn` is not installed (extra `dbn`).
         """
         from blackbox_feeds.dbn.bar_order import in_order
-        from blackbox_feeds.dbn.metadata import DbnMetadata
+        from blackbox_feeds.dbn.metadata import read_metadata
         from blackbox_feeds.dbn.scan import RecordReader
 
         self.truncated, self.notes, self.head = None, (), None
         with open_window(self.path, expected=_EXPECTED) as window:
-            metadata = DbnMetadata(window)
+            metadata = read_metadata(window)
             reader = RecordReader(self._form, metadata)
             records = in_order(self._records(window, reader, metadata.size), reader.delays)
             first = next(records, None)

@@ -1,0 +1,1 @@
+"""Databento's live gateway: session, and resumption after an interruption."""

@@ -1,0 +1,209 @@
+"""Databento live: against a local gateway that interrupts sessions, replays, and rejects."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable
+
+import numpy
+import pytest
+from blackbox_feeds.dbn.live.resumption import MARGIN_NS, Resumption
+from blackbox_feeds.dbn.live.source import KEY_VARIABLE, DbnLive
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox.errors import ConfigError, SourceError
+from tests.feeds.databento_live.gateway import KEY, Gateway, Peer, record, trade, ts_of
+from tests.feeds.test_dbn import START
+from tests.patience import PATIENCE_S
+
+TRADES = [trade(number) for number in range(100)]
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+
+
+class Received:
+    """Messages and gaps of a source, read in a thread."""
+
+    def __init__(self, port: int, more: str = "") -> None:
+        self.source = DbnLive(f"GLBX.MDP3?schema=trades&symbols=ESH4&gateway=127.0.0.1:{port}{more}")
+        self.payloads: list[bytes] = []
+        self.topics: list[bytes] = []
+        self.gaps: list[tuple[int, int]] = []
+        self.error: Exception | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def trades(self) -> list[bytes]:
+        return [
+            payload for topic, payload in zip(self.topics, self.payloads, strict=True) if topic.endswith(b".trades")
+        ]
+
+    def _run(self) -> None:
+        try:
+            for chunk in self.source.chunks():
+                with self._changed:
+                    self.gaps += [(len(self.trades), count) for _, count in chunk.gaps]
+                    for index, start, length in zip(chunk.topic_index, chunk.starts, chunk.lengths, strict=True):
+                        self.topics.append(chunk.topics[index])
+                        self.payloads.append(chunk.payloads[start : start + length].tobytes())
+                    self._changed.notify_all()
+        except Exception as error:  # noqa: BLE001 - for the test
+            self.error = error
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            done = self._changed.wait_for(lambda: condition() or self.error is not None, PATIENCE_S)
+        assert self.error is None, self.error
+        assert done, (len(self.payloads), self.source.statistics())
+
+    def __enter__(self) -> Received:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.source.stop()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+
+def test_an_interrupted_session_continues_without_a_loss_or_a_repetition() -> None:
+    def until_interrupted(peer: Peer) -> None:
+        peer.begin()
+        peer.send(*TRADES[:47])
+
+    def interrupted_in_the_replay(peer: Peer) -> None:
+        assert peer.start is not None
+        peer.begin()
+        peer.send(*[each for each in TRADES if ts_of(each) >= peer.start][:20])
+
+    def to_the_end(peer: Peer) -> None:
+        assert peer.start is not None
+        peer.begin()
+        peer.send(*[each for each in TRADES if ts_of(each) >= peer.start])
+        peer.wait_for_close()
+
+    gateway = Gateway(until_interrupted, interrupted_in_the_replay, to_the_end)
+    with gateway, Received(gateway.port) as received:
+        received.wait(lambda: len(received.trades) >= 100)
+        now = received.source.statistics()
+    assert received.trades == TRADES
+    assert received.topics[0] == b"#system.metadata"
+    assert set(received.topics) == {b"#system.metadata", b"ESH4.symbol-mapping", b"ESH4.trades"}
+    assert received.gaps == []
+    assert (now.reconnects, now.duplicates) == (2, 20 + 47)
+    first, *later = (peer.requests for peer in gateway.peers)
+    assert (first[0]["schema"], first[0]["stype_in"], first[0]["symbols"]) == ("trades", "raw_symbol", "ESH4")
+    assert "start" not in first[0]
+    assert all(int(asked[0]["start"]) <= ts_of(TRADES[46]) for asked in later)
+
+
+def test_a_replay_that_the_gateway_rejects_is_a_gap() -> None:
+    def until_interrupted(peer: Peer) -> None:
+        peer.begin()
+        peer.send(*TRADES[:10])
+
+    def rejects(peer: Peer) -> None:
+        assert peer.start is not None
+        peer.begin()
+        peer.send(record("error", ts_event=START, err=b"start is too old"))
+
+    def live(peer: Peer) -> None:
+        assert peer.start is None
+        peer.begin()
+        peer.send(*TRADES[60:70])
+        peer.wait_for_close()
+
+    with Gateway(until_interrupted, rejects, live) as gateway, Received(gateway.port) as received:
+        received.wait(lambda: len(received.trades) == 20)
+    assert received.trades == TRADES[:10] + TRADES[60:70]
+    assert received.gaps == [(10, 1)]
+
+
+def test_a_rejected_login_or_subscription_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rejects(peer: Peer) -> None:
+        peer.begin()
+        peer.send(record("error", ts_event=START, err=b"unknown symbol"))
+
+    with Gateway(rejects) as gateway:
+        source = DbnLive(f"GLBX.MDP3?schema=trades&gateway=127.0.0.1:{gateway.port}")
+        with pytest.raises(SourceError, match="rejected the subscription: unknown symbol"):
+            list(source.chunks())
+        monkeypatch.setenv(KEY_VARIABLE, "db-" + "x" * 29)
+        with pytest.raises(SourceError, match="rejected the login: User authentication failed"):
+            list(DbnLive(f"GLBX.MDP3?schema=trades&gateway=127.0.0.1:{gateway.port}").chunks())
+
+
+def test_bytes_that_are_no_records_end_the_session_and_a_new_one_continues() -> None:
+    def broken(peer: Peer) -> None:
+        peer.begin()
+        peer.send(*TRADES[:5], b"\x00" * 64)
+        peer.wait_for_close()
+
+    def whole(peer: Peer) -> None:
+        peer.begin()
+        peer.send(*TRADES[:8])
+        peer.wait_for_close()
+
+    with Gateway(broken, whole) as gateway, Received(gateway.port) as received:
+        received.wait(lambda: len(received.trades) >= 8)
+    assert received.trades == TRADES[:8]
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("GLBX.MDP3", "expected databento://"),
+        ("?schema=mbo", "expected databento://"),
+        ("GLBX.MDP3?schema=mbo&schema=mbo", "expected databento://"),
+        ("GLBX.MDP3?schema=mbo&key=db-1", "expected one of databento://: schema, symbols"),
+        ("GLBX.MDP3?schema=levels", "levels"),
+        ("GLBX.MDP3?schema=mbo&stype_in=name", "name"),
+        ("GLBX.MDP3?schema=trades&snapshot=1", "for the schema mbo without start"),
+        ("GLBX.MDP3?schema=mbo&snapshot=2", "expected 0 or 1"),
+        ("GLBX.MDP3?schema=mbo&start=yesterday", "option was start=yesterday"),
+        ("GLBX.MDP3?schema=mbo&gateway=here", "expected HOST:PORT"),
+        ("GLBX.MDP3?schema=mbo&symbols=", "expected symbols joined by commas"),
+    ],
+)
+def test_a_wrong_url_is_an_error_that_says_what_is_expected(url: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        DbnLive(url)
+
+
+def test_the_key_comes_from_the_environment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert DbnLive.from_spec("//GLBX.MDP3?schema=mbo")._client._request.host == "glbx-mdp3.lsg.databento.com"
+    monkeypatch.delenv(KEY_VARIABLE)
+    with pytest.raises(ConfigError, match="set the environment variable DATABENTO_API_KEY"):
+        DbnLive("GLBX.MDP3?schema=mbo")
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3)), min_size=1, max_size=80), st.data())
+def test_any_replay_is_taken_once(made: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Records out of order by up to the margin, with equal ones among them, interrupted twice."""
+    stream = [(START + late * MARGIN_NS // 20 + place, kind) for place, (late, kind) in enumerate(made)]
+    stream = [(ts - ts % 3, kind) for ts, kind in stream]
+    contents = [record("trades", ts_event=ts, sequence=kind) for ts, kind in stream]
+    resumption, taken = Resumption(), list[bytes]()
+
+    def receive(records: list[bytes]) -> None:
+        joined = numpy.frombuffer(b"".join(records), numpy.uint8)
+        lengths = numpy.array([len(each) for each in records], numpy.int32)
+        is_new = resumption.new_rows(joined, numpy.cumsum(lengths, dtype=numpy.int64) - lengths, lengths)
+        taken.extend(each for row, each in enumerate(records) if is_new is None or is_new[row])
+
+    reached = 0
+    for _ in range(2):
+        reached = data.draw(st.integers(reached, len(contents)))
+        start = resumption.start_ns() or 0
+        resumption.begin(start)
+        if replayed := [each for each in contents[:reached] if struct.unpack_from("<Q", each, 8)[0] >= start]:
+            receive(replayed)
+    assert taken == contents[:reached]
