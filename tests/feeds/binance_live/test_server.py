@@ -1,0 +1,364 @@
+"""A recorded day served as Binance does: foreign clients and our own receive what was recorded, byte for byte."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import socket
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from blackbox_feeds.binance import Binance
+from blackbox_feeds.binance.server.books import Book, RecordedBooks
+from blackbox_feeds.binance.server.server import BinanceServer
+from blackbox_feeds.binance.server.session import Session
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from blackbox import Recording
+from blackbox.errors import ConfigError
+from blackbox.feed.venue_url import Address
+from blackbox.replay.play.to_venue import VenuePlayer, order_for_venue
+from blackbox.replay.play.venue_server import VenueMessages
+from blackbox.replay.replay import Replay
+from tests.feeds.binance_live.venue import Received, source
+from tests.patience import PATIENCE_S
+from tests.recorded import recorded
+
+DATA = Path("/work/shared/data/binance/spot_btcusdt_20240808.gz")
+NS = 1_723_161_256_000_000_000
+MS = NS // 1_000_000
+BOOK = {"lastUpdateId": 104, "bids": [["9.00", "1.5"], ["8.00", "2.0"]], "asks": [["11.00", "1.0"], ["12.00", "3.0"]]}
+"""The order book that was requested after the frame with the numbers 102 to 106."""
+
+
+def compact(document: Any) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def wrapped(stream: str, data: dict[str, Any]) -> bytes:
+    return compact({"stream": stream, "data": data})
+
+
+def depth(number: int, first: int, last: int, bids: list[list[str]], asks: list[list[str]]) -> bytes:
+    data = {"e": "depthUpdate", "E": MS + number, "s": "BTCUSDT", "U": first, "u": last, "b": bids, "a": asks}
+    return wrapped("btcusdt@depth@100ms", data)
+
+
+FRAMES = [
+    wrapped("btcusdt@trade", {"e": "trade", "E": MS + 1, "s": "BTCUSDT", "t": 1, "p": "10.00", "q": "1"}),
+    depth(2, 99, 101, [["7.00", "1.0"]], []),
+    depth(3, 102, 106, [["9.00", "2.5"]], [["11.00", "0.00"]]),
+    compact(BOOK),
+    wrapped("ethusdt@trade", {"e": "trade", "E": MS + 4, "s": "ETHUSDT", "t": 8, "p": "2.00", "q": "1"}),
+    wrapped("btcusdt@trade", {"e": "trade", "E": MS + 5, "s": "BTCUSDT", "t": 2, "p": "10.50", "q": "x" * 70_000}),
+    depth(6, 107, 107, [["8.00", "0.0"]], [["11.50", "4.0"]]),
+    wrapped("币安人生usdt@trade", {"e": "trade", "E": MS + 7, "s": "币安人生USDT", "t": 3, "p": "1", "q": "y" * 200}),
+]
+LINES = [b"%d %b\n" % (NS + 1_000_000 * place, frame) for place, frame in enumerate(FRAMES, 1)]
+STREAMED = [frame for frame in FRAMES if frame != compact(BOOK)]
+
+
+def streams_of(frames: Sequence[bytes]) -> list[str]:
+    return list(dict.fromkeys(json.loads(frame)["stream"] for frame in frames))
+
+
+def data_of(frame: bytes) -> bytes:
+    return frame.partition(b'"data":')[2][:-1]
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    directory = tmp_path_factory.mktemp("binance")
+    file = directory / "btcusdt.txt"
+    file.write_bytes(b"".join(LINES))
+    return recorded(directory, lambda: Binance(file), slices=1)
+
+
+class Client:
+    """Collects the frames of one connection until the server closes it."""
+
+    def __init__(self, port: int, path: str, *requests: str) -> None:
+        self.connection: ClientConnection = connect(
+            f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None
+        ).__enter__()
+        self.frames: list[bytes] = []
+        for request in requests:
+            self.connection.send(request)
+            self.frames.append(self.connection.recv(decode=False))
+        self.code = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self.frames.append(self.connection.recv(decode=False))
+        except ConnectionClosed as closed:
+            self.code = closed.rcvd.code if closed.rcvd is not None else -1
+
+    def join(self) -> list[bytes]:
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        return self.frames
+
+
+@contextmanager
+def serving(day: Recording, **options: float) -> Iterator[BinanceServer]:
+    with BinanceServer(Address("127.0.0.1", 0), [day], BinanceServer.Options(**options)) as server:
+        yield server
+
+
+def play(server: BinanceServer, day: Recording, clients: int, **settings: Any) -> None:
+    server.wait_for(clients, PATIENCE_S)
+    Replay([day], order=order_for_venue([day]), **settings).run(VenuePlayer(server, [day]))
+
+
+def get(port: int, path: str) -> tuple[int, bytes]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_clients_get_the_recorded_bytes_of_their_streams(day: Recording) -> None:
+    with serving(day) as server:
+        whole = Client(server.port, "/stream?streams=" + "/".join(streams_of(STREAMED)))
+        one = Client(server.port, "/ws/btcusdt@trade")
+        asks = Client(
+            server.port,
+            "/stream",
+            '{"method":"SUBSCRIBE","params":["ethusdt@trade","btcusdt@trade","other@trade"],"id":0}',
+            '{"method":"UNSUBSCRIBE","params":["btcusdt@trade"],"id":1}',
+        )
+        raw = Client(server.port, "/ws", '{"method":"SUBSCRIBE","params":["btcusdt@depth@100ms"],"id":"a1"}')
+        play(server, day, 4)
+        status, book = get(server.port, "/api/v3/depth?symbol=BTCUSDT&limit=2")
+        server.end(at_once=False)
+        counts = server.counts()
+    assert whole.join() == STREAMED
+    assert one.join() == [data_of(frame) for frame in STREAMED if b"btcusdt@trade" in frame]
+    assert asks.join()[:2] == [b'{"result":null,"id":0}', b'{"result":null,"id":1}']
+    assert asks.frames[2:] == [frame for frame in STREAMED if b"ethusdt@trade" in frame]
+    assert raw.join()[0] == b'{"result":null,"id":"a1"}'
+    assert raw.frames[1:] == [data_of(frame) for frame in STREAMED if b"@depth" in frame]
+    assert {each.code for each in (whole, one, asks, raw)} == {1001}
+    assert (status, json.loads(book)) == (
+        200,
+        {"lastUpdateId": 107, "bids": [["9.00", "2.5"]], "asks": [["11.50", "4.0"], ["12.00", "3.0"]]},
+    )
+    assert counts["frames"] == len(STREAMED) + 2 + 1 + 3
+    assert (counts["connections"], counts["requests"], counts["slow_clients"]) == (5, 1, 0)
+    assert counts["messages_without_stream"] == 1
+
+
+def test_our_own_client_receives_a_served_day_whole(day: Recording) -> None:
+    streams = "/".join(streams_of(STREAMED))
+    with serving(day) as server, Received(source(server.port, streams)) as received:
+        play(server, day, 1)
+        received.wait(lambda: len(received.frames) == len(STREAMED) + 1)
+    frames = [frame for frame in received.frames if b"@snapshot" not in frame]
+    assert frames == STREAMED
+    (snapshot,) = [frame for frame in received.frames if b"@snapshot" in frame]
+    assert json.loads(snapshot)["data"]["lastUpdateId"] in {106, 107}
+    assert received.gaps == []
+
+
+def test_a_client_that_does_not_read_is_disconnected_and_the_others_get_everything(day: Recording) -> None:
+    lines = [b"%d %b\n" % (NS, wrapped("a@trade", {"t": n, "p": "1" * 60_000})) for n in range(800)]
+    with serving(day, patience_s=1.0) as server:
+        reads = Client(server.port, "/stream?streams=a@trade")
+        sleeps = socket.create_connection(("127.0.0.1", server.port))
+        sleeps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        sleeps.sendall(
+            b"GET /ws/a@trade HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        server.wait_for(2, PATIENCE_S)
+        data = numpy.frombuffer(b"".join(lines), numpy.uint8)
+        lengths = numpy.array([len(each) for each in lines], numpy.int32)
+        addresses = data.ctypes.data + numpy.cumsum(lengths, dtype=numpy.int64) - lengths
+        server.send(
+            VenueMessages(
+                numpy.full(len(lines), NS), addresses, lengths, numpy.zeros(len(lines), numpy.int32), (b"a.trade",)
+            )
+        )
+        server.end(at_once=False)
+        counts = server.counts()
+    sleeps.close()
+    assert [json.loads(frame)["data"]["t"] for frame in reads.join()] == list(range(800))
+    assert counts["slow_clients"] == 1
+
+
+def test_a_step_back_disconnects_and_other_requests_have_binances_answers(day: Recording) -> None:
+    with serving(day) as server:
+        client = Client(server.port, "/ws/btcusdt@trade")
+        play(server, day, 1)
+        server.jump(is_back=True)
+        client.join()
+        assert client.code == 1001
+        assert get(server.port, "/api/v3/ping") == (200, b"{}")
+        assert "serverTime" in json.loads(get(server.port, "/fapi/v1/time")[1])
+        assert get(server.port, "/api/v3/depth?symbol=XRPUSDT") == (400, b'{"code":-1121,"msg":"Invalid symbol."}')
+        assert get(server.port, "/api/v3/depth?symbol=BTCUSDT&limit=0")[0] == 400
+        assert get(server.port, "/api/v3/exchangeInfo")[0] == 404
+
+
+def test_frames_without_a_streams_name_are_wrapped_for_combined_connections(tmp_path: Path) -> None:
+    data = compact({"e": "trade", "E": MS, "s": "BTCUSDT", "t": 1})
+    (tmp_path / "raw.txt").write_bytes(b"%d %b\n" % (NS, data))
+    day = recorded(tmp_path, lambda: Binance(tmp_path / "raw.txt"), slices=1)
+    with serving(day) as server:
+        combined, raw = Client(server.port, "/stream?streams=btcusdt@trade"), Client(server.port, "/ws/btcusdt@trade")
+        play(server, day, 2)
+        server.end(at_once=False)
+    assert combined.join() == [b'{"stream":"btcusdt@trade","data":%b}' % data]
+    assert raw.join() == [data]
+
+
+def test_order_books_at_any_time_are_those_of_a_plain_loop(day: Recording) -> None:
+    books = RecordedBooks([day])
+    assert books.answer(b"btcusdt", NS + 3_000_000, 10) is None  # before the snapshot
+    assert books.answer(b"btcusdt", NS + 4_000_000, 10) == compact(
+        BOOK | {"lastUpdateId": 106, "bids": [["9.00", "2.5"], ["8.00", "2.0"]], "asks": [["12.00", "3.0"]]}
+    )
+    assert msgspec.json.decode(books.answer(b"btcusdt", NS + 9_000_000, 1) or b"")["bids"] == [["9.00", "2.5"]]
+    assert msgspec.json.decode(books.answer(b"btcusdt", NS + 5_000_000, 1) or b"")["lastUpdateId"] == 106
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="needs a recorded file")
+def test_a_book_of_a_recorded_file_agrees_with_the_best_prices_that_binance_sent() -> None:
+    book, seen = Book(), 0
+    best: dict[int, tuple[str, str, str, str]] = {}
+    lines = gzip.decompress(DATA.read_bytes()).splitlines()[:20_000]
+    frames = [line.partition(b" ")[2] for line in lines]
+    for document in map(msgspec.json.decode, frames):
+        if document.get("stream") == "btcusdt@bookTicker":
+            data = document["data"]
+            best[data["u"]] = data["b"], data["B"], data["a"], data["A"]
+    for frame in frames:
+        book.add(frame)
+        if book.update_id in best and b"@depth" in frame:
+            now = book.document(1)
+            assert (*now["bids"][0], *now["asks"][0]) == best[book.update_id]
+            seen += 1
+    assert seen > 100
+
+
+@given(
+    st.binary(max_size=80) | st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists).map(compact)
+)
+def test_any_request_has_an_answer(text: bytes) -> None:
+    session = Session(["a@trade"], is_combined=True)
+    assert set(json.loads(session.answer(text))) & {"error", "result"}
+
+
+def test_requests_and_faults_have_binances_form() -> None:
+    session = Session.of_path("/ws/a@trade/b@trade")
+    assert session is not None
+    for request, answer in (
+        ('{"method":"LIST_SUBSCRIPTIONS","id":3}', '{"result":["a@trade","b@trade"],"id":3}'),
+        ('{"method":"SUBSCRIBE","params":["c@depth"],"id":null}', '{"result":null,"id":null}'),
+        ('{"method":"UNSUBSCRIBE","params":["a@trade"],"id":-1}', '{"result":null,"id":-1}'),
+        ('{"method":"LIST_SUBSCRIPTIONS","id":"x1"}', '{"result":["b@trade","c@depth"],"id":"x1"}'),
+        ('{"method":"GET_PROPERTY","params":["combined"],"id":4}', '{"result":false,"id":4}'),
+        ('{"method":"SET_PROPERTY","params":["combined",true],"id":4}', '{"result":null,"id":4}'),
+        ('{"method":"GET_PROPERTY","params":["combined"],"id":5}', '{"result":true,"id":5}'),
+        ('{"method":"GET_PROPERTY","params":["speed"],"id":5}', '{"error":{"code":0,"msg":"Unknown property"},"id":5}'),
+    ):
+        assert session.answer(request.encode()).decode() == answer
+    assert json.loads(session.answer(b"{"))["error"]["code"] == 3
+    many = {"method": "SUBSCRIBE", "params": [f"x{n}@trade" for n in range(1_024)], "id": 1}
+    assert json.loads(session.answer(compact(many)))["error"]["code"] == 2
+    assert Session.of_path("/api/v3/depth") is None
+    assert Session.of_path("/stream?streams=" + "/".join(f"x{n}@trade" for n in range(1_025))) is None
+
+
+def test_a_wrong_option_is_an_error(day: Recording) -> None:
+    with pytest.raises(ConfigError, match="patience_s=0"):
+        BinanceServer(Address("127.0.0.1", 0), [day], BinanceServer.Options(patience_s=0))
+
+
+NODE = """
+const WebSocket = require("ws");
+const socket = new WebSocket(process.argv[2]);
+const hash = require("crypto").createHash("sha256");
+let count = 0;
+socket.on("open", () => console.log("open"));
+socket.on("message", (data) => { count += 1; hash.update(data).update("\\n"); });
+socket.on("close", () => console.log(count + " " + hash.digest("hex")));
+"""
+
+
+@pytest.fixture(scope="module")
+def node(request: pytest.FixtureRequest) -> list[str]:
+    """A client in Node with the package `ws`, which is installed once into pytest's cache."""
+    program, npm = shutil.which("node"), shutil.which("npm")
+    if program is None or npm is None:
+        pytest.skip("there is no Node: no `node` or no `npm`")
+    place = Path(request.config.cache.mkdir("node-ws"))
+    if not (place / "node_modules" / "ws").exists():
+        command = [npm, "install", "--no-audit", "--no-fund", "--no-save", "--prefix", str(place), "ws@8"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=place)
+        except subprocess.TimeoutExpired:
+            pytest.skip("ws was not installed in time")
+        if done.returncode:
+            pytest.skip(f"ws cannot be installed: {done.stderr.strip().splitlines()[-1:]}")
+    (place / "client.js").write_text(NODE)
+    return [program, str(place / "client.js")]
+
+
+def test_nodes_ws_receives_the_recorded_bytes(day: Recording, node: list[str]) -> None:
+    import hashlib
+
+    streams = urllib.request.quote("/".join(streams_of(STREAMED)), safe="/@")  # type: ignore[attr-defined]
+    with serving(day) as server:
+        url = f"ws://127.0.0.1:{server.port}/stream?streams={streams}"
+        with subprocess.Popen([*node, url], stdout=subprocess.PIPE, text=True) as client:
+            try:
+                play(server, day, 1)
+                server.end(at_once=False)
+                output, _ = client.communicate(timeout=PATIENCE_S)
+            finally:
+                client.kill()
+    digest = hashlib.sha256(b"".join(frame + b"\n" for frame in STREAMED)).hexdigest()
+    assert output.split() == ["open", str(len(STREAMED)), digest]
+
+
+def test_binances_own_connector_runs_on_a_recorded_day(day: Recording) -> None:
+    stream_client = pytest.importorskip("binance.websocket.spot.websocket_stream")
+    spot = pytest.importorskip("binance.spot")
+    got: list[str] = []
+    closed = threading.Event()
+    on_message: Callable[[object, str], None] = lambda _, text: got.append(text)  # noqa: E731 - its interface
+    with serving(day) as server:
+        client = stream_client.SpotWebsocketStreamClient(
+            stream_url=f"ws://127.0.0.1:{server.port}",
+            on_message=on_message,
+            on_close=lambda *_: closed.set(),
+            is_combined=True,
+        )
+        client.trade(symbol="btcusdt", id=1)
+        play(server, day, 1)
+        book = spot.Spot(base_url=f"http://127.0.0.1:{server.port}").depth("BTCUSDT", limit=5)
+        server.end(at_once=False)
+        assert closed.wait(PATIENCE_S)
+        client.stop()
+    assert json.loads(got[0]) == {"result": None, "id": 1}
+    assert [text.encode() for text in got[1:]] == [frame for frame in STREAMED if b"btcusdt@trade" in frame]
+    assert book["lastUpdateId"] == 107
