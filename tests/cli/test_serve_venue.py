@@ -1,0 +1,96 @@
+"""`blackbox replay --serve`: a day in the venue's own protocol, until its end, a command or a signal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blackbox.cli.ui.status import Status
+from blackbox.replay.control_socket import Pause, Seek, Stop, ask
+from tests.cli.commands import Command, assert_one_line, beside, invoke
+from tests.feeds.serving.datagram_client import Client
+from tests.feeds.serving.test_moldudp64_server import NOON, is_end, messages_of, recorded
+from tests.journals import Day, Put, Row, feed_of
+
+MESSAGES = messages_of(200)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with Client() as made:
+        yield made
+
+
+def test_a_day_is_served_and_counted(tmp_path: Path, client: Client) -> None:
+    day = recorded(tmp_path, MESSAGES).path
+    ended = invoke("replay", day, "--serve", f"moldudp64://{client.address}?linger=0")
+    assert ended.status == Status.OK, ended.errors
+    packets = client.receive_until(is_end)
+    assert [message for packet in packets for message in packet.messages] == MESSAGES
+    assert "replayed 200 messages" in ended.out
+    assert f"packets {len(packets)}, messages 200, heartbeats " in ended.out
+    symbols = invoke("replay", day, "--symbol", "B", "--json", "--serve", f"moldudp64://{client.address}?linger=0")
+    found = json.loads(symbols.out)
+    assert (found["replay"]["messages"], found["server"]["messages"]) == (0, 0)
+
+
+def test_ctrl_c_ends_the_session(tmp_path: Path, client: Client) -> None:
+    day = recorded(tmp_path, MESSAGES).path
+    with Command("replay", day, "--speed", "1e-6", "--serve", f"moldudp64://{client.address}") as command:
+        client.receive_until(lambda packet: packet.messages == (MESSAGES[0],))
+        ended = command.interrupt()
+    assert ended.status == Status.INTERRUPTED
+    assert client.receive_until(is_end)[-1].first == 2
+    assert "Traceback" not in ended.errors
+    assert "replayed 1 message" in ended.out
+
+
+def test_the_control_socket_pauses_moves_and_stops_it(tmp_path: Path, client: Client) -> None:
+    day = recorded(tmp_path, MESSAGES).path
+    endpoint = f"ipc://{tmp_path / 'control'}"
+
+    def control() -> None:
+        client.receive_until(lambda packet: packet.messages == (MESSAGES[0],))
+        ask(endpoint, Pause())
+        ask(endpoint, Seek(NOON + 1_000 * 150))
+        ask(endpoint, Stop())
+
+    with beside(control):
+        ended = invoke(
+            "replay", day, "--speed", "1e-6", "--control", endpoint, "--serve", f"moldudp64://{client.address}?linger=0"
+        )
+    assert ended.status == Status.OK, ended.errors
+    assert client.receive_until(is_end)[-1].first == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "error"),
+    [
+        (["--serve", "mold://127.0.0.1:1"], Status.ERROR, "scheme of a venue server was 'mold', expected one of"),
+        (["--serve", "iextp://127.0.0.1:1"], Status.ERROR, "but iextp:// serves iex_deep10 and iex_tops16"),
+        (["--serve", "moldudp64://127.0.0.1:1/x"], Status.ERROR, "URL had the path '/x', expected none"),
+        (["--serve", "moldudp64://127.0.0.1:1?mtv=1"], Status.ERROR, "option was mtv=1, expected one of .*'mtu'"),
+        (["--serve", "moldudp64://127.0.0.1"], Status.ERROR, "was '127.0.0.1', expected HOST:PORT"),
+        (["--serve", "soupbintcp://192.0.2.1:1"], Status.ERROR, "could not be bound: it is not an address of this"),
+    ],
+)
+def test_what_cannot_be_served_is_one_error(tmp_path: Path, words: list[str], status: Status, error: str) -> None:
+    ended = invoke("replay", recorded(tmp_path, MESSAGES[:1]).path, *words)
+    assert ended.status == status
+    assert_one_line(ended, error)
+
+
+def test_options_of_publishing_and_two_days_are_errors(tmp_path: Path) -> None:
+    day = recorded(tmp_path, MESSAGES[:1]).path
+    for option in (("--feed", "feed.toml"), ("--keep-gaps",)):
+        ended = invoke("replay", day, "--serve", "moldudp64://127.0.0.1:1", *option)
+        assert ended.status == Status.USAGE
+        assert f"{option[0]} was given with --serve" in " ".join(ended.errors.split())
+    other = Day(tmp_path / "2026-11-21", msgspec.structs.replace(feed_of(), schema="itch50"), date="2026-11-21")
+    other.put(0, Put((Row(b"A", b"S", NOON),)))
+    ended = invoke("replay", day, other.path, "--serve", "moldudp64://127.0.0.1:1")
+    assert_one_line(ended, "recordings of the days 2026-11-20 to 2026-11-21 were to be served, expected one")
