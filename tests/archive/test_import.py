@@ -7,6 +7,7 @@ import random
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from blackbox.archive.importing import column_writer
 from blackbox.archive.importing.column_writer import ColumnWriter
 from blackbox.archive.importing.import_days import import_days
 from blackbox.archive.maintain.compact import compact
+from blackbox.archive.record.settings import JournalSettings
 from blackbox.errors import JournalError, SourceError
 from blackbox.feed.source import Chunk
 from tests.archive.imports import DAY, DAY_NS, NOON, Made, feed_of, told
@@ -305,7 +307,7 @@ def test_many_topics_in_small_steps_are_all_imported(tmp_path: Path) -> None:
 
 
 def test_segments_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(column_writer, "SEGMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(column_writer, "JournalSettings", partial(JournalSettings, segment_bytes=1 << 20))
     (day,) = import_days(feed_of(slices=1), tmp_path, [Synthetic(400_000)])
     recording = Recording.open(day.path)
     assert len(list(day.path.glob("slice-00000/*.journal"))) > 2

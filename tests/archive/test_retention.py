@@ -20,7 +20,8 @@ from blackbox import ConfigError, Feed, Hub, HubClient, Publisher, Recorder
 from blackbox.archive.consumer_positions import PositionFile, owned_consumers, secret_of
 from blackbox.archive.consumer_store import CONSUMERS, MOST_NAMES, MOST_NEW_OF_HOST, ConsumerStore, Owner
 from blackbox.archive.files.day import MANIFEST, Manifest, session_date
-from blackbox.archive.maintain.retention import Deleted, Deleter, Retention
+from blackbox.archive.maintain.deleter import Deleted, Deleter
+from blackbox.archive.maintain.retention import Retention
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.protocol import Gone
 from blackbox.archive.serve.server import ArchiveServer

@@ -13,6 +13,7 @@ import pytest
 
 from blackbox.archive.record.append import MORE_ROOM
 from blackbox.archive.record.journal_writer import JournalWriter
+from blackbox.archive.record.settings import JournalSettings
 from blackbox.block.batch.block_handler import BLOCK, IDLE
 from blackbox.transport.wakeup import Pipe
 from tests import journals
@@ -35,7 +36,8 @@ class Writer:
 
     def __init__(self, path: Path, *, sync_each: bool = False) -> None:
         day = (journals.Day(path, journals.feed_of()).path, FOREVER_NS * 10**6)
-        self.writer = JournalWriter(0, 0, MIB, sync_each, "none", Pipe(), lambda _: day)
+        settings = JournalSettings(segment_bytes=MIB, fsync="block" if sync_each else "interval")
+        self.writer = JournalWriter(0, 0, settings, Pipe(), lambda _: day)
         self.state = self.writer.state
         self._append = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.writer.at.function)
         parts = Put((Row(b"T", b"1"), Row(b"T", b"2"))).block(0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy
 
 from blackbox.archive.record.journal_writer import JournalWriter
+from blackbox.archive.record.settings import JournalSettings
 from blackbox.block.batch.block_handler import BLOCK, CONTROL, IDLE, NOTE
 from blackbox.transport.wakeup import Pipe
 from tests import wire
@@ -23,9 +24,8 @@ class Journal:
     def __init__(self, day: Path, key_bytes: int = 0, segment_bytes: int = 1 << 20, is_outbox: bool = False) -> None:
         if not day.joinpath("manifest.json").exists():
             Day(day, feed_of(key_bytes=key_bytes))
-        self.writer = JournalWriter(
-            0, key_bytes, segment_bytes, False, "none", Pipe(), lambda _: (day, FOREVER), is_outbox=is_outbox
-        )
+        settings = JournalSettings(segment_bytes=segment_bytes)
+        self.writer = JournalWriter(0, key_bytes, settings, Pipe(), lambda _: (day, FOREVER), is_outbox=is_outbox)
         self._append = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.writer.at.function)
 
     def put(self, put: Put) -> None:

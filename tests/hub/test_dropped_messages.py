@@ -16,7 +16,7 @@ from blackbox import Feed, Hub, HubClient, Message, Recording, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.archive.files.day import exchange_directories
 from blackbox.archive.files.dropped import Dropped
-from blackbox.archive.maintain import retention
+from blackbox.archive.maintain import deleter
 from blackbox.archive.maintain.drop import Dropper
 from blackbox.archive.maintain.retention import Retention
 from blackbox.block.position import Position
@@ -157,14 +157,14 @@ def test_a_day_stays_unchanged_until_its_replacement_is_complete(
         tries.append(other)
         raise OSError("simulated kill")
 
-    monkeypatch.setattr(retention, "exchange_directories", fails)
-    monkeypatch.setattr(retention, "_LOOK_S", 0.01)
+    monkeypatch.setattr(deleter, "exchange_directories", fails)
+    monkeypatch.setattr(deleter, "_LOOK_S", 0.01)
     with Hub(feed, tmp_path / "hub", retention=Retention(messages_per_topic=3)), HubClient(feed) as client:
         client.put(b"A", b"-1")
         wait_until(lambda: len(tries) > 1, 60)
         assert read(feed, tmp_path, b"A", epoch) == (list(range(COUNT)), [])
         assert kept(day) == {b"A": list(range(COUNT))}
-        monkeypatch.setattr(retention, "exchange_directories", exchange_directories)
+        monkeypatch.setattr(deleter, "exchange_directories", exchange_directories)
         wait_until(lambda: kept(day) == {b"A": [8, 9]}, 60)
 
 

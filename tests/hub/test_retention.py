@@ -12,8 +12,9 @@ import pytest
 from blackbox import ConfigError, Feed, Hub, HubClient
 from blackbox.archive.consumer_positions import owned_consumers
 from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
-from blackbox.archive.maintain import retention as retention_module
-from blackbox.archive.maintain.retention import Deleter, Retention
+from blackbox.archive.maintain import deleter as deleter_module
+from blackbox.archive.maintain.deleter import Deleter
+from blackbox.archive.maintain.retention import Retention
 from blackbox.archive.read.segments import Segments
 from blackbox.block.position import Position
 from blackbox.services.hub.server.client_table import Table
@@ -101,7 +102,7 @@ def is_known_after_midnight(place: Path, seconds: int) -> bool:
 def test_a_hub_that_is_idle_over_midnight_knows_its_clients_once_the_day_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(deleter_module, "_LOOK_S", 0.01)
     assert any(is_known_after_midnight(tmp_path / str(seconds), seconds) for seconds in (4, 40))
 
 

@@ -13,7 +13,7 @@ import pytest
 from blackbox import Feed
 from blackbox.archive.consumer_positions import PositionFile, owned_consumers
 from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
-from blackbox.archive.maintain.retention import needs
+from blackbox.archive.maintain.deleter import needs
 from blackbox.block.position import Position
 from blackbox.errors import PositionError
 from blackbox.subscriber.consumer import Consumer, ConsumerLife

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from blackbox.archive.files.codec import BLOCK_BYTES, Compression, check_packing
 from blackbox.archive.files.day import Manifest, day_end_ns
-from blackbox.archive.files.format import SEGMENT_BYTES
 from blackbox.archive.files.topic_numbers import TopicNumbers
 from blackbox.archive.importing.growing_blocks import ABOUT, GrowingBlocks, Journals, Topics
 from blackbox.archive.importing.import_rows import Gathered, gather, put_groups, put_rest, put_rows
 from blackbox.archive.record.append import append
 from blackbox.archive.record.journal_writer import WRITER_NEEDS, JournalWriter
+from blackbox.archive.record.settings import JournalSettings
 from blackbox.block.batch.block_handler import CONTROL
 from blackbox.block.form.block import Block
 from blackbox.block.form.encode import Origin, Rows
@@ -110,12 +110,10 @@ class ColumnWriter:
         check_limits(f"a day of feed {feed.name!r}", PIPE_NEEDS, *[WRITER_NEEDS] * len(feed.slices))
         Manifest.new(feed, date, time.time_ns()).write(day)
         self._origin = Origin(load_schema(feed.schema).schema_id, 0, feed.key_rule, self._begin_ns)
-        pipe = Pipe()
+        pipe, settings = Pipe(), JournalSettings(compression=compression)
         self._writers: list[JournalWriter] = []
         for slice_id in range(len(feed.slices)):
-            writer = JournalWriter(
-                slice_id, feed.key_rule, SEGMENT_BYTES, False, compression, pipe, lambda _: (day, _FAR_NS)
-            )
+            writer = JournalWriter(slice_id, feed.key_rule, settings, pipe, lambda _: (day, _FAR_NS))
             writer.state.started = self._begin_ns
             self._writers.append(writer)
         self._states = numpy.array([writer.state.address for writer in self._writers], numpy.int64)

@@ -39,7 +39,7 @@ from blackbox.archive.files.marks import (
 from blackbox.archive.files.segment import Segment, SegmentFile
 from blackbox.archive.maintain.merge_blocks import BlockMerger
 from blackbox.archive.read.reader import Recorded
-from blackbox.archive.record.journal_writer import SegmentFiles
+from blackbox.archive.record.segment_files import SegmentFiles
 from blackbox.block.form.format import FLAG_NULLS, FLAG_SAME, FLAG_SEQUENCES
 from blackbox.native.tables.xxh3 import checksum_32
 

@@ -15,23 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy
 
 from blackbox.archive.files.closed import note_closed, note_segments
-from blackbox.archive.files.codec import CODECS, compress
-from blackbox.archive.files.day import (
-    Manifest,
-    index_path,
-    make_directory,
-    segment_numbers,
-    segment_path,
-    slice_directory,
-    sync_directory,
-)
-from blackbox.archive.files.format import ENTRY_BYTES, FILE_HEAD_BYTES, INDEX_MAGIC, SEGMENT_MAGIC
+from blackbox.archive.files.codec import CODECS, Compression, compress
+from blackbox.archive.files.day import Manifest, make_directory, segment_numbers, segment_path, slice_directory
+from blackbox.archive.files.format import ENTRY_BYTES, FILE_HEAD_BYTES
 from blackbox.archive.files.marks import Totals, chain_start, end_of
 from blackbox.archive.files.segment import Segment
 from blackbox.archive.record.append import compile_append
 from blackbox.archive.record.append_marks import finish
-from blackbox.archive.record.crash_recovery import file_head, remove_empty
 from blackbox.archive.record.journal_state import BUFFER_BYTES, COUNTERS, SEALED_MAX, JournalState, lose_segment
+from blackbox.archive.record.segment_files import SegmentFiles
+from blackbox.archive.record.settings import JournalSettings
 from blackbox.block.batch.block_handler import IDLE, BlockHandlerAt
 from blackbox.errors import JournalError
 from blackbox.native.system.limits import Needs
@@ -43,64 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("blackbox")
 
-_NOTHING_FD: Final = -1
 _SYNC_AHEAD_BYTES: Final = 4 << 20
-
-
-class SegmentFiles:
-    """The open files of a segment."""
-
-    def __init__(self, day: Path, slice_id: int, number: int) -> None:
-        """Create a segment and its index. Raises OSError, leaving neither."""
-        self.day, self.number, self.path = day, number, segment_path(day, slice_id, number)
-        self.fd = self.index_fd = _NOTHING_FD
-        created_ns = self.created_ns = time.time_ns()
-        made: list[Path] = []
-        try:
-            # The segment first, so that a recorder killed in between leaves no index without one.
-            for name, magic, how in (("fd", SEGMENT_MAGIC, os.O_EXCL), ("index_fd", INDEX_MAGIC, os.O_TRUNC)):
-                path = self.path if name == "fd" else index_path(self.path)
-                setattr(self, name, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o644))
-                made.append(path)
-                head = file_head(magic, slice_id, number, created_ns)
-                if os.write(getattr(self, name), head) != len(head):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            os.fdatasync(self.fd)  # a segment with a name has its head, even after a power loss
-            sync_directory(self.path.parent)
-        except BaseException as error:
-            self.close()
-            for path in made:
-                path.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.filename is None:
-                raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
-            raise
-
-    def sync(self) -> None:
-        """Sync the segment. Raises OSError naming it."""
-        try:
-            os.fdatasync(self.fd)
-        except OSError as error:
-            raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
-
-    @property
-    def is_there(self) -> bool:
-        """True if the segment still has its name. A file without a name is lost when it is closed."""
-        try:
-            return os.path.samestat(self.path.stat(), os.fstat(self.fd))
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        """Close both files. An empty segment is removed."""
-        if self.fd != _NOTHING_FD and self.is_there:
-            with suppress(OSError):  # it keeps its reserved space
-                os.ftruncate(self.fd, os.fstat(self.fd).st_size)
-            with suppress(OSError):  # the next recorder removes the empty segment
-                remove_empty(self.path)
-        for name in ("fd", "index_fd"):
-            if getattr(self, name) != _NOTHING_FD:
-                os.close(getattr(self, name))
-                setattr(self, name, _NOTHING_FD)
 
 
 class JournalPosition(NamedTuple):
@@ -126,9 +62,7 @@ class JournalWriter:
         self,
         slice_id: int,
         key_rule: int,
-        segment_bytes: int,
-        sync_each: bool,
-        compression: str,
+        settings: JournalSettings,
         pipe: Pipe,
         day_of: Callable[[int], tuple[Path, int]],
         *,
@@ -141,29 +75,22 @@ class JournalWriter:
         """
         self.slice_id = slice_id
         self.state = state = JournalState()
-        self._key_rule, self._day_of, self._pipe = key_rule, day_of, pipe
-        self._buffer = numpy.zeros(BUFFER_BYTES, numpy.uint8)
-        self._entries = numpy.zeros((SEALED_MAX + 1) * ENTRY_BYTES, numpy.uint8)
-        self._is_open = True
-        state.buffer = self._buffer.ctypes.data
-        state.entries = self._entries.ctypes.data
+        self._key_rule, self._day_of, self._pipe, self._note_synced = key_rule, day_of, pipe, note_synced
+        self._memory = numpy.zeros(BUFFER_BYTES + (SEALED_MAX + 1) * ENTRY_BYTES, numpy.uint8)
+        """The buffer and the index entries."""
+        state.buffer = self._memory.ctypes.data
+        state.entries = state.buffer + BUFFER_BYTES
         state.key_rule = key_rule
-        state.segment_bytes = segment_bytes
-        state.sync_each = sync_each
+        state.segment_bytes = settings.segment_bytes
+        state.sync_each = settings.fsync == "block"
         state.is_outbox = is_outbox
         state.maintenance_fd = pipe.writer
-        self._entry = compile_append()
-        self._packer = self._make_packer(compression)
-        self._note_synced = note_synced
+        self._packer = None if settings.compression == "none" else Packer(state, settings.compression)
+        self._is_open = True
         self._switches = 0
         self._lock = threading.Lock()
         """Held by the thread that creates, syncs or closes files."""
         self._sync_error: OSError | None = None
-        self._noted: SegmentFiles | None = None
-        self._synced_writes = 0
-        """Value of `writes` when the last sync of the current segment began; -1: it was not synced yet."""
-        self._sync_begun = 0
-        """Bytes of the current segment that `begin_sync` has started to write."""
         self._before: list[tuple[SegmentFiles, Totals]] = []
         self._next: SegmentFiles | None = None
         finish(state.address, False, 0)  # does nothing yet, but compiles it
@@ -172,7 +99,7 @@ class JournalWriter:
     @property
     def at(self) -> BlockHandlerAt:
         """The handler that the slice thread calls."""
-        return BlockHandlerAt(int(self._entry.address), self.state.address)
+        return BlockHandlerAt(int(compile_append().address), self.state.address)
 
     def position(self) -> JournalPosition:
         """Return the range that is written to the file. Its epoch is 0 until a position is known."""
@@ -193,11 +120,6 @@ class JournalWriter:
         """The error of a failed write, with the file's name; otherwise empty."""
         number = self.state.error
         return f"{self._files.path}: {os.strerror(number)}" if number else ""
-
-    @property
-    def path(self) -> Path:
-        """The current segment."""
-        return self._files.path
 
     @property
     def day(self) -> Path:
@@ -241,30 +163,31 @@ class JournalWriter:
             before.close()
             note_closed(before.day, self.slice_id, totals, before.number + 1)
             del self._before[0]
-        if self._noted is not self._files and self.state.safe > FILE_HEAD_BYTES:
+        files, state = self._files, self.state
+        if not files.is_noted and state.safe > FILE_HEAD_BYTES:
             with suppress(OSError):  # retried; file errors are reported elsewhere
-                note_segments(self._files.day, self.slice_id, self._files.number + 1)
-                self._noted = self._files
-        writes, size, switches = self.state.writes, self.state.safe, self.state.switches
-        if what_is_written and writes != self._synced_writes:
-            self._files.sync()
-            self._synced_writes = writes
+                note_segments(files.day, self.slice_id, files.number + 1)
+                files.is_noted = True
+        writes, size, switches = state.writes, state.safe, state.switches
+        if what_is_written and writes != files.synced_writes:
+            files.sync()
+            files.synced_writes = writes
             if self._note_synced is not None and switches == self._switches:  # else `size` is of another segment
-                self._note_synced(self.slice_id, self._files.created_ns, size)
+                self._note_synced(self.slice_id, files.created_ns, size)
 
     def begin_sync(self) -> None:
         """Start writing cached pages to the disk, so that the next sync takes less time."""
         with self._lock:
             self._notice_switch()
-        size = self.state.safe
-        if size - self._sync_begun >= _SYNC_AHEAD_BYTES:
-            begin_writing(self._files.fd, self._sync_begun, size - self._sync_begun)
-            self._sync_begun = size
+        files, size = self._files, self.state.safe
+        if size - files.sync_begun >= _SYNC_AHEAD_BYTES:
+            begin_writing(files.fd, files.sync_begun, size - files.sync_begun)
+            files.sync_begun = size
 
-    @property
-    def is_there(self) -> bool:
-        """True if the current segment still has its name."""
-        return self._files.is_there
+    def check_is_there(self) -> None:
+        """Raise JournalError if the current segment has lost its name."""
+        if not self._files.is_there:
+            raise JournalError(f"{self._files.path} was removed or replaced during recording")
 
     def close(self) -> None:
         """Write the buffer, sync and close. Requires that the slice thread and the maintenance thread have ended.
@@ -277,11 +200,11 @@ class JournalWriter:
         self._notice_switch()
         self.state.ended[:] = numpy.zeros(COUNTERS, numpy.int64).data
         finish(self.state.address, True, time.time_ns())
-        if not self.is_there:
+        if not self._files.is_there:
             lose_segment(self.state.address)
         try:
             self.sync(what_is_written=True)
-            if self.is_there and self._ended().marks:
+            if self._files.is_there and self._ended().marks:
                 note_closed(self._files.day, self.slice_id, self._ended(), self._files.number + 1)
         finally:
             for files in (*(files for files, _ in self._before), self._files, self._next):
@@ -297,8 +220,6 @@ class JournalWriter:
             self._switches = self.state.switches
             self._before.append((self._files, self._ended()))
             self._files, self._next = self._next, None
-            self._sync_begun = 0
-            self._synced_writes = -1  # the counted writes may be in this segment, which is not synced
 
     def _open_first(self, now_ns: int) -> SegmentFiles:
         """Open the first segment of this recorder, after those that the day already has."""
@@ -317,6 +238,7 @@ class JournalWriter:
         state.started = now_ns
         state.day_records, state.day_messages, state.day_marks, state.chain = totals
         files = self._make(day)
+        files.synced_writes = 0  # nothing to sync
         state.fd, state.index_fd, state.offset, state.day_end = files.fd, files.index_fd, FILE_HEAD_BYTES, day_end_ns
         state.safe = FILE_HEAD_BYTES
         for counters in (state.begun, state.written):
@@ -337,21 +259,23 @@ class JournalWriter:
         make_directory(directory)
         return SegmentFiles(day, self.slice_id, max(segment_numbers(directory), default=-1) + 1)
 
-    def _make_packer(self, compression: str) -> Any:
-        """Return the C function that compresses the current body. It takes the GIL once per block."""
-        if compression == "none":
-            return None
-        compress(compression, b"")  # raises now if the library is missing
-        state = self.state
+
+class Packer:
+    """Compresses the bodies of a journal. It takes the GIL once per block."""
+
+    def __init__(self, state: JournalState, compression: Compression) -> None:
+        """Raises JournalError if the compression library is missing."""
+        compress(compression, b"")
+        self._packed: Any = b""
+        """The last compressed body, kept alive until the next one."""
 
         def pack(_address: int) -> None:
             packed: Any = compress(compression, string_at(state.body, state.body_bytes))
             if len(packed) < state.body_bytes:
-                self._packed = packed  # kept alive until the next one
+                self._packed = packed
                 state.packed = cast(packed, c_void_p).value or 0
                 state.packed_bytes = len(packed)
 
-        packer = CFUNCTYPE(None, c_int64)(pack)
+        self._entry = CFUNCTYPE(None, c_int64)(pack)
         state.codec = CODECS[compression]
-        state.pack = cast(packer, c_void_p).value or 0
-        return packer
+        state.pack = cast(self._entry, c_void_p).value or 0

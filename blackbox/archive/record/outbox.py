@@ -12,18 +12,18 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple, Unpack
 
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.files.day import recorded_days, replace_file
-from blackbox.archive.files.format import FILE_HEAD_BYTES, SEGMENT_BYTES
+from blackbox.archive.files.format import FILE_HEAD_BYTES
 from blackbox.archive.files.marks import NAMES_LEFT_OUT, MarkKind, marks_of
 from blackbox.archive.files.segment import Segment
-from blackbox.archive.maintain.retention import EVERYTHING, Retention
 from blackbox.archive.read.reader import RecordRun, Span, blocks_of, read_spans
 from blackbox.archive.record.journals import Journals
+from blackbox.archive.record.settings import JournalKeywords, JournalSettings
 from blackbox.archive.recording import Recording
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.server import ArchiveStatistics
@@ -66,54 +66,27 @@ class Outbox:
         self,
         directory: str | os.PathLike[str],
         *,
-        fsync: Literal["never", "interval", "block"] = "interval",
-        fsync_interval: float | timedelta = 1.0,
-        segment_bytes: int = SEGMENT_BYTES,
-        compression: Literal["none", "lz4", "zstd"] = "none",
-        serve: bool | str = False,
-        retention: Retention = EVERYTHING,
         again_bytes: int = 16 << 20,
         again_wait: float | timedelta = 1.0,
         epoch: int = 0,
         keeps_days: bool = False,
+        **settings: Unpack[JournalKeywords],
     ) -> None:
         """Settings; nothing is opened before the publisher starts. Durations are seconds or `timedelta`.
 
         Args:
             directory: directory of the journal, with the format of a recording. Created if missing.
-            fsync: as `Recorder`. In any case, a block is written to the file before it is sent.
-            fsync_interval: as `Recorder`.
-            segment_bytes: as `Recorder`.
-            compression: as `Recorder`.
-            serve: as `Recorder`: True to serve the outbox as an archive.
-            retention: as `Recorder`.
             again_bytes: maximum number of bytes to send again for each slice. Earlier blocks remain only in the outbox.
             again_wait: time that a start waits for subscribers if there are blocks to send again.
             epoch: epoch to continue even if some of its messages were lost here, because the caller has them.
             keeps_days: True to delete no day until `delete_before` is called.
+            settings: of the journals, see `JournalKeywords`.
         """
         check_integers(("again_bytes", again_bytes, 0, 1 << 40))
         self.directory = Path(directory)
         self.again_wait_s = duration_ns("again_wait", again_wait, 0, _LONGEST_WAIT_S) / 1e9
         self._again_bytes, self._epoch, self._keeps_days = again_bytes, epoch, keeps_days
-        self._is_synced = fsync == "block"
-        self._serve = serve
-
-        def make(feed: Feed) -> Journals:
-            return Journals(
-                feed,
-                directory,
-                lambda: None,  # the next block fails, which ends the publisher
-                fsync=fsync,
-                fsync_interval=fsync_interval,
-                segment_bytes=segment_bytes,
-                compression=compression,
-                serve=serve,
-                retention=retention,
-                is_outbox=True,
-            )
-
-        self._make = make
+        self._settings = JournalSettings(**settings)
         self._journals: Journals | None = None
 
     def open(self, feed: Feed) -> OpenOutbox:
@@ -124,7 +97,9 @@ class Outbox:
         """
         if self._journals is not None:
             raise JournalError(f"outbox {str(self.directory)!r} was used before, expected one for each publisher")
-        self._journals = journals = self._make(feed)
+        # After a failure the next block fails, which ends the publisher.
+        journals = Journals(feed, self.directory, self._settings, lambda: None, is_outbox=True)
+        self._journals = journals
         try:
             journals.open()
             opened = self._open(journals, feed)
@@ -143,7 +118,7 @@ class Outbox:
         if self._epoch and before.epoch > self._epoch:
             raise JournalError(f"outbox {str(self.directory)!r} had epoch {before.epoch}, expected {self._epoch}")
         note = _Note(journals.directory, self._epoch or before.epoch)
-        is_whole = self._is_synced or note.is_there
+        is_whole = self._settings.fsync == "block" or note.is_there
         goes_on = before.epoch == self._epoch if self._epoch else is_whole and before.epoch and not before.is_ended
         found = [before.reached(each) if goes_on else _NOTHING_REACHED for each in slices]
         reached = [each or _NOTHING_REACHED for each in found]
@@ -200,7 +175,8 @@ class Outbox:
 
     def _held_elsewhere(self, feed: Feed, epoch: int) -> dict[int, int]:
         """Return by slice the last sequence of an epoch in any other archive that answers now."""
-        own = self._serve if isinstance(self._serve, str) else feed.archives[0] if self._serve else ""
+        serve = self._settings.serve
+        own = serve if isinstance(serve, str) else feed.archives[0] if serve else ""
         held: dict[int, int] = {}
         for endpoint in feed.archives:
             if endpoint == own:

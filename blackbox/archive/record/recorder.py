@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self, Unpack
 
 import msgspec
 
-from blackbox.archive.files.format import SEGMENT_BYTES
-from blackbox.archive.maintain.retention import EVERYTHING, Retention
 from blackbox.archive.record.journals import Journals, JournalsLife
+from blackbox.archive.record.settings import JournalKeywords, JournalSettings
 from blackbox.archive.serve.server import ArchiveStatistics
 from blackbox.block.batch.block_handler import BlockHandlerAt
 from blackbox.block.position import Position
@@ -77,36 +76,20 @@ class Recorder:
         feed: Feed,
         directory: str | os.PathLike[str],
         *,
-        fsync: Literal["never", "interval", "block"] = "interval",
-        fsync_interval: float | timedelta = 1.0,
-        segment_bytes: int = SEGMENT_BYTES,
-        compression: Literal["none", "lz4", "zstd"] = "none",
         max_lag: float | timedelta | None = None,
         hwm_blocks: int = 128,
         line_wait: float | timedelta = 0.05,
-        serve: bool | str = False,
-        retention: Retention = EVERYTHING,
+        **settings: Unpack[JournalKeywords],
     ) -> None:
         """Settings; nothing is opened before `start`. Durations are seconds or `timedelta`.
 
         Args:
             feed: the feed to record.
             directory: directory of the recordings. Created if missing.
-            fsync: durability of blocks. A killed recorder loses only data that it has not yet passed to the system:
-                less than 1 MiB per slice, nothing once the line was idle. After a power loss, "interval" loses at most
-                the last `fsync_interval`; "block" loses nothing, but waits for the disk at every block; "never" leaves
-                syncing to the system, which takes about 30 s.
-            fsync_interval: time between two syncs with "interval".
-            segment_bytes: size at which the next segment is begun, 1 MiB to 1 TiB.
-            compression: of bodies. Replays use uncompressed bodies ("none") without a copy. "lz4" and "zstd" make
-                smaller files and take the GIL once per block. `blackbox compact` compresses later, in larger blocks.
             max_lag: lag above which the recorder raises an alert; it continues to record. Default: the feed's.
             hwm_blocks: as `Subscriber`.
             line_wait: as `Subscriber`.
-            serve: True to serve recorded blocks at the feed's first archive endpoint, or an endpoint to serve at, in a
-                separate thread. Any client that can connect may read all recordings of the feed there.
-            retention: how much of the feed's recordings to keep. Once a minute whole days beyond it are deleted, never
-                the newest.
+            settings: of the journals, see `JournalKeywords`.
         """
         check_is_feed(feed)
         self.feed = feed
@@ -120,13 +103,8 @@ class Recorder:
         self._journals = Journals(
             feed,
             directory,
+            JournalSettings(**settings),
             self._share.request_end,
-            fsync=fsync,
-            fsync_interval=fsync_interval,
-            segment_bytes=segment_bytes,
-            compression=compression,
-            serve=serve,
-            retention=retention,
             acknowledge=lambda slice_id, said: supervisor.slices.running[slice_id].acknowledge(said),
         )
         self.directory = self._journals.directory

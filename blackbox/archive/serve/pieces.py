@@ -17,7 +17,7 @@ from blackbox.archive.files.dropped import DroppedMessages
 from blackbox.archive.files.format import FILE_HEAD_BYTES
 from blackbox.archive.files.marks import SegmentEnd, Totals, end_of
 from blackbox.archive.files.segment import Damage, Segment
-from blackbox.archive.maintain.retention import Deleted
+from blackbox.archive.maintain.deleter import Deleted
 from blackbox.archive.read.reader import Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.serve.piece_reading import EVERYTHING, PieceReading, Read

@@ -20,9 +20,10 @@ from typing import Any, Final, NamedTuple
 import numpy
 
 from blackbox.archive.files.day import Manifest, make_directory, recorded_days, replace_file, session_date
-from blackbox.archive.maintain.retention import ends_of, needs
+from blackbox.archive.maintain.deleter import ends_of, needs
 from blackbox.archive.record.crash_recovery import recover_day
 from blackbox.archive.record.journal_writer import JournalWriter
+from blackbox.archive.record.settings import JournalSettings
 from blackbox.archive.recording import Recording
 from blackbox.block.batch.batch import Batch, Message
 from blackbox.block.batch.block_handler import BLOCK
@@ -206,10 +207,8 @@ class _Part:
         writer = JournalWriter(
             slice_id,
             self._key_rule,
-            _SEGMENT_BYTES,
-            sync_each=False,
-            compression="none",
-            pipe=self._pipe,
+            JournalSettings(segment_bytes=_SEGMENT_BYTES),
+            self._pipe,
             day_of=lambda _: (self.path, _NEVER),
             is_outbox=True,
         )
