@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -16,52 +16,40 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.data_frames import Frames, Ticks, needs
-from blackbox.archive.files.closed import CLOSED, ClosedSlice, read_closed
 from blackbox.archive.files.codec import Compression
 from blackbox.archive.files.day import (
     MANIFEST,
     Date,
     Manifest,
     as_date,
-    day_end_ns,
     inode_of,
     recorded_days,
     session_date,
+    session_ns,
 )
 from blackbox.archive.files.marks import Mark, marks_of
-from blackbox.archive.files.segment import Damage, Segment, open_end
-from blackbox.archive.maintain.audit import IndexAudit, NumberAudit, audit_marks
+from blackbox.archive.files.segment import Damage, Segment
+from blackbox.archive.maintain.audit import examine
 from blackbox.archive.read.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
-from blackbox.archive.read.reader import (
-    Bodies,
-    Recorded,
-    RecordRun,
-    blocks_of,
-    read_runs,
-    read_spans,
-    whole_spans,
-)
+from blackbox.archive.read.reader import Bodies, RecordRun, blocks_of, read_runs
 from blackbox.archive.read.segments import Segments
 from blackbox.archive.read.summary import (
     Examined,
-    LateBegin,
     Rate,
-    Reported,
-    Since,
     Summary,
-    find_gaps,
+    gaps_and_late,
     message_rate,
     summarise,
     topic_counts,
 )
-from blackbox.archive.serve.newest import Newest
+from blackbox.archive.serve.newest_of_slice import Newest
 from blackbox.arguments import all_as_bytes, as_bytes
 from blackbox.block.batch.batch import Batch
 from blackbox.block.batch.received_block import BatchFeed, ReceivedBlock
 from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.feed.schema.schema import RAW, load_schema, schema_of
+from blackbox.feed.schema.schema import RAW, Schema, load_schema, schema_of
 from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice
 from blackbox.timestamps import MAX_NS, MIN_NS, check_unit, ns_of, parse_time
 
@@ -90,15 +78,15 @@ class Recording(Frames):
         self.feed, self.date = manifest.feed, manifest.date
         self.encrypted = manifest.encrypted
         self._created_ns = manifest.created_ns
-        self.damage: list[Damage] = []
-        self._reported: set[Damage] = set()
         self.schema = manifest.schema.schema()
         if not manifest.has_registered_schema():
             self.feed = msgspec.structs.replace(self.feed, schema=self.schema)
-        self._segments = Segments(path, len(self.feed.slices), self.feed.key_rule, self._note)
+        self.segments = Segments(path, self.feed)
+        self.damage = self.segments.damage
         self.refresh()
-        if self.schema is RAW:
-            self._take_schema_of_blocks()
+        if self.schema is RAW and (schema := _schema_of_blocks(self.segments)) is not RAW:
+            self.schema = schema
+            self.feed = msgspec.structs.replace(self.feed, schema=schema.name)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -114,17 +102,6 @@ class Recording(Frames):
             if inode_of(directory) == inode:
                 return recording
             # `exchange_directories` came in between: the files are of two directories
-
-    @classmethod
-    def _open_kept(cls, path: Path) -> Self | None:
-        """Open a day as `open` does; return None if it has been deleted or is being deleted."""
-        try:
-            recording = cls.open(path)
-        except JournalError:
-            if path.exists():
-                raise
-            return None
-        return recording if path.exists() else None
 
     @classmethod
     def latest(cls, directory: str | os.PathLike[str]) -> Self:
@@ -198,9 +175,7 @@ class Recording(Frames):
 
         Raises JournalError if the day cannot be read or a segment is missing.
         """
-        # Read first, because a segment may be recorded in between.
-        self._closed = self._read_closed()
-        self._segments.refresh({number: each.segments for number, each in self._closed[0].items()}, slice_id)
+        self.segments.refresh(slice_id)
 
     def runs(
         self, prefix: str | bytes = b"", *, bodies: Bodies = "checked", ahead: int = 0, **selection: Unpack[Selection]
@@ -211,10 +186,9 @@ class Recording(Frames):
         rows are not filtered.
         """
         prefix = as_bytes("prefix", prefix)
-        wanted = self._filter(prefix, selection)
-        return read_runs(
-            self._streams(wanted.prefix, selection.get("slices")), wanted, self._note, bodies=bodies, ahead=ahead
-        )
+        wanted = filter_of(self, prefix, selection)
+        streams = self.segments.streams(wanted.prefix, selection.get("slices"))
+        return read_runs(streams, wanted, self.segments.note, bodies=bodies, ahead=ahead)
 
     def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
         """Yield the messages of the `Selection` whose topic starts with `prefix`, block by block.
@@ -229,8 +203,8 @@ class Recording(Frames):
         clock, JournalError if a decompression library is not installed.
         """
         prefix = as_bytes("prefix", prefix)
-        wanted = self._filter(prefix, selection)
-        return self._batches(wanted, self._streams(wanted.prefix, selection.get("slices")))
+        wanted = filter_of(self, prefix, selection)
+        return self._batches(wanted, self.segments.streams(wanted.prefix, selection.get("slices")))
 
     def newest(
         self, prefix: str | bytes = b"", until: Time | None = None, *, symbols: Iterable[str | bytes] | None = None
@@ -246,11 +220,11 @@ class Recording(Frames):
         """
         chosen = TopicChoice.of(self.feed, as_bytes("prefix", prefix), symbols)
         feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
-        for slice_id in self._wanted_slices(chosen.prefix, None):
+        for slice_id in self.segments.wanted(chosen.prefix):
             newest = Newest(slice_id, self.feed.key_rule, self.feed.max_topics)
             for run in self.runs(chosen.prefix, stop=until, by="ts_recv", slices=[slice_id]):
                 newest.take(run)
-            of = None if chosen.symbols is None else numpy.array([chosen.has(each) for each in newest.topics()], bool)
+            of = None if chosen.symbols is None else numpy.array([chosen.has(each) for each in newest.names()], bool)
             for block in newest.blocks(chosen.prefixes, of=of):
                 yield Batch(block, None, ReceivedBlock.of_block(block, feed, 0, is_image=True))
 
@@ -291,8 +265,8 @@ class Recording(Frames):
     def counts(self) -> dict[bytes, int]:
         """Return the number of messages of each topic. Reads everything; damaged blocks are left out."""
         total: Counter[bytes] = Counter()
-        for slice_id in self._segments.of_slice:
-            total.update(topic_counts(self._blocks_of(slice_id)))
+        for slice_id in self.segments.of_slice:
+            total.update(topic_counts(self.segments.blocks(slice_id)))
         return dict(total)
 
     def gaps(self, slices: Iterable[int] | None = None) -> list[Gap]:
@@ -301,43 +275,22 @@ class Recording(Frames):
         Messages published before the recorder was connected are not gaps. The keys of missing messages are unknown:
         `Gap.key` is b"".
         """
-        return list(self._gaps_and_late(slices, defaultdict(dict))[0])
-
-    def _gaps_and_late(
-        self, slices: Iterable[int] | None, expected: Mapping[int, dict[int, int]]
-    ) -> tuple[dict[Gap, Since], set[tuple[int, int]]]:
-        """Return the gaps, each with the latest times before it, and (slice, epoch) of epochs that begin late.
-
-        An epoch begins late if messages before the first recorded one are unknown.
-
-        `expected`: by slice, argument of `find_gaps`: the sequences after earlier recordings.
-        """
-        late, since = set[tuple[int, int]](), dict[Gap, Since]()
-        for slice_id, segments in self._segments_of(slices):
-            reported, blocks = Reported.of(segments), self._blocks_of(slice_id)
-            deque(find_gaps(slice_id, blocks, reported, expected[slice_id], late, since), maxlen=0)
-        return since, late
-
-    def _has_good_heads(self, slice_id: int) -> bool:
-        """Return True if every record of a slice can be found. Reads the heads of records, but not their bodies."""
-        found: list[Damage] = []
-        deque(read_runs([self._segments.of_slice[slice_id]], self._all, found.append, bodies="stored"), maxlen=0)
-        return not found
+        return list(gaps_and_late(self.segments, slices, defaultdict(dict))[0])
 
     def marks(self, slices: Iterable[int] | None = None) -> Iterator[Mark]:
         """Yield the marks between the records, slice by slice: epochs, outages, heartbeats."""
-        for _, segments in self._segments_of(slices):
+        for _, segments in self.segments.of(slices):
             yield from marks_of(segments)
 
     def summary(self) -> Summary:
         """Return counts and times of the messages. Reads the heads of all records, but not their bodies."""
-        return summarise(self._segments.of_slice, self._all, self.damage, self._note)
+        return summarise(self.segments)
 
     def rate(self, bins: int = 60) -> Rate:
         """Return messages over time, from the first to the last `ts_out`, in `bins` intervals of equal length."""
         if bins < 1:
             raise ValueError(f"bins were {bins}, expected at least 1")
-        return message_rate(self._segments.of_slice, self._all, bins, self._note)
+        return message_rate(self.segments, bins)
 
     def verify(self, progress: Callable[[int], object] | None = None) -> list[Damage]:
         """Read everything, check every checksum, and return all that is damaged or missing, by file and offset.
@@ -350,33 +303,12 @@ class Recording(Frames):
 
     def examine(self, progress: Callable[[int], object] | None = None) -> Examined:
         """Return the results of `verify` and `gaps` from one pass, and the epochs that begin late."""
-        gaps: list[Gap] = []
-        begins: list[LateBegin] = []
-        before = 0
-        closed, damaged = self._closed
-        if damaged is not None:
-            self._note(damaged)
-        for slice_id, segments in self._segments_of():
-            audit = IndexAudit(self.feed.key_rule, segments)
-            numbers = NumberAudit()
-            reported = Reported.of(segments)
-            gaps += find_gaps(slice_id, self._audited_blocks(segments, audit, numbers, before, progress), reported, {})
-            begins += numbers.begins(slice_id, reported.first)
-            totals = closed.get(slice_id, ClosedSlice()).totals
-            audit_marks(self.path, self._created_ns, slice_id, audit, totals, self._note)
-            audit.report(self.damage, self._note)
-            before += sum(len(segment.memory) for segment in segments)
-            for last in open_end(segments):
-                if last.torn_bytes:
-                    self._note(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
-        if progress is not None:
-            progress(before)
-        return Examined(sorted(self.damage), gaps, begins)
+        return examine(self.segments, self._created_ns, progress or (lambda _: None))
 
     @property
     def file_bytes(self) -> int:
         """Size of all segments, without their indexes."""
-        return self._segments.file_bytes
+        return self.segments.file_bytes
 
     def to_parquet(
         self,
@@ -419,9 +351,9 @@ class Recording(Frames):
         parquet = needs("pyarrow", "arrow", "blackbox.archive.export.parquet")
         content = parquet.Content(self.feed, str(self.date), self.schema, message_type, prices, order)
         prefix = as_bytes("prefix", prefix)
-        wanted = self._filter(prefix, selection)
-        ids = self._wanted_slices(prefix, selection.get("slices"))
-        batches = {slice_id: self._batches(wanted, self._streams(prefix, [slice_id])) for slice_id in ids}
+        wanted = filter_of(self, prefix, selection)
+        ids = self.segments.wanted(prefix, selection.get("slices"))
+        batches = {slice_id: self._batches(wanted, self.segments.streams(prefix, [slice_id])) for slice_id in ids}
         day: ParquetDay = parquet.write_day(Path(path), content, batches, progress)
         return day
 
@@ -452,121 +384,24 @@ class Recording(Frames):
             return max(MIN_NS, min(ns_of(value), MAX_NS))
         if isinstance(value, str):
             low, high = self.time_range(by)
-            begin, end = self._session(self.date)
+            begin, end = session_ns(self.feed, self.date)
             if low <= high and (high < begin or low >= end):
-                begin, end = self._session(session_date(self.feed, low))
+                begin, end = session_ns(self.feed, session_date(self.feed, low))
             return parse_time(value, self.feed.time_zone, begin, end - 1)
         raise TypeError(f"time was {value!r}, expected ns since the epoch, a datetime or text")
-
-    def _session(self, date: datetime.date) -> tuple[int, int]:
-        return day_end_ns(self.feed, date - datetime.timedelta(1)), day_end_ns(self.feed, date)
-
-    @property
-    def _all(self) -> Filter:
-        return Filter(self.feed.key_rule)
-
-    def _blocks_of(self, slice_id: int) -> Iterator[Recorded]:
-        for run in read_runs([self._segments.of_slice[slice_id]], self._all, self._note):
-            yield from blocks_of(run, self.feed.key_rule)
-
-    def _take_schema_of_blocks(self) -> None:
-        """Set the schema to that of the blocks if the feed names none and all blocks have the same."""
-        ids = {int(run.heads["schema"][0]) for _, each in self._segments_of() for run in self._first_run(each)}
-        schema = schema_of(ids.pop()) if len(ids) == 1 else RAW
-        if schema is not RAW and self.feed.schema_name == RAW.name:
-            self.schema = schema
-            self.feed = msgspec.structs.replace(self.feed, schema=schema.name)
-
-    def _first_run(self, segments: list[Segment]) -> Iterator[RecordRun]:
-        runs = read_runs([segments], self._all, lambda _: None, bodies="stored")
-        yield from islice(runs, 1)
-
-    def _audited_blocks(
-        self,
-        segments: list[Segment],
-        audit: IndexAudit,
-        numbers: NumberAudit,
-        before: int,
-        progress: Callable[[int], object] | None,
-    ) -> Iterator[Recorded]:
-        """Yield all blocks, without using the indexes."""
-        key_rule = self.feed.key_rule
-        for run in read_spans([whole_spans(segments)], self._all.records, key_rule, self._note):
-            audit.add(run)
-            for place, recorded in enumerate(blocks_of(run, key_rule)):
-                if many := numbers.add(recorded):
-                    self._note(run.damage(place, "these messages are recorded twice", many))
-                yield recorded
-            before += run.stored_bytes
-            if progress is not None:
-                progress(before)
-
-    def _read_closed(self) -> tuple[dict[int, ClosedSlice], Damage | None]:
-        try:
-            return read_closed(self.path), None
-        except JournalError as error:
-            return {}, Damage(self.path / CLOSED, 0, 0, str(error))
 
     def _batches(self, wanted: Filter, slices: list[list[Segment]]) -> Iterator[Batch]:
         feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
         select = RowFilter(wanted)
-        for run in read_runs(slices, wanted, self._note):
+        for run in read_runs(slices, wanted, self.segments.note):
             for block, ts_recv, first_row, header, body in blocks_of(run, wanted.key_rule):
                 rows = select.rows(block, first_row, header, body)
                 if rows is None or len(rows):
                     yield Batch(block, rows, ReceivedBlock.of_block(block, feed, ts_recv))
 
-    def _filter(self, prefix: bytes, selection: Selection) -> Filter:
-        check_options(selection, Selection.__optional_keys__)
-        by, epoch = selection.get("by", "ts_event"), selection.get("epoch")
-        start, stop = selection.get("start"), selection.get("stop")
-        if by not in CLOCKS:
-            raise ValueError(f"by was {by!r}, expected one of: {', '.join(CLOCKS)}")
-        if epoch is not None and not 0 <= epoch < 1 << 63:
-            raise ValueError(f"epoch was {epoch}, expected 0 to 2^63 - 1")
-        start_ns = None if start is None else self.time(start, by)
-        stop_ns = None if stop is None else self.time(stop, by)
-        if start_ns is not None and stop_ns is not None:
-            check_range(start, stop, start_ns, stop_ns)
-        symbols = selection.get("symbols")
-        chosen = None if symbols is None else SymbolChoice.of(self.feed, symbols, prefix)
-        return Filter(
-            self.feed.key_rule,
-            prefix if chosen is None else chosen.prefix,
-            False,
-            start_ns,
-            stop_ns,
-            by,
-            epoch,
-            selection.get("first_sequence"),
-            chosen,
-        )
-
-    def _streams(self, prefix: bytes, slices: Iterable[int] | None) -> list[list[Segment]]:
-        """Return the segments of each slice that may hold such topics."""
-        return [self._segments.of_slice[i] for i in self._wanted_slices(prefix, slices) if i in self._segments.of_slice]
-
-    def _wanted_slices(self, prefix: bytes, slices: Iterable[int] | None) -> list[int]:
-        wanted = set(range(len(self.feed.slices)) if slices is None else slices)
-        if unknown := sorted(wanted.difference(range(len(self.feed.slices)))):
-            raise ValueError(f"slices had {unknown[0]}, expected 0 to {len(self.feed.slices) - 1}")
-        return [i for i in self.feed.slices_for(prefix) if i in wanted]
-
-    def _segments_of(self, slices: Iterable[int] | None = None) -> list[tuple[int, list[Segment]]]:
-        """Return (slice, its segments in order) for each of those slices, or all, that has segments."""
-        known = self._segments.of_slice
-        return [(slice_id, known[slice_id]) for slice_id in (known if slices is None else slices) if slice_id in known]
-
     def time_range(self, by: Clock = "ts_event") -> tuple[int, int]:
         """Return the lowest time above 0 and the highest one of all messages, from the indexes, ns; (0, -1) if none."""
-        return self._segments.time_range(by)
-
-    def _note(self, damage: Damage) -> None:
-        """Store and report damage."""
-        if damage not in self._reported:
-            self._reported.add(damage)
-            self.damage.append(damage)
-            _log.warning("%s", damage)
+        return self.segments.time_range(by)
 
 
 def _date_of_day(day: Path) -> datetime.date:
@@ -586,3 +421,53 @@ def _date_of(feed: Feed, times: NDArray[numpy.int64]) -> datetime.date:
     if first != last:
         raise ConfigError(f"messages were of {first} to {last}, expected one date: give the date")
     return first
+
+
+def filter_of(recording: Recording, prefix: bytes, selection: Selection) -> Filter:
+    """Return the conditions of a selection. Raises as `Recording.batches`."""
+    check_options(selection, Selection.__optional_keys__)
+    by, epoch = selection.get("by", "ts_event"), selection.get("epoch")
+    start, stop = selection.get("start"), selection.get("stop")
+    if by not in CLOCKS:
+        raise ValueError(f"by was {by!r}, expected one of: {', '.join(CLOCKS)}")
+    if epoch is not None and not 0 <= epoch < 1 << 63:
+        raise ValueError(f"epoch was {epoch}, expected 0 to 2^63 - 1")
+    start_ns = None if start is None else recording.time(start, by)
+    stop_ns = None if stop is None else recording.time(stop, by)
+    if start_ns is not None and stop_ns is not None:
+        check_range(start, stop, start_ns, stop_ns)
+    symbols = selection.get("symbols")
+    chosen = None if symbols is None else SymbolChoice.of(recording.feed, symbols, prefix)
+    return Filter(
+        recording.feed.key_rule,
+        prefix if chosen is None else chosen.prefix,
+        False,
+        start_ns,
+        stop_ns,
+        by,
+        epoch,
+        selection.get("first_sequence"),
+        chosen,
+    )
+
+
+def open_kept(path: Path) -> Recording | None:
+    """Open a day; return None if it has been deleted or is being deleted. Raises as `Recording.open`."""
+    try:
+        recording = Recording.open(path)
+    except JournalError:
+        if path.exists():
+            raise
+        return None
+    return recording if path.exists() else None
+
+
+def _schema_of_blocks(segments: Segments) -> Schema:
+    """Return the schema that all blocks have if the feed names none; else RAW."""
+    everything = Filter(segments.feed.key_rule)
+    ids = {
+        int(run.heads["schema"][0])
+        for _, each in segments.of()
+        for run in islice(read_runs([each], everything, lambda _: None, bodies="stored"), 1)
+    }
+    return schema_of(ids.pop()) if len(ids) == 1 and segments.feed.schema_name == RAW.name else RAW

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack, overload
 
 from blackbox.archive.data_frames import Frames, TicksOfDays
 from blackbox.archive.files.day import MANIFEST, Date, as_date, recorded_days
@@ -89,41 +89,20 @@ class Recordings(Frames):
         existing days.
         """
         if isinstance(which, slice):
-            return self._days_of(which)
+            return Recordings(_days_in(self.days, which))
         if isinstance(which, str | datetime.date):
             date = as_date(which)
             found = [day for day in self.days if day.date == date]
             if len(found) != 1:
                 several = f"{len(found)} recordings are of {date}: choose a feed by `of_feed`" if found else ""
-                raise KeyError(f"{several or f'no recording is of {date}'}, {self._there()}")
+                raise KeyError(f"{several or f'no recording is of {date}'}, {_there(self.days)}")
             return found[0]
         try:
             return self.days[which]
         except IndexError:
-            raise IndexError(f"index was {which}, {self._there()}") from None
+            raise IndexError(f"index was {which}, {_there(self.days)}") from None
         except TypeError:
             raise TypeError(f"index was {which!r:.80}, expected an integer, a date or a slice") from None
-
-    def _days_of(self, which: slice) -> Recordings:
-        if any(isinstance(each, str | datetime.date) for each in (which.start, which.stop)):
-            if which.step is not None:
-                raise TypeError(f"step was {which.step!r:.80}, expected none in a slice of dates")
-            low = datetime.date.min if which.start is None else as_date(which.start)
-            high = datetime.date.max if which.stop is None else as_date(which.stop)
-            days = [day for day in self.days if low <= day.date <= high]
-        else:
-            days = list(self.days[which])
-        if not days:
-            shown = ":".join("" if each is None else str(each) for each in (which.start, which.stop))
-            raise IndexError(f"no recording is in [{shown}], {self._there()}")
-        return Recordings(days)
-
-    def _there(self) -> str:
-        """Return the days for errors; of many only the first and last."""
-        dates = [str(day.date) if len(self.feeds) == 1 else f"{day.feed.name} {day.date}" for day in self.days]
-        left = len(dates) - 2 * _DAYS_SHOWN
-        shown = dates if left <= 0 else [*dates[:_DAYS_SHOWN], f"{left} more", *dates[-_DAYS_SHOWN:]]
-        return f"expected one of {len(dates)} days: {', '.join(shown)}"
 
     def __repr__(self) -> str:
         return f"Recordings({self.feed.name!r}, {len(self.days)} days, {self.days[0].date} to {self.days[-1].date})"
@@ -261,51 +240,76 @@ def key_rule_of_days(recordings: Iterable[Recording]) -> int:
     return rules.pop()
 
 
+def _days_in(days: tuple[Recording, ...], which: slice) -> list[Recording]:
+    """Return the days of a slice of indices or dates. Raises IndexError if there is none."""
+    if any(isinstance(each, str | datetime.date) for each in (which.start, which.stop)):
+        if which.step is not None:
+            raise TypeError(f"step was {which.step!r:.80}, expected none in a slice of dates")
+        low = datetime.date.min if which.start is None else as_date(which.start)
+        high = datetime.date.max if which.stop is None else as_date(which.stop)
+        found = [day for day in days if low <= day.date <= high]
+    else:
+        found = list(days[which])
+    if not found:
+        shown = ":".join("" if each is None else str(each) for each in (which.start, which.stop))
+        raise IndexError(f"no recording is in [{shown}], {_there(days)}")
+    return found
+
+
+def _there(days: Sequence[Recording]) -> str:
+    """Return the days for errors; of many only the first and last."""
+    is_one_feed = len({day.feed.name for day in days}) == 1
+    dates = [str(day.date) if is_one_feed else f"{day.feed.name} {day.date}" for day in days]
+    left = len(dates) - 2 * _DAYS_SHOWN
+    shown = dates if left <= 0 else [*dates[:_DAYS_SHOWN], f"{left} more", *dates[-_DAYS_SHOWN:]]
+    return f"expected one of {len(dates)} days: {', '.join(shown)}"
+
+
+class Range(NamedTuple):
+    """Messages of several recordings."""
+
+    prefix: bytes = b""
+    """Of their topics."""
+    start: int | None = None
+    """First time, ns since 1970."""
+    stop: int | None = None
+    """End of the times, exclusive, ns since 1970."""
+    slices: Iterable[int] | None = None
+    """Their slices; None: all."""
+
+
+_EVERYTHING: Final = Range()
+
+
 def runs_of(
     recordings: Iterable[Recording],
-    prefix: bytes = b"",
-    start: int | None = None,
-    stop: int | None = None,
-    slices: Iterable[int] | None = None,
+    messages: Range = _EVERYTHING,
     by: Clock = "ts_event",
     *,
     bodies: Bodies = "checked",
     kept: int = 0,
-    ahead: int = 0,
 ) -> Iterator[RecordRun]:
-    """Yield runs as `Recording.runs`, of several recordings in one order. Times are ns since 1970; see `read_runs`.
+    """Yield runs as `Recording.runs`, of several recordings in one order, with times of the clock `by`.
 
     Raises ConfigError if their feeds have different keys.
     """
-    return read_runs(*_chosen(recordings, prefix, start, stop, slices, by), bodies=bodies, kept=kept, ahead=ahead)
+    return read_runs(*_chosen(recordings, messages, by), bodies=bodies, kept=kept)
 
 
-def by_time(
-    recordings: Iterable[Recording],
-    prefix: bytes = b"",
-    start: int | None = None,
-    stop: int | None = None,
-    slices: Iterable[int] | None = None,
-) -> ByTime:
+def by_time(recordings: Iterable[Recording], messages: Range) -> ByTime:
     """Return several recordings for reading by `ts_event`. Raises as `runs_of`."""
-    return ByTime(*_chosen(recordings, prefix, start, stop, slices, "ts_event"))
+    return ByTime(*_chosen(recordings, messages, "ts_event"))
 
 
-def _chosen(
-    recordings: Iterable[Recording],
-    prefix: bytes,
-    start: int | None,
-    stop: int | None,
-    slices: Iterable[int] | None,
-    by: Clock,
-) -> tuple[list[list[Segment]], Filter, Report]:
+def _chosen(recordings: Iterable[Recording], messages: Range, by: Clock) -> tuple[list[list[Segment]], Filter, Report]:
     """Return the segments of each slice, the filter, and the function that gets damage reports."""
     recordings = tuple(recordings)
     key_rule = key_rule_of_days(recordings)
+    prefix, start, stop, slices = messages
     chosen = None if slices is None else tuple(slices)
-    streams = [stream for recording in recordings for stream in recording._streams(prefix, chosen)]
+    streams = [stream for recording in recordings for stream in recording.segments.streams(prefix, chosen)]
 
     def report(damage: Damage) -> None:
-        next(r for r in recordings if damage.path.is_relative_to(r.path))._note(damage)
+        next(r for r in recordings if damage.path.is_relative_to(r.path)).segments.note(damage)
 
     return streams, Filter(key_rule, prefix, False, start, stop, by), report

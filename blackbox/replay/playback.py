@@ -280,7 +280,7 @@ class Playback:
             self._damaged += damage.messages
             for recording in self._playlist.recordings:
                 if damage.path.is_relative_to(recording.path):
-                    recording._note(damage)
+                    recording.segments.note(damage)
                     break
 
 

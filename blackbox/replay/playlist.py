@@ -11,7 +11,7 @@ import numpy
 from blackbox.archive.read.filter import Time, check_range
 from blackbox.archive.read.read_ahead import DEPTH
 from blackbox.archive.recording import Recording
-from blackbox.archive.recordings import Recordings, by_time, check_schemas, distinct, key_rule_of_days, runs_of
+from blackbox.archive.recordings import Range, Recordings, by_time, check_schemas, distinct, key_rule_of_days, runs_of
 from blackbox.errors import ConfigError
 from blackbox.feed.routing.prefixes import Prefixes
 from blackbox.feed.symbol_choice import TopicChoice, starts_by_slice
@@ -126,7 +126,7 @@ class Playlist:
         for recordings, start, stop in spans:
             for recording in recordings:
                 first = self.feeds.first_slice(recording)
-                for slice_id, segments in recording._segments_of():
+                for slice_id, segments in recording.segments.of():
                     for segment in segments:
                         entries = segment.entries[segment.entries["records"] > 0]
                         low, high = (entries[f"{name}_{self.pace_by}"] for name in ("min", "max"))
@@ -140,9 +140,10 @@ class Playlist:
         """Yield the blocks of a span. `in_sequence`: the order of messages of different slices matters."""
         recordings, start, stop = span
         selection = Selection(self._key_rule, self.topics, self.pace_by, start, stop)
-        wanted = self.topics.prefix, None if start == BEGINNING else start, None if stop == END else stop, self.slices
+        times = None if start == BEGINNING else start, None if stop == END else stop
+        wanted = Range(self.topics.prefix, *times, self.slices)
         if self._is_in_market_order:
-            ordered = by_time(recordings, *wanted)
+            ordered = by_time(recordings, wanted)
             is_merged = in_sequence and len(ordered.slices) > 1
             is_in_several = len(set(ordered.slices)) < len(ordered.slices)  # a slice is in several recordings
             if not ordered.is_in_order or is_merged or is_in_several:
@@ -151,7 +152,7 @@ class Playlist:
                 most = min(topics, _MOST_TOPICS)
                 return MarketOrder(ordered, selection, self.feeds, most, out_of_order).tables()
         # Kept: waiting tables and the current one. Earlier ones are done.
-        runs = runs_of(recordings, *wanted, self.pace_by, bodies="unpacked", kept=DEPTH + 1)
+        runs = runs_of(recordings, wanted, self.pace_by, bodies="unpacked", kept=DEPTH + 1)
         return block_tables(runs, selection, self.feeds, is_measured=is_measured)
 
 

@@ -149,7 +149,7 @@ def test_an_index_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             publish_parts(publisher, count - 1_000, count)
             wait_recorded(recorder, count)
     (day,) = days_of(tmp_path, feed)
-    entries = Recording.open(day)._segments_of([0])[0][1][0].entries
+    entries = Recording.open(day).segments.of([0])[0][1][0].entries
     entries = entries[entries["records"] > 0]
     late_ns = int(entries["max_ts_recv"][-2]) + 1
     assert len(entries) > 4

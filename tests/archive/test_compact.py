@@ -80,10 +80,10 @@ def test_compacting_keeps_all_messages(day: Any, compression: Any) -> None:
         )
         assert {file: file.read_bytes() for file in written.path.rglob("*.*")} == before
         # The index equals one rebuilt from the records.
-        entries = [segment.entries for stream in again._streams(b"", None) for segment in stream]
+        entries = [segment.entries for stream in again.segments.streams(b"") for segment in stream]
         for index in out.glob("slice-*/*.index"):
             index.unlink()
-        found = [segment.entries for stream in Recording.open(out)._streams(b"", None) for segment in stream]
+        found = [segment.entries for stream in Recording.open(out).segments.streams(b"") for segment in stream]
         assert all((a == b).all() for a, b in zip(entries, found, strict=True))
 
 
@@ -173,7 +173,7 @@ def test_the_digest_detects_every_change(tmp_path: Path) -> None:
         day = Day(tmp_path / name, feed_of(2))
         day.put(slice_id, Put(tuple(rows), **more))
         found = Digest()
-        for block in Recording.open(day.path)._blocks_of(slice_id):
+        for block in Recording.open(day.path).segments.blocks(slice_id):
             found.add(block)
         return found
 

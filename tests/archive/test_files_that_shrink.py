@@ -158,7 +158,7 @@ def test_readers_survive_the_cut_of_a_torn_tail(tmp_path: Path) -> None:
     with segment.path.open("ab") as file:
         file.write(b"\1" * 50_000)
     recording = Recording.open(tmp_path)
-    ((_, (known,)),) = recording._segments_of()
+    ((_, (known,)),) = recording.segments.of()
     assert len(known.memory) == size + 50_000
     assert recover_day(tmp_path) == 50_000
     assert not known.memory[-4096:].any()

@@ -19,10 +19,10 @@ from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import ConfigError, Feed, Publisher
 from blackbox.archive.record.recorder import Recorder
-from blackbox.archive.serve import newest
+from blackbox.archive.serve import newest, newest_of_slice
 from blackbox.archive.serve.client import ArchiveClient, SliceImage
 from blackbox.archive.serve.images import Images
-from blackbox.archive.serve.newest import Newest, warm_up_images
+from blackbox.archive.serve.newest_of_slice import Newest, warm_up_images
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
 from blackbox.archive.serve.protocol import ENCODER, REQUESTS, About, AskAbout, AskImage, Image, check_version
 from blackbox.archive.serve.server import ArchiveServer
@@ -319,10 +319,10 @@ def test_an_archive_of_another_version_is_refused(tmp_path: Path, monkeypatch: p
 def test_the_first_image_of_an_archive_compiles_nothing(tmp_path: Path) -> None:
     """A reader waits for a few seconds at most."""
     warm_up_images()
-    compiled = [each.signatures for each in (newest._take, newest._move)]
+    compiled = [each.signatures for each in (newest_of_slice._take, newest.move_payloads)]
     recording = recorded(tmp_path, lambda: Synthetic(1_000, symbols=5), slices=1)
     kept = Newest(0, 0, 1_000)
     for run in recording.runs():
         kept.take(run)
     assert sum(block.count for block in kept.blocks([b""]))
-    assert [each.signatures for each in (newest._take, newest._move)] == compiled
+    assert [each.signatures for each in (newest_of_slice._take, newest.move_payloads)] == compiled

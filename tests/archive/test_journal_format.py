@@ -65,7 +65,7 @@ def test_the_index_matches_the_records(tmp_path: Path, indexed: bool) -> None:
         Put((rows[i % 3],), sequence=i, ts_out=100 - i, ts_recv=i * i, epoch=1 + i // 7, codec=i % 3) for i in range(40)
     ]
     segment = Day(tmp_path, feed_of(key_bytes=2)).put(0, *puts, index=indexed)
-    ((_, (indexed_segment,)),) = Recording.open(tmp_path)._segments_of()
+    ((_, (indexed_segment,)),) = Recording.open(tmp_path).segments.of()
     found = indexed_segment.entries
     assert journals.SPAN == ENTRY_SPAN_BYTES
     assert len(found) > 5

@@ -19,7 +19,7 @@ SECOND = 10**9
 def notes(day: Path) -> list[Mark]:
     """Return the notes of a day, in order."""
     found = []
-    for _, segments in Recording.open(day)._segments_of():
+    for _, segments in Recording.open(day).segments.of():
         for segment in segments:
             found += [read_mark(segment, place) for place in places_of_marks(segment, are_notes=True).tolist()]
     assert None not in found

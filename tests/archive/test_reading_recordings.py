@@ -301,7 +301,7 @@ def test_a_reader_adds_data_recorded_since(tmp_path: Path) -> None:
         assert told(recording.batches()) == day.told()
         assert len(told(running)) + started == 200 * part
         for slice_id in range(2):
-            found = [len(segment.entries) for segment in dict(recording._segments_of())[slice_id]]
+            found = [len(segment.entries) for segment in dict(recording.segments.of())[slice_id]]
             assert found == [len(segment.entries()) for segment in day.segments if segment.slice_id == slice_id]
     assert recording.damage == recording.verify() == []
 

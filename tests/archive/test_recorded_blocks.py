@@ -86,7 +86,7 @@ def test_a_reader_sees_messages_while_segments_roll(tmp_path: Path) -> None:
 
         def now() -> int:
             recording.refresh()
-            return sum(int(segment.entries["messages"].sum()) for _, of in recording._segments_of() for segment in of)
+            return sum(int(segment.entries["messages"].sum()) for _, of in recording.segments.of() for segment in of)
 
         while recorder.statistics().segments < 4:
             publish_parts(publisher, count, count + 5_000)

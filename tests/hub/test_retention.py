@@ -116,10 +116,10 @@ def test_a_day_that_is_deleted_while_it_is_opened_is_no_damage(
     assert last_put(feed, left) == 1
     refresh = Segments._refresh_slice
 
-    def refreshes(self: Segments, of_slice: int, begun: int) -> None:
-        if self._day == old and of_slice == slice_id:
+    def refreshes(self: Segments, of_slice: int) -> None:
+        if self.day == old and of_slice == slice_id:
             old.rename(gone)
-        refresh(self, of_slice, begun)
+        refresh(self, of_slice)
 
     monkeypatch.setattr(Segments, "_refresh_slice", refreshes)
     table = Table(10, 10, 10)

@@ -371,7 +371,7 @@ def test_subscribers_are_notified_when_a_published_replay_seeks_back(
     assert (received.gaps, received.duplicates, received.stale, received.implausible) == (0, 0, 0, 0)
     (path,) = (each.parent for each in (tmp_path / "again").glob("*/*/manifest.json"))
     recording = Recording.open(path)
-    ((_, segments),) = recording._segments_of()
+    ((_, segments),) = recording.segments.of()
     begun = [mark.epoch for mark in marks_of(segments) if mark.kind is MarkKind.EPOCH_BEGIN]
     assert begun == [publisher.epoch - 3 + n for n in range(4)]
     assert payloads([message for batch in recording.batches() for message in told_of(batch)]) == payloads(expected)

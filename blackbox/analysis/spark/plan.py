@@ -79,8 +79,8 @@ def plan(days: Iterable[Path], pushed: Pushed, most_bytes: int, skip_damage: boo
         recording = Recording(day, manifest)
         wanted = pushed.slices_of(recording.feed)
         damage += damage_of(recording, wanted, skip_damage)
-        entries += sum(len(each.entries) for _, segments in recording._segments_of() for each in segments)
-        for slice_id, segments in recording._segments_of(wanted):
+        entries += sum(len(each.entries) for _, segments in recording.segments.of() for each in segments)
+        for slice_id, segments in recording.segments.of(wanted):
             found.append((recording, slice_id, _wanted(segments, pushed, recording.feed)))
     sizes = sum(int((piece.stop - piece.start).sum()) for _, _, piece in found)
     size = min(most_bytes, max(_LEAST_BYTES, sizes // _LEAST_PARTITIONS))

@@ -139,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _partitions_of(self, day: Path, before: Progress, after: Progress) -> Iterator[Partition]:
         recording = self._recording(day)
-        segments = dict(recording._segments_of())
+        segments = dict(recording.segments.of())
         for slice_id in sorted({*segments, *after.days.get(day.name, ())}):
             first, last = before.place(day.name, slice_id), after.place(day.name, slice_id)
             there = segments.get(slice_id, [])
@@ -176,7 +176,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for day in days:
             recording = self._recording(day)
             parts = []
-            for slice_id, segments in recording._segments_of():
+            for slice_id, segments in recording.segments.of():
                 until = _END if self._until is None else self._until.place(day.name, slice_id)
                 part = _between(segments, progress.place(day.name, slice_id), until)
                 if len(part.latest):

@@ -96,7 +96,7 @@ def _runs(recording: Recording) -> list[list[tuple[int, int]]]:
 
 
 def _segments(recording: Recording, slice_id: int) -> list[Segment]:
-    return next(iter(recording._streams(b"", [slice_id])), [])
+    return next(iter(recording.segments.streams(b"", [slice_id])), [])
 
 
 class _Part(NamedTuple):
@@ -117,7 +117,7 @@ class _Slice:
         self._recording = recording
         self._id = slice_id
         self._segments = _segments(recording, slice_id)
-        self._runs = read_runs([self._segments], wanted, recording._note)
+        self._runs = read_runs([self._segments], wanted, recording.segments.note)
         self._select = RowFilter(wanted)
         self._latest: dict[bytes, int] = {}
         self._streams: dict[bytes, int] = {}

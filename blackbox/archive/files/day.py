@@ -75,6 +75,11 @@ def day_end_ns(feed: Feed, day: datetime.date) -> int:
     return _start_ns(feed, day + datetime.timedelta(1))
 
 
+def session_ns(feed: Feed, day: datetime.date) -> tuple[int, int]:
+    """Return the beginning of a session date and its end, exclusive, in ns since 1970."""
+    return _start_ns(feed, day), day_end_ns(feed, day)
+
+
 def _start_ns(feed: Feed, day: datetime.date) -> int:
     start = datetime.time.fromisoformat(feed.day_start)
     return ns_on(day - datetime.timedelta(start >= _NOON), start, feed.time_zone)

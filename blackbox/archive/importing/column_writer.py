@@ -18,7 +18,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.files.codec import BLOCK_BYTES, Compression, check_packing
-from blackbox.archive.files.day import Manifest, day_end_ns
+from blackbox.archive.files.day import Manifest, session_ns
 from blackbox.archive.files.topic_numbers import TopicNumbers
 from blackbox.archive.importing.growing_blocks import ABOUT, GrowingBlocks, Journals, Topics
 from blackbox.archive.importing.import_rows import Gathered, gather, put_groups, put_rest, put_rows
@@ -44,7 +44,6 @@ of the segment's size."""
 _GATHERED_BYTES: Final = 64 << 20
 _NO_NUMBERS: Final = numpy.zeros(0, numpy.int32)
 _FAR_NS: Final = 1 << 62
-_DAY: Final = datetime.timedelta(1)
 _DAY_NS: Final = 86_400 * 10**9
 
 
@@ -81,7 +80,7 @@ class ColumnWriter:
         """
         check_packing(compression, block_bytes)
         self.messages = self.outside = self.missing = 0
-        self._begin_ns, self._end_ns = day_end_ns(feed, date - _DAY), day_end_ns(feed, date)
+        self._begin_ns, self._end_ns = session_ns(feed, date)
         if self._begin_ns <= 0:  # it is used as the epoch
             raise ConfigError(f"date was {date}, expected one that begins after 1970-01-01 00:00 UTC")
         self._feed = feed

@@ -29,7 +29,7 @@ import msgspec
 import numpy
 
 from blackbox.archive.files.codec import BLOCK_BYTES, Compression, check_packing
-from blackbox.archive.files.day import Date, as_date, day_end_ns, recorded_files, session_date
+from blackbox.archive.files.day import Date, as_date, day_end_ns, recorded_files, session_date, session_ns
 from blackbox.archive.importing.column_writer import ColumnWriter, Written
 from blackbox.archive.importing.fresh_day import FreshDays, check_is_new, check_whole, fresh_day
 from blackbox.archive.read.read_ahead import read_ahead
@@ -48,7 +48,6 @@ _OPEN_DAYS: Final = 4
 """Maximum number of days open for writing at a time."""
 _MOST_DAYS: Final = 4_000
 """Messages of more days than this are assumed to be corrupt."""
-_DAY: Final = datetime.timedelta(1)
 
 
 class ImportedDay(msgspec.Struct, frozen=True, kw_only=True):
@@ -360,7 +359,7 @@ class _Days:
                         self._last.put(run)
         outside = self._last.written.outside - outside
         if self._job.is_strict and source.date != date and outside:
-            begin, end = (time_text(time_ns, 0) for time_ns in self._session(first))
+            begin, end = (time_text(time_ns, 0) for time_ns in session_ns(self._job.feed, first))
             raise SourceError(
                 f"{source!r}: {outside:,} of its {messages:,} messages have times outside of the session {date}, "
                 f"{begin} to {end}: leave out the date (--date) to write each message to the day of its time"
@@ -404,7 +403,7 @@ class _Days:
         assert self._last is not None
         days = [self._last.date]
         while True:
-            begin, end = self._session(days[-1])
+            begin, end = session_ns(self._job.feed, days[-1])
             inside = left & (times >= begin) & (times < end)
             day_of[inside] = len(days) - 1
             left &= ~inside
@@ -456,6 +455,3 @@ class _Days:
             self._recent.pop(next(iter(self._recent))).close()
         self._days[date] = _OpenDay(self._job, date, self._stack)
         return self._days[date]
-
-    def _session(self, date: datetime.date) -> tuple[int, int]:
-        return day_end_ns(self._job.feed, date - _DAY), day_end_ns(self._job.feed, date)

@@ -3,29 +3,69 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.files.closed import CLOSED
+from blackbox.archive.files.closed import CLOSED, ClosedSlice
 from blackbox.archive.files.format import ENTRY, FILE_HEAD_BYTES, RECORD_ALIGNMENT
 from blackbox.archive.files.index_entry import add_to_entries
 from blackbox.archive.files.journal_record import next_record
 from blackbox.archive.files.marks import Mark, MarkKind, Totals, behind, chain_start, notes_of, read_mark, tally
-from blackbox.archive.files.segment import Damage, Segment
-from blackbox.archive.read.reader import Recorded, RecordRun
-from blackbox.archive.read.summary import LateBegin
+from blackbox.archive.files.segment import Damage, Segment, open_end
+from blackbox.archive.read.filter import Filter
+from blackbox.archive.read.reader import Recorded, RecordRun, Report, blocks_of, read_spans, whole_spans
+from blackbox.archive.read.segments import Segments
+from blackbox.archive.read.summary import Examined, LateBegin, Reported, find_gaps
 from blackbox.block.form.format import FLAG_SEQUENCES
+from blackbox.block.gap import Gap
 
-Report = Callable[[Damage], None]
 _NO_CLAIMS: Final = ("start", "stop", "records", "marks", "notes", "checksum")
 _CLAIMS: Final = [name for name in ENTRY.names or () if name not in _NO_CLAIMS]
 
 
-def audit_marks(
+def examine(segments: Segments, created_ns: int, progress: Callable[[int], object]) -> Examined:
+    """Return `Recording.examine`."""
+    gaps: list[Gap] = []
+    begins: list[LateBegin] = []
+    before, key_rule = 0, segments.feed.key_rule
+    if segments.closed_damage is not None:
+        segments.note(segments.closed_damage)
+    for slice_id, mine in segments.of():
+        audit, numbers, reported = IndexAudit(key_rule, mine), NumberAudit(), Reported.of(mine)
+        blocks = _audited(segments.note, audit, numbers, lambda done, before=before: progress(before + done))
+        gaps += find_gaps(slice_id, blocks, reported, {})
+        begins += numbers.begins(slice_id, reported.first)
+        closed = segments.closed.get(slice_id, ClosedSlice()).totals
+        _audit_marks(segments.day, created_ns, slice_id, audit, closed, segments.note)
+        audit.report(segments.damage, segments.note)
+        before += sum(len(segment.memory) for segment in mine)
+        for last in open_end(mine):
+            if last.torn_bytes:
+                segments.note(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
+    progress(before)
+    return Examined(sorted(segments.damage), gaps, begins)
+
+
+def _audited(
+    report: Report, audit: IndexAudit, numbers: NumberAudit, progress: Callable[[int], object]
+) -> Iterator[Recorded]:
+    """Yield all blocks of a slice, without using the indexes."""
+    done, key_rule = 0, audit.key_rule
+    for run in read_spans([whole_spans(audit.segments)], Filter(key_rule).records, key_rule, report):
+        audit.add(run)
+        for place, recorded in enumerate(blocks_of(run, key_rule)):
+            if many := numbers.add(recorded):
+                report(run.damage(place, "these messages are recorded twice", many))
+            yield recorded
+        done += run.stored_bytes
+        progress(done)
+
+
+def _audit_marks(
     day: Path, created_ns: int, slice_id: int, index: IndexAudit, closed: Totals | None, report: Report
 ) -> None:
     """Report segments and records of a slice that are missing or differ from those recorded.
@@ -111,7 +151,7 @@ class IndexAudit:
     def __init__(self, key_rule: int, segments: list[Segment]) -> None:
         """Start with empty entries for each segment."""
         self.segments = segments
-        self._key_rule = key_rule
+        self.key_rule = key_rule
         self._found = {segment: numpy.zeros(len(segment.entries), ENTRY) for segment in segments}
 
     def add(self, run: RecordRun) -> None:
@@ -123,7 +163,7 @@ class IndexAudit:
             entries = self._entries_of(segment, records - segment.address)
             known = entries >= 0
             found = self._found[segment].ctypes.data
-            add_to_entries(records[known], bodies[known], entries[known], found, self._key_rule)
+            add_to_entries(records[known], bodies[known], entries[known], found, self.key_rule)
 
     def add_marks(self, segment: Segment, offsets: NDArray[numpy.int64], what: str) -> None:
         """Count marks or notes; `what` is "marks" or "notes"."""

@@ -95,7 +95,7 @@ def _write_and_compare(
     def read(source: Recording, slice_id: int, digest: Digest) -> Iterator[Recorded]:
         nonlocal done
         key_rule = source.feed.key_rule
-        for run in read_runs(source._streams(b"", [slice_id]), Filter(key_rule), source._note):
+        for run in read_runs(source.segments.streams(b"", [slice_id]), Filter(key_rule), source.segments.note):
             seen.append(run)
             for recorded in blocks_of(run, key_rule):
                 digest.add(recorded)
@@ -105,7 +105,7 @@ def _write_and_compare(
 
     blocks_before = blocks_after = 0
     manifest = Manifest.read(recording.path)
-    for slice_id, _ in recording._segments_of():
+    for slice_id, _ in recording.segments.of():
         writer = SliceWriter(fresh, slice_id, recording.feed.key_rule, compression, manifest.created_ns)
         try:
             groups = _groups(read(recording, slice_id, before), block_bytes)
@@ -159,7 +159,7 @@ def _write_slice(
 def _kept_marks(recording: Recording, slice_id: int) -> deque[tuple[SegmentFile, Mark]]:
     """Return the marks, except those about segments. They keep their times and positions among the records."""
     found: deque[tuple[SegmentFile, Mark]] = deque()
-    for _, segments in recording._segments_of([slice_id]):
+    for _, segments in recording.segments.of([slice_id]):
         for segment in segments:
             found += [(segment, mark) for mark in copied_marks(segment)]
     return found

@@ -208,7 +208,7 @@ def ends_of(day: Path) -> dict[int, list[Position]]:
         recording = Recording.open(day)
     except JournalError:
         return ends  # unreadable
-    for slice_id, segments in recording._segments_of():
+    for slice_id, segments in recording.segments.of():
         last: dict[int, int] = {}
         for segment in segments:
             for entry in segment.entries[segment.entries["records"] > 0]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -20,8 +19,7 @@ from blackbox.archive.files.dropped import Sequences
 from blackbox.archive.files.format import OFFSET_BLOCK_HEADER
 from blackbox.archive.files.segment import Segment
 from blackbox.archive.maintain.slice_writer import SliceWriter, copied_marks
-from blackbox.archive.read.filter import Filter
-from blackbox.archive.read.reader import Recorded, blocks_of, read_runs
+from blackbox.archive.read.reader import Recorded, read_blocks
 from blackbox.archive.recording import Recording
 from blackbox.block.form.block import Block
 from blackbox.block.form.format import FLAG_LINE_B
@@ -51,7 +49,7 @@ class Dropper:
         if self._per_topic is None:
             return
         recording = Recording.open(day)
-        for slice_id, _ in recording._segments_of():
+        for slice_id, _ in recording.segments.of():
             self._newer.setdefault(slice_id, Counter()).update(_count(recording, slice_id)[0])
 
     def rewrite(
@@ -65,7 +63,7 @@ class Dropper:
         recording = Recording.open(day)
         ends, drop = dict[int, _Ends](), dict[int, dict[bytes, int]]()
         before, after = dict[int, Counter[bytes]](), dict[int, Counter[bytes]]()
-        for slice_id, _ in recording._segments_of():
+        for slice_id, _ in recording.segments.of():
             before[slice_id], ends[slice_id] = _count(recording, slice_id)
             newer = self._newer.setdefault(slice_id, Counter())
             drop[slice_id] = {topic: self._excess(topic, count, newer) for topic, count in before[slice_id].items()}
@@ -81,7 +79,7 @@ class Dropper:
         manifest, found = Manifest.read(day), dict[int, tuple[list[Sequences], dict[bytes, Position]]]()
         make_directory(fresh.parent)
         fresh.mkdir()
-        for slice_id, _ in recording._segments_of():
+        for slice_id, _ in recording.segments.of():
             writer = SliceWriter(fresh, slice_id, recording.feed.key_rule, compression, manifest.created_ns)
             try:
                 found[slice_id] = _Copying(writer, drop[slice_id], ends[slice_id]).copy(recording, slice_id)
@@ -89,7 +87,7 @@ class Dropper:
                 writer.close()
         manifest.write(fresh)
         again = Recording.open(fresh)
-        written = {slice_id: _count(again, slice_id)[0] for slice_id, _ in again._segments_of()}
+        written = {slice_id: _count(again, slice_id)[0] for slice_id, _ in again.segments.of()}
         if written != after or again.damage:
             raise JournalError(f"what was written of {day} was not what is kept of it; it was removed")
         sync_directory(fresh)
@@ -118,7 +116,7 @@ class _Copying:
         for segment in _segments(recording, slice_id):
             marks = copied_marks(segment)
             mark = next(marks, None)
-            for recorded in _blocks(recording, segment):
+            for recorded in read_blocks([segment], recording.feed.key_rule, recording.segments.note):
                 while mark is not None and mark.offset < recorded.header - OFFSET_BLOCK_HEADER - segment.address:
                     self._writer.copy_mark(segment, mark)
                     mark = next(marks, None)
@@ -210,7 +208,7 @@ def _count(recording: Recording, slice_id: int) -> tuple[Counter[bytes], _Ends]:
     """Return the messages of each topic in a slice, and the last ones of its segments and keys."""
     counts, ends = Counter[bytes](), _Ends()
     for segment in _segments(recording, slice_id):
-        for recorded in _blocks(recording, segment):
+        for recorded in read_blocks([segment], recording.feed.key_rule, recording.segments.note):
             block, topics = recorded.block, recorded.block.topics
             index = block.topic_index[recorded.first_row :]
             for place, count in enumerate(numpy.bincount(index, minlength=len(topics)).tolist()):
@@ -222,10 +220,4 @@ def _count(recording: Recording, slice_id: int) -> tuple[Counter[bytes], _Ends]:
 
 
 def _segments(recording: Recording, slice_id: int) -> list[Segment]:
-    return [each for _, segments in recording._segments_of([slice_id]) for each in segments if len(each.entries)]
-
-
-def _blocks(recording: Recording, segment: Segment) -> Iterator[Recorded]:
-    key_rule = recording.feed.key_rule
-    for run in read_runs([[segment]], Filter(key_rule), recording._note):
-        yield from blocks_of(run, key_rule)
+    return [each for _, segments in recording.segments.of([slice_id]) for each in segments if len(each.entries)]

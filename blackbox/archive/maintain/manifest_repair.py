@@ -208,7 +208,7 @@ def _described(day: Path, feed: Feed, found: _Found, near: Manifest | None) -> S
 def _check_topics(day: Recording) -> int:
     """Return the number of messages. Raises JournalError if one is not in the slice that the feed's rule assigns."""
     feed, messages = day.feed, 0
-    for slice_id, _ in day._segments_of():
+    for slice_id, _ in day.segments.of():
         blocks = (each for run in day.runs(slices=[slice_id]) for each in blocks_of(run, feed.key_rule))
         for topic, count in topic_counts(blocks).items():
             messages += count

@@ -319,6 +319,12 @@ def blocks_of(run: RecordRun, key_rule: int) -> Iterator[Recorded]:
         yield Recorded(block, ts_recv, first_row, address + OFFSET_BLOCK_HEADER, body_at)
 
 
+def read_blocks(segments: Sequence[Segment], key_rule: int, report: Report) -> Iterator[Recorded]:
+    """Yield all valid blocks of one slice's segments."""
+    for run in read_runs([segments], Filter(key_rule), report):
+        yield from blocks_of(run, key_rule)
+
+
 class _SliceReader:
     """One slice's records, one lookahead at a time. Damage between them is reported and skipped."""
 

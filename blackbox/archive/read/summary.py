@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import NamedTuple, Self
 
@@ -17,6 +17,7 @@ from blackbox.archive.files.segment import NO_TIME, Damage, Segment, open_end
 from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import Recorded, Report, read_runs
 from blackbox.archive.read.rows import count_topics
+from blackbox.archive.read.segments import Segments
 from blackbox.block.gap import Gap
 from blackbox.native.tables.name_table import Numbering
 
@@ -93,11 +94,11 @@ class Rate(msgspec.Struct, frozen=True):
     """int64[bins]: number of messages in each bin."""
 
 
-def summarise(slices: dict[int, list[Segment]], wanted: Filter, damage: list[Damage], report: Report) -> Summary:
+def summarise(segments: Segments) -> Summary:
     """Return `Recording.summary`. Reads the heads of all records."""
     parts, seen = [], []
-    for slice_id, segments in sorted(slices.items()):
-        part, epochs = _summarise_slice(slice_id, segments, wanted, report)
+    for slice_id, mine in segments.of():
+        part, epochs = _summarise_slice(slice_id, mine, Filter(segments.feed.key_rule), segments.note)
         parts.append(part)
         seen += [(ts_out, slice_id, epoch) for epoch, ts_out in epochs.items()]
     return Summary(
@@ -111,7 +112,7 @@ def summarise(slices: dict[int, list[Segment]], wanted: Filter, damage: list[Dam
         last_ts_out=_most(part.last_ts_out for part in parts),
         epochs=tuple(dict.fromkeys(epoch for _, _, epoch in sorted(seen))),
         torn_bytes=sum(part.torn_bytes for part in parts),
-        damage=tuple(damage),
+        damage=tuple(segments.damage),
         slices=tuple(parts),
     )
 
@@ -146,7 +147,7 @@ def _summarise_slice(
     return summary, epochs
 
 
-def _known(segments: list[Segment], name: str) -> Iterator[int]:
+def _known(segments: Iterable[Segment], name: str) -> Iterator[int]:
     """Yield all known values of a column of the entries."""
     for segment in segments:
         column = segment.entries[name]
@@ -162,14 +163,13 @@ def _most(times: Iterable[int | None]) -> int | None:
     return max((time for time in times if time is not None), default=None)
 
 
-def message_rate(slices: dict[int, list[Segment]], wanted: Filter, bins: int, report: Report) -> Rate:
+def message_rate(segments: Segments, bins: int) -> Rate:
     """Return `Recording.rate`. Reads the heads of all records."""
-    found = [segment for segments in slices.values() for segment in segments]
-    first, last = _least(_known(found, "min_ts_out")) or 0, _most(_known(found, "max_ts_out")) or 0
+    first, last = _least(_known(segments, "min_ts_out")) or 0, _most(_known(segments, "max_ts_out")) or 0
     width = (last - first) // bins + 1
     counts = numpy.zeros(bins, numpy.int64)
-    for segments in slices.values():
-        for run in read_runs([segments], wanted, report, bodies="stored"):
+    for _, mine in segments.of():
+        for run in read_runs([mine], Filter(segments.feed.key_rule), segments.note, bodies="stored"):
             heads = run.heads
             place = numpy.clip((heads["ts_out"] - first) // width, 0, bins - 1)
             numpy.add.at(counts, place, heads["count"].astype(numpy.int64) - heads["first_row"])
@@ -262,6 +262,22 @@ def find_gaps(
         if number > known:
             yield gap_at(epoch, known, number, ts_out)
             expected[epoch] = number
+
+
+def gaps_and_late(
+    segments: Segments, slices: Iterable[int] | None, expected: Mapping[int, dict[int, int]]
+) -> tuple[dict[Gap, Since], set[tuple[int, int]]]:
+    """Return the gaps of a day, each with the latest times before it, and (slice, epoch) of epochs that begin late.
+
+    An epoch begins late if messages before the first recorded one are unknown.
+
+    `expected`: by slice, argument of `find_gaps`: the sequences after earlier recordings.
+    """
+    late, since = set[tuple[int, int]](), dict[Gap, Since]()
+    for slice_id, mine in segments.of(slices):
+        found = find_gaps(slice_id, segments.blocks(slice_id), Reported.of(mine), expected[slice_id], late, since)
+        deque(found, maxlen=0)
+    return since, late
 
 
 def topic_counts(blocks: Iterable[Recorded]) -> Counter[bytes]:

@@ -263,7 +263,7 @@ class _Before:
         begin: int | None = None
         ends = _KeyEnds(self._feed)
         for day in reversed(self._days):
-            segments = dict(day._segments_of()).get(slice_id, [])
+            segments = dict(day.segments.of()).get(slice_id, [])
             records = [each.entries[each.entries["records"] > 0] for each in segments]
             mine = [each[each["epoch"] == self.epoch] for each in records]
             marks = [mark for mark in marks_of(segments) if mark.epoch == self.epoch]
@@ -317,7 +317,7 @@ class _Before:
 
     def _segments(self, slice_id: int | None = None) -> Iterator[tuple[int, Segment]]:
         for day in self._days:
-            for number, segments in day._segments_of():
+            for number, segments in day.segments.of():
                 if slice_id in (None, number):
                     yield from ((number, segment) for segment in segments)
 

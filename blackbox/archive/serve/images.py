@@ -17,8 +17,8 @@ from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import Span, read_spans
 from blackbox.archive.recording import Recording
-from blackbox.archive.serve.newest import Newest
 from blackbox.archive.serve.newest_books import NewestBooks
+from blackbox.archive.serve.newest_of_slice import Newest
 from blackbox.archive.serve.piece_reading import PIECE_BLOCKS, PIECE_BYTES
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError, segments_of
 from blackbox.archive.serve.protocol import AskImage, Image, Snapshot
@@ -163,7 +163,7 @@ class _Scan:
     def _take(self, day: Recording, segment: Segment, start: int, stop: int) -> None:
         def report(damage: Damage) -> None:
             self.unreadable += 1
-            day._note(damage)
+            day.segments.note(damage)
 
         everything = Filter(day.feed.key_rule).records
         for run in read_spans([[Span(segment, start, stop)]], everything, day.feed.key_rule, report):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,7 +14,7 @@ from blackbox.block.batch.batch_rows import read_only
 from blackbox.block.form.block import Block
 from blackbox.block.form.encode import NO_VALUE
 from blackbox.block.form.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header, sequence_of
-from blackbox.block.position import Place, Position
+from blackbox.block.position import Place
 from blackbox.errors import JournalError
 from blackbox.feed.routing.key_rule import key_of
 from blackbox.native.compile.jit import njit, warm_up
@@ -24,7 +24,7 @@ from blackbox.native.memory.records import Field, SharedRecord, record_at
 from blackbox.native.tables.name_table import FULL, Numbering, NumberingAt, number_of
 
 if TYPE_CHECKING:
-    from blackbox.archive.read.reader import RecordRun
+    pass
 
 MOST_BYTES: Final = 1 << 30
 """Maximum size of the stored payloads."""
@@ -34,7 +34,7 @@ _BLOCK_BYTES: Final = 1 << 18
 """Size at which a block of an image is closed."""
 _ALL_ROWS: Final = numpy.frombuffer(b"", numpy.int32)
 _DONE: Final = -1
-_NO_TOPIC: Final = -2
+NO_TOPIC: Final = -2
 
 
 class _Newest(SharedRecord):
@@ -54,17 +54,6 @@ class _Newest(SharedRecord):
     """Size of its payload; NO_VALUE for a message without a value."""
 
 
-class _Reached(SharedRecord):
-    """End of the records that were read."""
-
-    epoch = Field()
-    """The last epoch."""
-    following = Field()
-    """Sequence after its last message."""
-    ts_out = Field()
-    """Largest `ts_out` of that epoch."""
-
-
 class _Room(SharedRecord):
     """Memory for payloads."""
 
@@ -73,14 +62,13 @@ class _Room(SharedRecord):
     with_value = Field()
     """Topics whose newest message has a value."""
     lacking = Field()
-    """Reason why a message did not fit: _NO_TOPIC, or the bytes that it needs."""
+    """Reason why a message did not fit: NO_TOPIC, or the bytes that it needs."""
 
 
-_newest_at = record_at(_Newest)
-_reached_at = record_at(_Reached)
-_room_at = record_at(_Room)
-_ROW_BYTES: Final = _Newest.dtype.itemsize
-_ROW_WORDS: Final = _ROW_BYTES // 8
+newest_at = record_at(_Newest)
+room_at = record_at(_Room)
+ROW_BYTES: Final = _Newest.dtype.itemsize
+_ROW_WORDS: Final = ROW_BYTES // 8
 _SLICE, _EPOCH, _SEQUENCE = _Newest.slice_id.start, _Newest.epoch.start, _Newest.sequence.start
 _TIME, _START, _SIZE = _Newest.ts_event.start, _Newest.start.start, _Newest.size.start
 
@@ -95,7 +83,7 @@ class _Kept(NamedTuple):
     payload_bytes: int
 
 
-_kept_at = kept_at(_Kept)
+tables_at = kept_at(_Kept)
 
 
 class Entry(NamedTuple):
@@ -168,7 +156,7 @@ class NewestRows:
     def make_room(self) -> None:
         """Make room for the message that did not fit. Raises JournalError at the maximum size."""
         lacking = self._room.lacking
-        if lacking == _NO_TOPIC:
+        if lacking == NO_TOPIC:
             raise JournalError(
                 f"{self._what} had more than {self._most} topics, or long ones: "
                 f"expected at most that many (max_topics), of {_MEAN_TOPIC_BYTES} bytes on average"
@@ -180,7 +168,7 @@ class NewestRows:
                 f"{self._what} had newest messages of {kept} bytes or more, expected at most {self._most_bytes}"
             )
         payloads = numpy.zeros(min(2 * kept, self._most_bytes), numpy.uint8)
-        self._room.used = _move(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
+        self._room.used = move_payloads(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
         self._set_payloads(payloads)
 
     def has(self, place: Place) -> bool:
@@ -213,7 +201,7 @@ class NewestRows:
         rows, starts = self._rows[:count].copy(), self._topics.starts[: count + 1].copy()
         text = self._topics.text[: starts[-1]].copy()
         payloads = numpy.zeros(int(((numpy.maximum(rows["size"], 0) + 7) & -8).sum()), numpy.uint8)
-        _move(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
+        move_payloads(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
         return NewestCopy(rows, starts, text, payloads)
 
     def have_byte(self, place: int, values: bytes) -> NDArray[numpy.bool_]:
@@ -223,10 +211,6 @@ class NewestRows:
         found = numpy.zeros(len(rows), numpy.bool_)
         found[is_long] = numpy.isin(self._payloads[rows["start"][is_long] + place], list(values))
         return found
-
-    def topics(self) -> list[bytes]:
-        """Return all topics."""
-        return list(self._topics.names())
 
     def messages(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> Iterator[Entry]:
         """Yield the newest messages that `blocks` returns for the same arguments."""
@@ -273,7 +257,7 @@ class NewestRows:
         numbers, group, rows = numbers[order], group[order], rows[order]
         topics = [names[number] for number in numbers.tolist()]
         payloads = numpy.zeros(int(((rows["size"] + 7) & -8).sum()), numpy.uint8)
-        _move(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
+        move_payloads(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
         part = numpy.cumsum(rows["size"]) // _BLOCK_BYTES
         apart = group[1:] != group[:-1]
         for differs in (rows["slice_id"], rows["epoch"], rows["schema"], part):
@@ -309,75 +293,6 @@ class NewestCopy(NamedTuple):
         data, rows = self.payloads.tobytes(), self.rows[self.rows["size"] != NO_VALUE]
         spans = zip(rows["start"].tolist(), (rows["start"] + rows["size"]).tolist(), strict=True)
         return dict(zip(self.topics(), [data[start:stop] for start, stop in spans], strict=True))
-
-
-class Newest(NewestRows):
-    """The newest message of each topic of one slice: of the last epoch that has it, the one with the highest sequence.
-
-    Attributes: `epoch`, the last epoch read, 0 for none; `ts_out`, the largest in it.
-    """
-
-    def __init__(self, slice_id: int, key_rule: int, most_topics: int, *, has_payloads: bool = True) -> None:
-        """Start empty, as `NewestRows`."""
-        super().__init__(f"slice {slice_id}", key_rule, most_topics, has_payloads=has_payloads)
-        self.slice_id = slice_id
-        self._reached = _Reached()
-
-    @property
-    def position(self) -> Position:
-        """Position after the last message of the last epoch read. Epoch 0: nothing was read."""
-        return Position(self._reached.epoch, self._reached.following)
-
-    @property
-    def epoch(self) -> int:
-        """The last epoch read; 0 for none."""
-        return self._reached.epoch
-
-    @property
-    def ts_out(self) -> int:
-        """The largest `ts_out` of that epoch."""
-        return self._reached.ts_out
-
-    def places(self) -> dict[bytes, tuple[int, int]]:
-        """Return epoch and sequence of the newest message of each topic with a value."""
-        rows = self._rows[: len(self._topics)]
-        spans = zip(
-            self._topics.names(), rows["epoch"].tolist(), rows["sequence"].tolist(), rows["size"].tolist(), strict=True
-        )
-        return {name: (epoch, sequence) for name, epoch, sequence, size in spans if size != NO_VALUE}
-
-    def begin(self, blocks: Sequence[Block], position: Position, ts_out: int) -> None:
-        """Begin with an image, the position after it, and the largest `ts_out` before that. Raises as `take`."""
-        headers = [numpy.frombuffer(block.header, numpy.uint8).copy() for block in blocks]  # aligned
-        bodies = [block.body if block.body.ctypes.data % 8 == 0 else block.body.copy() for block in blocks]
-        headers_at, bodies_at = (
-            numpy.array([each.ctypes.data for each in arrays], numpy.int64) for arrays in (headers, bodies)
-        )
-        self._add(headers_at, bodies_at, numpy.zeros(len(blocks), numpy.int64))
-        self._reached.epoch, self._reached.following, self._reached.ts_out = *position, ts_out
-
-    def take(self, run: RecordRun) -> None:
-        """Add checked records. Records may be repeated.
-
-        Raises JournalError if there are too many topics, or too many bytes of newest messages.
-        """
-        self._add(run.headers, run.bodies, run.heads["first_row"].astype(numpy.int64))
-
-    def _add(
-        self, headers: NDArray[numpy.int64], bodies: NDArray[numpy.int64], first_rows: NDArray[numpy.int64]
-    ) -> None:
-        done, reached = 0, self._reached.address
-        while done < len(headers):
-            done = _take(self._kept.address, reached, headers, bodies, first_rows, done)
-            if done < len(headers):
-                self.make_room()
-
-
-def warm_up_images() -> None:
-    """Compile what images need, so that the first request does not wait for it."""
-    none = numpy.zeros(0, numpy.int64)
-    warm_up(_take, 0, 0, none, none, none, 0)
-    warm_up(_move, 0, 0, 0, 0)
 
 
 class NewestBlocks:
@@ -426,7 +341,7 @@ class NewestBlocks:
 
 
 @inner
-def _number(kept: _Kept, layout: BodyLayout, body: int, topic: int) -> Any:
+def number_of_topic(kept: _Kept, layout: BodyLayout, body: int, topic: int) -> Any:
     """Return the number of a block's topic; FULL if there is no room for it."""
     ends = int32s_at(body + layout.topic_offsets + 4 * topic, 2)
     start = numpy.int64(ends[0])
@@ -434,9 +349,9 @@ def _number(kept: _Kept, layout: BodyLayout, body: int, topic: int) -> Any:
 
 
 @inner
-def _keep(kept: _Kept, newest: Any, header: Header, layout: BodyLayout, body: int, row: int) -> bool:
+def keep_row(kept: _Kept, newest: Any, header: Header, layout: BodyLayout, body: int, row: int) -> bool:
     """Store a row of a block. Return False if there was no room."""
-    room = _room_at(kept.room)
+    room = room_at(kept.room)
     size: Any = numpy.int64(header.stride)
     at: Any = row * size
     if header.flags & FLAG_FIXED == 0:
@@ -468,7 +383,7 @@ def _take_batch(at: int, header_at: int, body: int, origins: int, rows: NDArray[
 
     All are then stored again.
     """
-    kept = _kept_at(at)
+    kept = tables_at(at)
     header = read_header(header_at)
     layout = layout_of(header)
     index = int32s_at(body + layout.topic_index, header.count)
@@ -480,12 +395,12 @@ def _take_batch(at: int, header_at: int, body: int, origins: int, rows: NDArray[
     for topic in range(header.topics):
         row = numpy.int64(last[topic])
         if row >= 0:
-            number = _number(kept, layout, body, topic)
+            number = number_of_topic(kept, layout, body, topic)
             if number == FULL:
-                _room_at(kept.room).lacking = _NO_TOPIC
+                room_at(kept.room).lacking = NO_TOPIC
                 return False
-            newest = _newest_at(kept.rows + _ROW_BYTES * number)
-            if not _keep(kept, newest, header, layout, body, row):
+            newest = newest_at(kept.rows + ROW_BYTES * number)
+            if not keep_row(kept, newest, header, layout, body, row):
                 return False
             if origins != 0:  # several blocks: slice and epoch of each message
                 column = 8 * header.count
@@ -495,52 +410,11 @@ def _take_batch(at: int, header_at: int, body: int, origins: int, rows: NDArray[
 
 
 @njit(nogil=True, cache=True)
-def _take(
-    at: int,
-    reached_at: int,
-    headers: NDArray[numpy.int64],
-    bodies: NDArray[numpy.int64],
-    first_rows: NDArray[numpy.int64],
-    done: int,
-) -> int:
-    """Store records from index `done` on. Return the index of the first that did not fit; it is then stored again."""
-    kept, reached = _kept_at(at), _reached_at(reached_at)
-    for place in range(done, len(headers)):
-        header, body, first_row = read_header(headers[place]), bodies[place], first_rows[place]
-        layout = layout_of(header)
-        index = int32s_at(body + layout.topic_index, header.count)
-        last = numpy.full(header.topics, -1, numpy.int64)
-        for row in range(first_row, header.count):
-            last[index[row]] = row
-        for topic in range(header.topics):
-            row = last[topic]
-            if row >= 0:
-                number = _number(kept, layout, body, topic)
-                if number == FULL:
-                    _room_at(kept.room).lacking = _NO_TOPIC
-                    return place
-                newest = _newest_at(kept.rows + _ROW_BYTES * number)
-                sequence = numpy.int64(sequence_of(header, layout, body, row))
-                if newest.epoch > header.epoch or (newest.epoch == header.epoch and newest.sequence > sequence):
-                    continue
-                if not _keep(kept, newest, header, layout, body, row):
-                    return place
-        if header.epoch > reached.epoch:
-            reached.epoch = header.epoch
-            reached.following = reached.ts_out = 0
-        if header.epoch == reached.epoch:
-            following: Any = numpy.int64(sequence_of(header, layout, body, header.count - 1)) + 1
-            reached.following = max(reached.following, following)
-            reached.ts_out = max(reached.ts_out, header.ts_out)
-    return len(headers)
-
-
-@njit(nogil=True, cache=True)
-def _move(rows: int, count: int, source: int, target: int) -> int:
+def move_payloads(rows: int, count: int, source: int, target: int) -> int:
     """Copy the used payloads without gaps to an address. Return their size."""
     used: Any = numpy.int64(0)
     for number in range(count):
-        newest = _newest_at(rows + _ROW_BYTES * number)
+        newest = newest_at(rows + ROW_BYTES * number)
         size: Any = max(0, newest.size)
         copy_bytes(target + used, source + newest.start, size)
         newest.start, newest.room = used, (size + 7) & -8

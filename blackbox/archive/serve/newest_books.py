@@ -9,7 +9,8 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.read.reader import blocks_of
-from blackbox.archive.serve.newest import Entry, Newest, NewestBlocks, NewestRows
+from blackbox.archive.serve.newest import Entry, NewestBlocks, NewestRows
+from blackbox.archive.serve.newest_of_slice import Newest
 from blackbox.block.batch.batch import Batch
 from blackbox.block.batch.received_block import BatchFeed, ReceivedBlock
 from blackbox.block.form.block import Block

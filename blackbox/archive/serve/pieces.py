@@ -332,7 +332,7 @@ def segments_of(day: Recording, slice_id: int) -> list[Segment]:
     """Return the segments of a slice that are not empty. Raises ArchiveError if the day has no such slice."""
     if slice_id >= len(day.feed.slices):
         raise ArchiveError(f"slice was {slice_id}, expected 0 to {len(day.feed.slices) - 1}")
-    return [each for _, segments in day._segments_of([slice_id]) for each in segments if len(each.entries)]
+    return [each for _, segments in day.segments.of([slice_id]) for each in segments if len(each.entries)]
 
 
 def _end_of(day: Recording, slice_id: int) -> _End | None:
@@ -364,11 +364,11 @@ def _first_received(day: Recording, slice_id: int, start_ns: int) -> Position | 
 
 def _is_begun(day: Recording, slice_id: int) -> bool:
     """Return True if a recorder has begun a segment that is still empty. It removes such a segment when it stops."""
-    return any(not len(segments[-1].entries) for _, segments in day._segments_of([slice_id]) if segments)
+    return any(not len(segments[-1].entries) for _, segments in day.segments.of([slice_id]) if segments)
 
 
 def _with_entries(day: Recording) -> list[tuple[int, list[Segment]]]:
-    found = [(slice_id, segments_of(day, slice_id)) for slice_id, _ in day._segments_of()]
+    found = [(slice_id, segments_of(day, slice_id)) for slice_id, _ in day.segments.of()]
     return [(slice_id, segments) for slice_id, segments in found if segments]
 
 

@@ -17,7 +17,7 @@ import zmq
 from blackbox.archive.consumer_positions import SECRET_BYTES
 from blackbox.archive.consumer_store import ConsumerStore, Owner
 from blackbox.archive.serve.images import Images
-from blackbox.archive.serve.newest import warm_up_images
+from blackbox.archive.serve.newest_of_slice import warm_up_images
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
 from blackbox.archive.serve.protocol import (
     ENCODER,

@@ -19,9 +19,10 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.files.segment import Segment
-from blackbox.archive.read.reader import UNCHECKED
-from blackbox.archive.read.summary import Reported, Since
+from blackbox.archive.files.segment import Damage, Segment
+from blackbox.archive.read.filter import Filter
+from blackbox.archive.read.reader import UNCHECKED, read_runs
+from blackbox.archive.read.summary import Reported, Since, gaps_and_late
 from blackbox.archive.recording import Recording
 from blackbox.block.form.block import Block
 from blackbox.block.form.format import HEADER_BYTES
@@ -106,18 +107,18 @@ class RecordedGaps:
         for recording in recordings:
             first = feeds.first_slice(recording)
             asked = range(len(recording.feed.slices)) if slices is None else slices
-            played_slices = recording._segments_of(sorted(set(recording.feed.slices_for(prefix)).intersection(asked)))
+            played_slices = recording.segments.of(sorted(set(recording.feed.slices_for(prefix)).intersection(asked)))
             expected = {slice_id: following[slice_id + first] for slice_id, _ in played_slices}
             reported = {slice_id: Reported.of(segments) for slice_id, segments in played_slices}
             incomplete = [
                 slice_id
                 for slice_id, segments in played_slices
                 if not _is_complete(segments, reported[slice_id], expected[slice_id])
-                or not recording._has_good_heads(slice_id)
+                or not _has_good_heads(segments, recording.feed.key_rule)
             ]
-            gaps, late = recording._gaps_and_late(incomplete, expected)
+            gaps, late = gaps_and_late(recording.segments, incomplete, expected)
             self._read |= {
-                segment.path.parent for _, of_slice in recording._segments_of(incomplete) for segment in of_slice
+                segment.path.parent for _, of_slice in recording.segments.of(incomplete) for segment in of_slice
             }
             for slice_id, segments in played_slices:
                 spans = _spans(segments)
@@ -381,3 +382,10 @@ def _is_complete(segments: list[Segment], reported: Reported, expected: dict[int
 def _column(owner: object, origins: int, count: int, column: int) -> NDArray[Any]:
     """Return a column of the origins of a gathered block's messages."""
     return foreign_array(owner, origins + 8 * count * column, count, "<i8")
+
+
+def _has_good_heads(segments: list[Segment], key_rule: int) -> bool:
+    """Return True if every record of a slice can be found. Reads the heads of records, but not their bodies."""
+    found: list[Damage] = []
+    deque(read_runs([segments], Filter(key_rule), found.append, bodies="stored"), maxlen=0)
+    return not found

@@ -27,8 +27,8 @@ from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.read.reader import Span, blocks_of, read_spans
 from blackbox.archive.record.check import refusal
 from blackbox.archive.record.crash_recovery import cut_segment
-from blackbox.archive.recording import Recording
-from blackbox.archive.serve.newest import Newest
+from blackbox.archive.recording import Recording, open_kept
+from blackbox.archive.serve.newest_of_slice import Newest
 from blackbox.block.form.block import Block
 from blackbox.block.form.format import HEADER_BYTES
 from blackbox.errors import JournalError
@@ -163,12 +163,12 @@ class History:
         """Yield the parts of a slice, newest first."""
         for path in reversed(self._paths):
             if path not in self._days:
-                if (day := Recording._open_kept(path)) is None:
+                if (day := open_kept(path)) is None:
                     return  # all earlier days are deleted, too
                 for damage in [each for each in day.damage if each.path.suffix == ".journal"]:
                     raise refusal(damage)
                 self._days[path] = day
-            for segment in reversed(dict(self._days[path]._segments_of([slice_id])).get(slice_id, [])):
+            for segment in reversed(dict(self._days[path].segments.of([slice_id])).get(slice_id, [])):
                 yield Part(slice_id, segment, Notes(segment))
 
     def _read_back(self, slice_id: int) -> Iterator[Part]:

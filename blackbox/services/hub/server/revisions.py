@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from blackbox.archive.files.day import recorded_days
-from blackbox.archive.recording import Recording
-from blackbox.archive.serve.newest import Newest
+from blackbox.archive.recording import open_kept
+from blackbox.archive.serve.newest_of_slice import Newest
 from blackbox.block.position import NOWHERE
 from blackbox.errors import HubError
 
@@ -52,7 +52,7 @@ def newest_places(
     """
     slices: dict[int, Newest] = {}
     for path in recorded_days(directory):
-        if (day := Recording._open_kept(path)) is None:
+        if (day := open_kept(path)) is None:
             continue
         for slice_id in range(len(day.feed.slices)):
             if slice_id not in slices:
