@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from blackbox import Feed, Publisher, Recording
 from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.serve import piece_reading, pieces
+from blackbox.archive.serve.archive_days import ArchiveDays
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
@@ -299,13 +300,13 @@ def test_a_waiting_reader_continues_and_learns_of_the_recorders_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It continues at the archive's place: searching all segments again, it would never reach the live messages."""
-    feed, begun, begin, found = archived_feed(), list[str](), Pieces._begin, list[int]()
+    feed, begun, begin, found = archived_feed(), list[str](), ArchiveDays.begin, list[int]()
 
-    def note(pieces: Pieces, name: str) -> Any:
+    def note(days: ArchiveDays, name: str) -> Any:
         begun.append(name)
-        return begin(pieces, name)
+        return begin(days, name)
 
-    monkeypatch.setattr(Pieces, "_begin", note)
+    monkeypatch.setattr(ArchiveDays, "begin", note)
     with Publisher(feed) as publisher:
         with Recorder(feed, tmp_path, serve=True) as recorder:
             publish_parts(publisher, 0, 1_000)

@@ -113,33 +113,35 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """Body of a NOTE."""
 
 
+class MarkHead(NamedTuple):
+    """Fields of a mark's head that the journal's state does not have; see `Mark`."""
+
+    kind: int
+    flags: int
+    ts: int
+    ts_out: int = 0
+    ts_event: int = 0
+    sequence: int = 0
+    names: int = 0
+    """Number of keys in the body."""
+    body_bytes: int = 0
+
+
 @njit(nogil=True, cache=True)
-def write_mark(
-    target: int,
-    kind: int,
-    flags: int,
-    ts: int,
-    epoch: int,
-    names: int,
-    ts_out: int,
-    ts_event: int,
-    sequence: int,
-    totals: Totals,
-    body_bytes: int,
-) -> None:
-    """Write a mark's head over the zeros at `target`. Its body of `body_bytes` is already there."""
+def write_mark(target: int, head: MarkHead, epoch: int, totals: Totals) -> None:
+    """Write a mark's head over the zeros at `target`. Its body is already there."""
     mark = mark_at(target)
     mark.magic = MARK_MAGIC
-    mark.ts = ts
-    mark.stored_bytes = body_bytes
-    mark.kind = kind
-    mark.flags = flags
-    mark.names = names
-    mark.stored_checksum = checksum_32(target + MARK_HEAD_BYTES, body_bytes)
+    mark.ts = head.ts
+    mark.stored_bytes = head.body_bytes
+    mark.kind = head.kind
+    mark.flags = head.flags
+    mark.names = head.names
+    mark.stored_checksum = checksum_32(target + MARK_HEAD_BYTES, head.body_bytes)
     mark.epoch = epoch
-    mark.ts_out = ts_out
-    mark.ts_event = ts_event
-    mark.sequence = sequence
+    mark.ts_out = head.ts_out
+    mark.ts_event = head.ts_event
+    mark.sequence = head.sequence
     mark.records = totals.records
     mark.messages = totals.messages
     mark.marks = totals.marks

@@ -11,7 +11,6 @@ import datetime
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import numpy
@@ -35,7 +34,7 @@ from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import load_schema
 from blackbox.native.system.limits import check_limits
-from blackbox.publish.send.batcher import group_by_key, make_selection
+from blackbox.publish.send.batcher import Selection, group_by_key, make_selection
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 _ROWS: Final = 1 << 20
@@ -57,11 +56,176 @@ class Written(NamedTuple):
     """Sequence numbers skipped."""
 
 
+class _TopicGroups:
+    """The topics of a day and their groups, each of one slice and key, with the next sequences of slices and groups."""
+
+    def __init__(self, feed: Feed) -> None:
+        slices = len(feed.slices)
+        self.topics = TopicNumbers(feed)
+        self._has_keys = feed.key_rule > 0
+        self._known = self._groups = 0
+        """Topics and groups in the tables below."""
+        self._about = numpy.zeros(0, ABOUT)
+        self._generation = numpy.zeros(1, numpy.int64)
+        self.following = numpy.zeros(slices, numpy.int64)
+        """Next sequence of each slice."""
+        self._skipped = numpy.zeros(slices, numpy.int64)
+        """Sequence after the last one that each slice skipped."""
+        self._ends = numpy.zeros(0, numpy.int64)
+        """Sequence after the last message of each group."""
+        self._counts = numpy.zeros(0, numpy.int64)
+        """Number of messages of each group."""
+        self._make_room()
+
+    def numbers_of(self, topics: Sequence[bytes]) -> NDArray[numpy.int32]:
+        """Return the numbers of a source's topics. Raises ConfigError if one cannot be published."""
+        numbers = self.topics.numbers_of(topics)
+        self._make_room()
+        new = slice(self._known, len(self.topics))
+        for name, column in (("size", self.topics.table.sizes), ("group", self.topics.group_of)):
+            self._about[name][new] = column[new]
+        fresh = slice(self._groups, self.topics.groups)
+        self._ends[fresh] = skipped = self._skipped[self.topics.slice_of[fresh]]
+        self._counts[fresh] = numpy.minimum(skipped, 1) if self._has_keys else skipped
+        self._known, self._groups = new.stop, fresh.stop
+        return numbers
+
+    def skip(self, shares: NDArray[numpy.int64]) -> None:
+        """Skip sequences of each slice."""
+        self.following += shares
+        self._skipped[:] = self.following
+        slices = self.topics.slice_of[: self._groups]
+        self._ends[: self._groups] = self.following[slices]
+        self._counts[: self._groups] += 1 if self._has_keys else shares[slices]
+
+    def tables(self) -> Topics:
+        """Return the tables for compiled code. They are valid until the next `numbers_of`."""
+        numbers = self.following, self._ends, self._counts
+        return Topics(self._about, self.topics.table, self._generation, self.topics.slice_of, *numbers)
+
+    def _make_room(self) -> None:
+        more = self.topics.room - len(self._about)
+        if more:
+            self._about = numpy.concatenate((self._about, numpy.zeros(more, ABOUT)))
+            self._ends, self._counts = numpy.pad(self._ends, (0, more)), numpy.pad(self._counts, (0, more))
+
+
+class _DayJournals:
+    """The journals of a day, and the clock of each slice. Attribute: `session_ns`, beginning and end of the day."""
+
+    def __init__(self, day: Path, feed: Feed, date: datetime.date, settings: JournalSettings) -> None:
+        self.session_ns = begin_ns, self._end_ns = session_ns(feed, date)
+        if begin_ns <= 0:  # it is used as the epoch
+            raise ConfigError(f"date was {date}, expected one that begins after 1970-01-01 00:00 UTC")
+        check_limits(f"a day of feed {feed.name!r}", PIPE_NEEDS, *[WRITER_NEEDS] * len(feed.slices))
+        Manifest.new(feed, date, time.time_ns()).write(day)
+        self._origin = Origin(load_schema(feed.schema).schema_id, 0, feed.key_rule, begin_ns)
+        self._checksum, self._header = feed.checksum, numpy.zeros(HEADER_BYTES // 8, numpy.int64)
+        pipe = Pipe()
+        self._writers: list[JournalWriter] = []
+        for slice_id in range(len(feed.slices)):
+            writer = JournalWriter(slice_id, feed.key_rule, settings, pipe, lambda _: (day, _FAR_NS))
+            writer.state.started = begin_ns
+            self._writers.append(writer)
+        self._states = numpy.array([writer.state.address for writer in self._writers], numpy.int64)
+        self.clocks = numpy.full(len(self._writers), begin_ns, numpy.int64)
+
+    def target(self, body: int) -> Journals:
+        """Return the journals for compiled code, which writes bodies at an address."""
+        limit_ns, header = self._end_ns + _DAY_NS, self._header.ctypes.data
+        return Journals(self._states, self.clocks, limit_ns, header, body, self._origin, self._checksum)
+
+    def note_end(self, slice_id: int, following: int, flags: int = 0, ts_event: int = 0) -> None:
+        """Append a heartbeat with the slice's next sequence, as a recorder does; see `Block.encode_ends`."""
+        now, writer = int(self.clocks[slice_id]), self._writers[slice_id]
+        state = writer.state
+        block = Block.encode_ends(
+            HEARTBEAT_KEY,
+            {},
+            slice_id=slice_id,
+            epoch=self._origin.epoch,
+            ts_out=now,
+            sequence=following,
+            ts_event=ts_event,
+            key_rule=self._origin.key_rule,
+            flags=flags,
+        )
+        header = numpy.frombuffer(block.header, numpy.uint8)
+        state.kind, state.head = CONTROL, header.ctypes.data
+        state.body, state.body_bytes = block.body.ctypes.data, block.body.nbytes
+        state.first_row, state.held, state.ts_recv = 0, 0, now
+        append(state.address)
+        _check(writer)
+
+    def tend(self) -> None:
+        """Prepare, close and sync the segments."""
+        for writer in self._writers:
+            _check(writer)
+            writer.tend()
+            writer.sync(what_is_written=False)
+            writer.begin_sync()
+
+    def finish(self) -> None:
+        """Write everything, close all files and make them durable. Raises JournalError, OSError."""
+        for writer in self._writers:
+            writer.close()
+            _check(writer)
+
+    def close(self) -> None:
+        """Close all files. May be called again."""
+        for writer in self._writers:
+            writer.close()
+
+
+def _check(writer: JournalWriter) -> None:
+    """Raise JournalError if a write failed."""
+    if writer.error:
+        raise JournalError(f"{writer.error}; the day is not written")
+
+
+class _Gathering:
+    """Rows of a feed with keys, collected until there are enough for each key."""
+
+    def __init__(self) -> None:
+        self.rows = Gathered.of(_ROWS)
+        self.count = self._bytes = 0
+        self._in_order = numpy.arange(_ROWS, dtype=numpy.int32)
+        self._alive: list[Any] = []
+        """Buffers of the payloads, which are kept by address, so that rows of several buffers can be grouped."""
+        self._selection: Selection | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """True if the rows should be written."""
+        return self.count == _ROWS or self._bytes >= _GATHERED_BYTES
+
+    def add(self, count: int, octets: int, buffer: Any) -> None:
+        """Count rows that were added."""
+        self.count += count
+        self._bytes += octets
+        self._alive.append(buffer)
+
+    def by_group(self, topics: TopicNumbers) -> tuple[Selection, int]:
+        """Return the rows in the order of their groups, and the number of groups."""
+        selection = self._selection
+        if selection is None or len(selection.counts) < topics.room:
+            selection = make_selection(_ROWS, topics.room)
+            selection.order[:] = self._in_order
+            self._selection = selection = selection._replace(topics=self.rows.topics)
+        if topics.groups > 1:
+            selection.order[: self.count] = self._in_order[: self.count]
+        return selection, group_by_key(selection, self.count, topics.group_of, topics.groups)
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self.count = self._bytes = 0
+        self._alive.clear()
+
+
 class ColumnWriter:
     """Writes messages in columns to the journals of a day, in the order of the calls.
 
-    Attributes: `messages`, the number written; `outside`, those with a time outside the session date; `missing`,
-    sequence numbers skipped.
+    Attribute: `written`, counts of the messages so far.
     Use it from one thread, in a `with` block. After an error the directory does not contain a valid day.
     """
 
@@ -79,44 +243,14 @@ class ColumnWriter:
         Raises as `compact` for a setting, ConfigError for a date before 1970, OSError if it cannot be written.
         """
         check_packing(compression, block_bytes)
-        self.messages = self.outside = self.missing = 0
-        self._begin_ns, self._end_ns = session_ns(feed, date)
-        if self._begin_ns <= 0:  # it is used as the epoch
-            raise ConfigError(f"date was {date}, expected one that begins after 1970-01-01 00:00 UTC")
-        self._feed = feed
-        self._topics = TopicNumbers(feed)
+        self.written = Written()
+        self._groups = _TopicGroups(feed)
         self._blocks = GrowingBlocks(block_bytes)
-        self._has_keys = feed.key_rule > 0
-        if self._has_keys:
-            self._in_order = numpy.arange(_ROWS, dtype=numpy.int32)
-            self._gathered = Gathered.of(_ROWS)
+        self._gathering: _Gathering | None = None
+        if feed.key_rule > 0:
+            self._gathering = _Gathering()
             self._blocks.make_room(1)
-        self._gathered_rows = self._gathered_bytes = 0
-        self._alive: list[Any] = []
-        self._room = self._known = self._groups = 0
-        self._about = numpy.zeros(0, ABOUT)
-        self._generation = numpy.zeros(1, numpy.int64)
-        self._following = numpy.zeros(len(feed.slices), numpy.int64)
-        """Next sequence of each slice."""
-        self._skipped = numpy.zeros(len(feed.slices), numpy.int64)
-        """Sequence after the last one that each slice skipped."""
-        self._ends = numpy.zeros(0, numpy.int64)
-        """Sequence after the last message of each group."""
-        self._counts = numpy.zeros(0, numpy.int64)
-        """Number of messages of each group."""
-        self._make_room()
-        self._header = numpy.zeros(HEADER_BYTES // 8, numpy.int64)
-        check_limits(f"a day of feed {feed.name!r}", PIPE_NEEDS, *[WRITER_NEEDS] * len(feed.slices))
-        Manifest.new(feed, date, time.time_ns()).write(day)
-        self._origin = Origin(load_schema(feed.schema).schema_id, 0, feed.key_rule, self._begin_ns)
-        pipe, settings = Pipe(), JournalSettings(compression=compression)
-        self._writers: list[JournalWriter] = []
-        for slice_id in range(len(feed.slices)):
-            writer = JournalWriter(slice_id, feed.key_rule, settings, pipe, lambda _: (day, _FAR_NS))
-            writer.state.started = self._begin_ns
-            self._writers.append(writer)
-        self._states = numpy.array([writer.state.address for writer in self._writers], numpy.int64)
-        self._clocks = numpy.full(len(self._writers), self._begin_ns, numpy.int64)
+        self._journals = _DayJournals(day, feed, date, JournalSettings(compression=compression))
 
     def put(
         self,
@@ -136,18 +270,13 @@ class ColumnWriter:
         index = as_topic_index(topic_index, topics)
         count = len(index)
         rows, columns = as_rows(payloads, ts_event, offsets, lengths, count, valid=valid, borrowed=True)
-        numbers = self._topics.numbers_of(topics)
-        self._learn()
-        if self._has_keys:
-            self._gather(index, numbers, rows, columns)
+        numbers = self._groups.numbers_of(topics)
+        if self._gathering is not None:
+            outside = self._gather(self._gathering, index, numbers, rows, columns[0])
         else:
-            self._put(index, numbers, rows, columns)
-        self.messages += count
-
-    @property
-    def written(self) -> Written:
-        """Counts of the messages so far."""
-        return Written(self.messages, self.outside, self.missing)
+            outside = self._put(index, numbers, rows, columns)
+        written = self.written
+        self.written = written._replace(messages=written.messages + count, outside=written.outside + outside)
 
     def skip(self, count: int) -> None:
         """Skip sequences as `Publisher.skip` does: `count` messages of the venue are missing here.
@@ -158,190 +287,100 @@ class ColumnWriter:
         Raises JournalError if a write fails.
         """
         self._put_rest()
-        shares = numpy.array(shares_of(count, len(self._writers)), numpy.int64)
-        self.missing += int(shares.sum())
-        latest_ns = int(self._clocks.max())
-        self._clocks[:] = latest_ns
-        for slice_id in numpy.flatnonzero(self._following == 0).tolist():
-            self._note_end(slice_id)  # the slice starts here, so the skipped messages are a gap
-        self._following += shares
-        self._skipped[:] = self._following
-        slices = self._topics.slice_of[: self._groups]
-        self._ends[: self._groups] = self._following[slices]
-        self._counts[: self._groups] += 1 if self._has_keys else shares[slices]
-        for slice_id in range(len(shares)):
-            self._note_end(slice_id, ts_event=latest_ns)
+        following, clocks = self._groups.following, self._journals.clocks
+        shares = numpy.array(shares_of(count, len(following)), numpy.int64)
+        self.written = self.written._replace(missing=self.written.missing + int(shares.sum()))
+        clocks[:] = latest_ns = int(clocks.max())
+        for slice_id in numpy.flatnonzero(following == 0).tolist():
+            self._journals.note_end(slice_id, 0)  # the slice starts here, so the skipped messages are a gap
+        self._groups.skip(shares)
+        for slice_id, sequence in enumerate(following.tolist()):
+            self._journals.note_end(slice_id, sequence, ts_event=latest_ns)
 
     def _put(
         self, index: NDArray[numpy.int32], numbers: NDArray[numpy.int32], rows: Rows, columns: tuple[Any, ...]
-    ) -> None:
-        """Add rows to the growing blocks."""
-        blocks, count, done = self._blocks, len(index), 0
-        blocks.make_room(self._topics.groups)
+    ) -> int:
+        """Add rows to the growing blocks. Return how many have a time outside the session date."""
+        blocks, topics, count, done, outside = self._blocks, self._groups.topics, len(index), 0, 0
+        blocks.make_room(topics.groups)
+        given = numbers if topics.differ else _NO_NUMBERS
         while done < count:
             stop = min(done + _ROWS, count)
-            done, outside = put_rows(
+            done, late = put_rows(
                 blocks.address,
-                self._journals(),
-                self._topics_now(),
+                self._journals.target(blocks.body.ctypes.data),
+                self._groups.tables(),
                 rows,
                 columns[0].nbytes,
                 index.ctypes.data,
-                numbers if self._topics.differ else _NO_NUMBERS,
+                given,
                 done,
                 stop,
-                self._begin_ns,
-                self._end_ns,
+                *self._journals.session_ns,
             )
-            self.outside += outside
+            outside += late
             if done < stop:
-                group = int(self._topics.group_of[numbers[index[done]]])
+                group = int(topics.group_of[numbers[index[done]]])
                 blocks.lengthen(group, int(columns[3][done]) if rows.lengths else rows.stride)
             else:
-                self._tend()
+                self._journals.tend()
+        return outside
 
     def _gather(
-        self, index: NDArray[numpy.int32], numbers: NDArray[numpy.int32], rows: Rows, columns: tuple[Any, ...]
-    ) -> None:
-        """Collect rows until there are enough for each key."""
-        count, done = len(index), 0
+        self,
+        gathering: _Gathering,
+        index: NDArray[numpy.int32],
+        numbers: NDArray[numpy.int32],
+        rows: Rows,
+        payloads: Any,
+    ) -> int:
+        """Collect rows until there are enough for each key. Return how many have a time outside the session date."""
+        count, done, outside = len(index), 0, 0
         while done < count:
-            at = self._gathered_rows
+            at = gathering.count
             stop = min(count, done + _ROWS - at)
-            # Payloads are kept by address, so rows of several buffers can be grouped.
-            octets, outside = gather(
-                self._gathered, at, index.ctypes.data, numbers, rows, done, stop, self._begin_ns, self._end_ns
-            )
-            self._alive.append(columns[0])
-            self.outside += outside
-            self._gathered_rows += stop - done
-            self._gathered_bytes += octets
+            session = self._journals.session_ns
+            octets, late = gather(gathering.rows, at, index.ctypes.data, numbers, rows, done, stop, *session)
+            gathering.add(stop - done, octets, payloads)
+            outside += late
             done = stop
-            if self._gathered_rows == _ROWS or self._gathered_bytes >= _GATHERED_BYTES:
-                self._put_gathered()
+            if gathering.is_full:
+                self._put_gathered(gathering)
+        return outside
 
     def close(self) -> None:
         """Write all messages, mark the end of the epoch, and make the day durable. Raises JournalError."""
         self._put_rest()
-        for writer in self._writers:
-            self._note_end(writer.slice_id, FLAG_END)  # as after a publisher's last heartbeat
-            writer.close()
-            _check(writer)
+        for slice_id, sequence in enumerate(self._groups.following.tolist()):
+            self._journals.note_end(slice_id, sequence, FLAG_END)  # as after a publisher's last heartbeat
+        self._journals.finish()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 self.close()
         finally:
-            for writer in self._writers:
-                writer.close()
+            self._journals.close()
 
     def _put_rest(self) -> None:
         """Append the messages that are not in a journal yet."""
-        if self._has_keys:
-            self._put_gathered()
-        else:
-            put_rest(self._blocks.address, len(self._blocks), self._topics_now(), self._journals())
-
-    def _put_gathered(self) -> None:
-        """Append the collected rows, grouped by key."""
-        count, blocks, topics = self._gathered_rows, self._blocks, self._topics
-        selection = self._selection
-        if topics.groups > 1:
-            selection.order[:count] = self._in_order[:count]
-        groups = group_by_key(selection, count, topics.group_of, topics.groups)
-        at = 0
-        while at < count:
-            at = put_groups(blocks.address, self._journals(), self._topics_now(), self._gathered, selection, groups, at)
-            if at < count:
-                blocks.lengthen(0, int(self._gathered.sizes[selection.order[at]]))
-        self._gathered_rows = self._gathered_bytes = 0
-        self._alive.clear()
-        self._tend()
-
-    def _tend(self) -> None:
-        """Prepare, close and sync the journals' segments."""
-        for writer in self._writers:
-            _check(writer)
-            writer.tend()
-            writer.sync(what_is_written=False)
-            writer.begin_sync()
-
-    def _topics_now(self) -> Topics:
-        topics, numbers = self._topics, (self._following, self._ends, self._counts)
-        return Topics(self._about, topics.table, self._generation, topics.slice_of, *numbers)
-
-    def _journals(self) -> Journals:
-        return Journals(
-            self._states,
-            self._clocks,
-            self._end_ns + _DAY_NS,
-            self._header.ctypes.data,
-            self._blocks.body.ctypes.data,
-            self._origin,
-            self._feed.checksum,
-        )
-
-    def _learn(self) -> None:
-        """Add new topics and groups to the tables."""
-        self._make_room()
-        new = slice(self._known, len(self._topics))
-        for name, column in (("size", self._topics.table.sizes), ("group", self._topics.group_of)):
-            self._about[name][new] = column[new]
-        self._known = new.stop
-        fresh = slice(self._groups, self._topics.groups)
-        self._ends[fresh] = skipped = self._skipped[self._topics.slice_of[fresh]]
-        self._counts[fresh] = numpy.minimum(skipped, 1) if self._has_keys else skipped
-        self._groups = fresh.stop
-
-    def _make_room(self) -> None:
-        """Grow the scratch arrays to the number of topics."""
-        if self._room == self._topics.room:
+        if self._gathering is not None:
+            self._put_gathered(self._gathering)
             return
-        self._room = self._topics.room
-        if self._has_keys:
-            selection = make_selection(_ROWS, self._room)
-            selection.order[:] = self._in_order
-            self._selection = selection._replace(topics=self._gathered.topics)
-        about = numpy.zeros(self._room, ABOUT)
-        about[: len(self._about)] = self._about
-        self._about = about
-        more = self._room - len(self._ends)
-        self._ends, self._counts = numpy.pad(self._ends, (0, more)), numpy.pad(self._counts, (0, more))
+        blocks, target = self._blocks, self._journals.target(self._blocks.body.ctypes.data)
+        put_rest(blocks.address, len(blocks), self._groups.tables(), target)
 
-    def _note_end(self, slice_id: int, flags: int = 0, ts_event: int = 0) -> None:
-        """Append a heartbeat with the slice's next sequence, as a recorder does; see `Block.encode_ends`."""
-        now, writer = int(self._clocks[slice_id]), self._writers[slice_id]
-        block = Block.encode_ends(
-            HEARTBEAT_KEY,
-            {},
-            slice_id=slice_id,
-            epoch=self._origin.epoch,
-            ts_out=now,
-            sequence=int(self._following[slice_id]),
-            ts_event=ts_event,
-            key_rule=self._origin.key_rule,
-            flags=flags,
-        )
-        header = numpy.frombuffer(block.header, numpy.uint8)
-        state = writer.state
-        state.kind, state.head, state.body, state.body_bytes = (
-            CONTROL,
-            header.ctypes.data,
-            block.body.ctypes.data,
-            block.body.nbytes,
-        )
-        state.first_row, state.held, state.ts_recv = 0, 0, now
-        append(state.address)
-        _check(writer)
-
-
-def _check(writer: JournalWriter) -> None:
-    """Raise JournalError if a write failed."""
-    if writer.error:
-        raise JournalError(f"{writer.error}; the day is not written")
+    def _put_gathered(self, gathering: _Gathering) -> None:
+        """Append the collected rows, grouped by key."""
+        blocks, rows, at = self._blocks, gathering.rows, 0
+        selection, groups = gathering.by_group(self._groups.topics)
+        while at < gathering.count:
+            target = self._journals.target(blocks.body.ctypes.data)
+            at = put_groups(blocks.address, target, self._groups.tables(), rows, selection, groups, at)
+            if at < gathering.count:
+                blocks.lengthen(0, int(rows.sizes[selection.order[at]]))
+        gathering.clear()
+        self._journals.tend()

@@ -36,7 +36,7 @@ def examine(segments: Segments, created_ns: int, progress: Callable[[int], objec
         segments.note(segments.closed_damage)
     for slice_id, mine in segments.of():
         audit, numbers, reported = IndexAudit(key_rule, mine), NumberAudit(), Reported.of(mine)
-        blocks = _audited(segments.note, audit, numbers, lambda done, before=before: progress(before + done))
+        blocks = _audited(audit, numbers, segments.note, before, progress)
         gaps += find_gaps(slice_id, blocks, reported, {})
         begins += numbers.begins(slice_id, reported.first)
         closed = segments.closed.get(slice_id, ClosedSlice()).totals
@@ -51,18 +51,18 @@ def examine(segments: Segments, created_ns: int, progress: Callable[[int], objec
 
 
 def _audited(
-    report: Report, audit: IndexAudit, numbers: NumberAudit, progress: Callable[[int], object]
+    audit: IndexAudit, numbers: NumberAudit, report: Report, before: int, progress: Callable[[int], object]
 ) -> Iterator[Recorded]:
-    """Yield all blocks of a slice, without using the indexes."""
-    done, key_rule = 0, audit.key_rule
+    """Yield all blocks of a slice, without using the indexes. `before`: bytes of earlier slices."""
+    key_rule = audit.key_rule
     for run in read_spans([whole_spans(audit.segments)], Filter(key_rule).records, key_rule, report):
         audit.add(run)
         for place, recorded in enumerate(blocks_of(run, key_rule)):
             if many := numbers.add(recorded):
                 report(run.damage(place, "these messages are recorded twice", many))
             yield recorded
-        done += run.stored_bytes
-        progress(done)
+        before += run.stored_bytes
+        progress(before)
 
 
 def _audit_marks(

@@ -28,6 +28,7 @@ from blackbox.archive.files.index_entry import add_mark_to_entry, add_to_entry, 
 from blackbox.archive.files.journal_record import write_head
 from blackbox.archive.files.marks import (
     Mark,
+    MarkHead,
     MarkKind,
     Totals,
     behind,
@@ -136,19 +137,20 @@ class SliceWriter:
 
     def _put_mark(self, memory: NDArray[numpy.uint8], kind: MarkKind, like: Mark | None) -> None:
         """Append a mark. `memory` has its body already; `like` has its other fields."""
-        target, epoch = memory.ctypes.data, like.epoch if like else self._epoch
-        flags, ts = (like.flags, like.ts) if like else (0, time.time_ns())
-        ts_out, ts_event, sequence = (like.ts_out, like.ts_event, like.sequence) if like else (0, 0, 0)
-        names = len(like.keys) if like else 0
-        body_bytes = like.body_bytes if like else 0
-        self._epoch = epoch
+        target = memory.ctypes.data
+        head = MarkHead(int(kind), 0, time.time_ns())
+        if like is not None:
+            self._epoch, names = like.epoch, len(like.keys)
+            head = MarkHead(
+                int(kind), like.flags, like.ts, like.ts_out, like.ts_event, like.sequence, names, like.body_bytes
+            )
         memory[:MARK_HEAD_BYTES] = 0
-        write_mark(target, kind, flags, ts, epoch, names, ts_out, ts_event, sequence, self._totals, body_bytes)
+        write_mark(target, head, self._epoch, self._totals)
         _write_all(self._files.fd, memory.data)
         at = self._entry.ctypes.data
-        if not add_mark_to_entry(at, self._offset, len(memory), epoch, kind):
+        if not add_mark_to_entry(at, self._offset, len(memory), self._epoch, kind):
             self._seal()
-            add_mark_to_entry(at, self._offset, len(memory), epoch, kind)
+            add_mark_to_entry(at, self._offset, len(memory), self._epoch, kind)
         self._offset += len(memory)
         self._totals = behind(target, self._totals)
 

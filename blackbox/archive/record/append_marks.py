@@ -25,6 +25,7 @@ from blackbox.archive.files.marks import (
     RECORDER_END,
     SEGMENT_BEGIN,
     SEGMENT_END,
+    MarkHead,
     Totals,
     write_mark,
 )
@@ -97,35 +98,24 @@ def _put(at: int, kind: int, flags: int, ts: int, ts_out: int, is_heard: bool, f
     bytes_at(place, size)[:] = 0
     if named > 0:
         _write_names(at, first, names, place + MARK_HEAD_BYTES)
-    _finish(at, start, kind, flags, ts, named, ts_out, ts_event, sequence, body_bytes)
+    _finish(at, start, MarkHead(kind, flags, ts, ts_out, ts_event, sequence, named, body_bytes))
 
 
 @inner
-def _finish(
-    at: int,
-    start: int,
-    kind: int,
-    flags: int,
-    ts: int,
-    named: int,
-    ts_out: int,
-    ts_event: int,
-    sequence: int,
-    body_bytes: int,
-) -> None:
+def _finish(at: int, start: int, head: MarkHead) -> None:
     """Write the head of the mark at the end of the buffer. `start` is its offset in the segment."""
     state = journal_at(at)
-    place, size = state.buffer + state.buffered, mark_bytes(body_bytes)
+    place, size = state.buffer + state.buffered, mark_bytes(head.body_bytes)
     totals = Totals(state.day_records, state.day_messages, state.day_marks, state.chain)
-    write_mark(place, kind, flags, ts, state.epoch, named, ts_out, ts_event, sequence, totals, body_bytes)
+    write_mark(place, head, state.epoch, totals)
     state.day_marks += 1
     state.chain = chain_after(state.chain, place, at + AT_LINK)
     state.buffered += size
     grown = state.entries + ENTRY_BYTES * SEALED_MAX
-    if not add_mark_to_entry(grown, start, size, state.epoch, kind):
+    if not add_mark_to_entry(grown, start, size, state.epoch, head.kind):
         seal(at)
         if state.error == 0:
-            add_mark_to_entry(grown, start, size, state.epoch, kind)
+            add_mark_to_entry(grown, start, size, state.epoch, head.kind)
 
 
 @njit(nogil=True, cache=True)
@@ -141,7 +131,8 @@ def put_note(at: int) -> None:
     bytes_at(place + size - RECORD_ALIGNMENT, RECORD_ALIGNMENT)[:] = 0
     copy_bytes(place + MARK_HEAD_BYTES, state.body, state.body_bytes)
     none = numpy.int64(0)
-    _finish(at, start, numpy.int64(NOTE), none, state.ts_recv, none, none, none, state.first_row, state.body_bytes)
+    head = MarkHead(numpy.int64(NOTE), none, state.ts_recv, none, none, state.first_row, none, state.body_bytes)
+    _finish(at, start, head)
 
 
 @inner

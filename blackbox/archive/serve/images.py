@@ -17,10 +17,11 @@ from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import Span, read_spans
 from blackbox.archive.recording import Recording
+from blackbox.archive.serve.archive_days import ArchiveDays, segments_of
 from blackbox.archive.serve.newest_books import NewestBooks
 from blackbox.archive.serve.newest_of_slice import Newest
 from blackbox.archive.serve.piece_reading import PIECE_BLOCKS, PIECE_BYTES
-from blackbox.archive.serve.pieces import Pieces, StaleCursorError, segments_of
+from blackbox.archive.serve.pieces import Pieces, StaleCursorError
 from blackbox.archive.serve.protocol import AskImage, Image, Snapshot
 from blackbox.archive.serve.run_marks import Place
 from blackbox.block.form.block import Block
@@ -64,7 +65,7 @@ class Images:
 
     def __init__(self, pieces: Pieces, beginnings: Mapping[int, SliceImage] = MappingProxyType({})) -> None:
         """Start without images. `pieces`: the days of the archive. `beginnings`: by slice, the image before them."""
-        self._pieces, self._beginnings = pieces, beginnings
+        self._days, self._beginnings = pieces.days, beginnings
         self._scans: dict[tuple[int, Snapshot], _Scan] = {}
         self._kept: list[_Made] = []
 
@@ -89,7 +90,7 @@ class Images:
         if ask.image:
             raise StaleCursorError(f"image was {ask.image}, expected a recent one of this archive")
         scan = self._scan(ask.slice_id, ask.of)
-        if not scan.go_on(self._pieces, now + _TURN_S):
+        if not scan.go_on(self._days, now + _TURN_S):
             return Image(image=0), []
         self._kept.append(_make(scan, asked))
         while len(self._kept) > 1 and sum(each.size for each in self._kept[:-1]) > MOST_IMAGE_BYTES:
@@ -98,10 +99,10 @@ class Images:
 
     def _scan(self, slice_id: int, of: Snapshot) -> _Scan:
         """Return the state of a slice, or a new one if the feed has changed."""
-        days = self._pieces.list_days()
+        days = self._days.reload()
         if not days:
             raise ArchiveError("there was no recorded day, expected at least one")
-        last = self._pieces.known(days[-1])
+        last = self._days.known(days[-1])
         segments_of(last, slice_id)  # raises where there is no such slice
         scan = self._scans.get((slice_id, of))
         if scan is None or scan.layout != _layout(last, of):
@@ -131,11 +132,11 @@ class _Scan:
         self._day, self._made = "", 0
         self._at = Place(0, FILE_HEAD_BYTES)
 
-    def go_on(self, pieces: Pieces, until: float) -> bool:
+    def go_on(self, archive: ArchiveDays, until: float) -> bool:
         """Read on until a time. Return True if everything was read."""
-        days = pieces.list_days()
+        days = archive.reload()
         for name in days[bisect_left(days, self._day) :]:
-            day, made = pieces.fresh(name, self.slice_id), pieces.made(name)
+            day, made = archive.fresh(name, self.slice_id), archive.made(name)
             if (name, made) != (self._day, self._made):
                 if name != self._day and isinstance(self.newest, NewestBooks):
                     self.newest.begin_day()

@@ -62,16 +62,13 @@ class PieceReading:
 
         `rights`, `most_bytes`: see `Pieces.read`.
         """
-        self._rights, self._most_bytes = rights, PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
+        self._rights, self._room = rights, PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
         self._ask, self._key_rule, self._deleted, self._dropped = ask, key_rule, deleted, dropped
-        self._prefixes = ask.prefixes
-        self._keys = ask.prefixes if ask.of_keys else tuple(start_of_keys(key_rule, prefix) for prefix in ask.prefixes)
         self.passed, self.is_done, self.next_epoch = ask.start, False, 0
         self._entries = _ENTRIES
         """Number of entries that may still be read."""
         self._damage: list[Damage] = []
         """Unreadable places after `passed`."""
-        self._bytes = 0
         self._blocks: list[Block] = []
         self._told: list[tuple[int, int]] = []
         self._gone: list[tuple[int, Gone]] = []
@@ -84,7 +81,7 @@ class PieceReading:
 
     @property
     def _is_large(self) -> bool:
-        return self._bytes >= self._most_bytes or len(self._blocks) == PIECE_BLOCKS
+        return self._room <= 0 or len(self._blocks) == PIECE_BLOCKS
 
     def note_damage(self, damage: Collection[Damage]) -> None:
         """Add the damage that comes next."""
@@ -134,7 +131,7 @@ class PieceReading:
         """
         low, behind = entries["min_sequence"], entries["max_sequence"] + 1
         may: NDArray[numpy.bool_] = entries["messages"] == behind - low
-        for prefix in self._prefixes:
+        for prefix in self._ask.prefixes:
             may &= ~Filter(self._key_rule, prefix, self._ask.of_keys).entries(entries)
         if self._ask.stop_ns is not None:
             may &= entries["max_ts_recv"] < self._ask.stop_ns
@@ -157,7 +154,7 @@ class PieceReading:
     def _read(self, segment: Segment, start: int, part: NDArray[Any]) -> int:
         """Take the wanted blocks of some entries. Return the offset at which the piece ends; -1: it is not full."""
         while len(part):
-            many = int(numpy.searchsorted(numpy.cumsum(part["stop"] - part["start"]), self._most_bytes)) + 2
+            many = int(numpy.searchsorted(numpy.cumsum(part["stop"] - part["start"]), self._room)) + 2
             some, part = part[:many], part[many:]
             apart = numpy.flatnonzero(some["stop"][:-1] != some["start"][1:]) + 1
             spans = [
@@ -209,7 +206,7 @@ class PieceReading:
         self.passed = Position(epoch, behind)
         if self._is_wanted(block):
             self._blocks.append(block)
-            self._bytes += block.body.nbytes
+            self._room -= block.body.nbytes
             self._told.append((recorded.ts_recv, recorded.first_row))
         self.is_done = behind >= stop
         return True
@@ -218,8 +215,8 @@ class PieceReading:
         if self._rights is not None and not block.key.startswith(self._rights):
             return False
         if self._ask.of_keys:
-            return block.key.startswith(self._prefixes)
-        return b"" in self._prefixes or any(topic.startswith(self._prefixes) for topic in block.topics)
+            return block.key.startswith(self._ask.prefixes)
+        return b"" in self._ask.prefixes or any(topic.startswith(self._ask.prefixes) for topic in block.topics)
 
     def _damage_before(self, segment: Segment, offset: int) -> list[Damage]:
         """Remove and return the unreadable places before an offset."""
@@ -235,7 +232,7 @@ class PieceReading:
             deleted = max((last.sequence for last in self._deleted if epoch == last.epoch), default=-1)
             why = _DELETED if stop - 1 <= deleted else _NOT_RECORDED
             if first > deleted and self._dropped.were_dropped(self._ask.slice_id, self.passed, stop):
-                topics = self._ask.topics if self._ask.of_keys else self._prefixes
+                topics = self._ask.topics if self._ask.of_keys else self._ask.prefixes
                 why = _DROPPED if self._dropped.has(self._ask.slice_id, self.passed, topics) else ""
         if why:
             self._gone.append((len(self._blocks), Gone(epoch, first, stop, why)))
@@ -266,7 +263,9 @@ class PieceReading:
         self.passed = Position(next_epoch, 0)
 
     def _is_wanted_key(self, key: bytes) -> bool:
-        return key.startswith(self._keys) and (self._rights is None or key.startswith(self._rights))
+        ask, rule = self._ask, self._key_rule
+        keys = ask.prefixes if ask.of_keys else tuple(start_of_keys(rule, prefix) for prefix in ask.prefixes)
+        return key.startswith(keys) and (self._rights is None or key.startswith(self._rights))
 
     def _give_up_damage(self) -> None:
         """Report damage as a gap of unknown size where no later sequence shows how much is missing."""

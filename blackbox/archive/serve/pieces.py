@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from bisect import bisect, bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import numpy
 
-from blackbox.archive.files.day import MANIFEST, recorded_days, segment_path
+from blackbox.archive.files.day import segment_path
 from blackbox.archive.files.dropped import DroppedMessages
 from blackbox.archive.files.format import FILE_HEAD_BYTES
 from blackbox.archive.files.marks import SegmentEnd, Totals, end_of
 from blackbox.archive.files.segment import Damage, Segment
-from blackbox.archive.maintain.deleter import Deleted
 from blackbox.archive.read.reader import Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
-from blackbox.archive.serve.piece_reading import EVERYTHING, PieceReading, Read
+from blackbox.archive.serve.archive_days import DAYS_OPEN, ArchiveDays, segments_of
+from blackbox.archive.serve.piece_reading import PieceReading, Read
 from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, FoundPosition, Piece, PieceState, SliceAbout
 from blackbox.archive.serve.run_marks import RunEnd, RunMarks
 from blackbox.block.form.layout import VERSION
@@ -31,9 +30,6 @@ from blackbox.feed.schema.document import SchemaDocument
 
 _PASSED_SEGMENTS: Final = 64
 """Most segments without a wanted block that one answer skips, so that other clients are served in between."""
-_DAYS_OPEN: Final = 16
-_MARKS_KEPT: Final = 256
-"""Number of (day, slice) pairs to cache the marks of."""
 _DAYS_GROWING: Final = 2
 """Number of newest days that may still be written."""
 
@@ -42,49 +38,32 @@ class StaleCursorError(ArchiveError):
     """A cursor was not made by this archive."""
 
 
-class _End(NamedTuple):
-    """End of a slice in one day."""
-
-    last_ns: int
-    """Largest `ts_recv`, ns since 1970."""
-    position: Position
-    """Position after the last message of the last epoch."""
-
-
 class Pieces:
-    """The days of one feed. Not thread-safe. Keeps the files of the days read last mapped."""
+    """Reads the days of one feed for requests. Not thread-safe. Attribute: `days`."""
 
     def __init__(self, directory: Path) -> None:
         """`directory`: directory of the feed, with one subdirectory for each day."""
-        self._directory = directory
-        self._archive = secrets.randbits(63)
+        self.days = ArchiveDays(directory)
         self._dropped = DroppedMessages(directory)
-        self._open: dict[str, tuple[int, Recording]] = {}
-        self._days: list[str] = []
-        """Days as of the last `list_days`."""
-        self._deleted = Deleted()
-        """Deleted days as of the last `list_days`."""
-        self._ends: dict[tuple[str, int], tuple[int, _End | None]] = {}
-        self._marks: dict[tuple[str, int], tuple[int, RunMarks]] = {}
 
     def about(self, name: str | None) -> About:
         """Return the contents of the archive, in detail for one day; None: the last day.
 
         Raises ArchiveError if there is no such day, JournalError if it cannot be read.
         """
-        days = self.list_days()
+        days = self.days.reload()
         if not days:
-            raise ArchiveError(f"{self._directory} had no recorded day, expected at least one")
+            raise ArchiveError(f"{self.days.directory} had no recorded day, expected at least one")
         if name is not None and name not in days:
             raise ArchiveError(f"day was {name!r}, expected one of {days[0]} to {days[-1]}, {len(days)} in all")
-        last, day = self.fresh(days[-1]), self.fresh(name or days[-1])
+        last, day = self.days.fresh(days[-1]), self.days.fresh(name or days[-1])
         open_epochs = [
             int(segments[-1].entries["epoch"].max())
             for _, segments in _with_entries(last)
             if not _end_of_segment(segments[-1]).is_closed
         ]
         slices = {
-            slice_id: _about(segments, self._marks_of(day.path.name, day, slice_id))
+            slice_id: _about(segments, self.days.marks_of(day.path.name, day, slice_id))
             for slice_id, segments in _with_entries(day)
         }
         return About(
@@ -95,7 +74,7 @@ class Pieces:
             days=days,
             day=name or days[-1],
             slices=slices,
-            deleted=self._deleted.last_day,
+            deleted=self.days.deleted.last_day,
             live_epoch=max(open_epochs, default=None),
         )
 
@@ -107,21 +86,21 @@ class Pieces:
 
         Raises ArchiveError if the request is invalid, JournalError if files cannot be read.
         """
-        cursor, start, stop = ask.cursor, ask.start, ask.stop
-        if cursor is None or cursor.day not in self._days:
-            self.list_days()
-        if cursor is None or (not cursor.day and cursor.archive == self._archive):
-            cursor = self._begin(self._days[0]) if self._days else Cursor(self._archive, "", 0, FILE_HEAD_BYTES)
-        elif cursor.day not in self._days or cursor.archive != self.made(cursor.day):
+        cursor, start, stop, days = ask.cursor, ask.start, ask.stop, self.days
+        if cursor is None or cursor.day not in days.names:
+            days.reload()
+        if cursor is None or (not cursor.day and cursor.archive == days.archive):
+            cursor = days.begin(days.names[0]) if days.names else Cursor(days.archive, "", 0, FILE_HEAD_BYTES)
+        elif cursor.day not in days.names or cursor.archive != days.made(cursor.day):
             raise StaleCursorError("cursor was of another archive or day, expected one of this archive")
         is_done = stop is not None and start >= stop
         if is_done or not cursor.day:
             state: PieceState = "done" if is_done else "later"
             return Read(Piece(blocks=[], gone=[], state=state, cursor=cursor, passed=start), [])
         if (cursor.segment, cursor.offset) == (0, FILE_HEAD_BYTES):
-            cursor = self._begin(self._first_wanted(cursor.day, ask.slice_id, start))
-        deleted = self._deleted.slices.get(ask.slice_id, [])
-        reading = PieceReading(ask, self.known(cursor.day).feed.key_rule, deleted, self._dropped, rights, most_bytes)
+            cursor = days.begin(self._first_wanted(cursor.day, ask.slice_id, start))
+        deleted = days.deleted.slices.get(ask.slice_id, [])
+        reading = PieceReading(ask, days.known(cursor.day).feed.key_rule, deleted, self._dropped, rights, most_bytes)
         for _ in range(_PASSED_SEGMENTS):
             found = self._next(ask.slice_id, cursor, reading)
             if found is None:
@@ -135,10 +114,10 @@ class Pieces:
 
     def _next(self, slice_id: int, cursor: Cursor, reading: PieceReading) -> Cursor | None:
         """Read the next segment. Return the cursor after it; None: nothing more is recorded."""
-        day = self.known(cursor.day)
+        day = self.days.known(cursor.day)
         found = _next(day, slice_id, cursor)
         if found is None:
-            day = self.fresh(cursor.day, slice_id)
+            day = self.days.fresh(cursor.day, slice_id)
             found = _next(day, slice_id, cursor)
         if found is None:
             return self._next_day(slice_id, cursor, reading)
@@ -152,26 +131,26 @@ class Pieces:
 
     def _next_day(self, slice_id: int, cursor: Cursor, reading: PieceReading) -> Cursor | None:
         """Return the start of the next day with data of a slice; None: no later day has any."""
-        days = self.list_days()
+        days = self.days.reload()
         for name in days[bisect(days, cursor.day) :]:
-            if segments_of(self.fresh(name, slice_id), slice_id):
+            if segments_of(self.days.fresh(name, slice_id), slice_id):
                 # A later day has begun, so this one is complete. Read its end again.
-                day = self.fresh(cursor.day, slice_id)
+                day = self.days.fresh(cursor.day, slice_id)
                 if _next(day, slice_id, cursor) is not None:
                     return cursor
                 reading.note_damage(_missing(day, slice_id, cursor.segment))
-                return self._begin(name)
+                return self.days.begin(name)
         return None
 
     def _at_end(self, ask: AskBlocks, cursor: Cursor, reading: PieceReading) -> Read:
         """Return the last recorded piece. Its state says if more may follow."""
-        slice_id, days = ask.slice_id, self._days[bisect_left(self._days, cursor.day) :]
-        day = self.fresh(cursor.day, slice_id)
-        is_begun = any(_is_begun(self.fresh(name, slice_id), slice_id) for name in days)
+        slice_id, days = ask.slice_id, self.days.names[bisect_left(self.days.names, cursor.day) :]
+        day = self.days.fresh(cursor.day, slice_id)
+        is_begun = any(_is_begun(self.days.fresh(name, slice_id), slice_id) for name in days)
         run, next_epoch = self._run_end(slice_id, days[-1], reading.passed.epoch)
         settled = self._settled(slice_id, reading.passed.epoch)
-        has_next_day = any(segments_of(self.fresh(name, slice_id), slice_id) for name in days[1:])
-        if has_next_day or _next(self.fresh(cursor.day, slice_id), slice_id, cursor) is not None:
+        has_next_day = any(segments_of(self.days.fresh(name, slice_id), slice_id) for name in days[1:])
+        if has_next_day or _next(self.days.fresh(cursor.day, slice_id), slice_id, cursor) is not None:
             return reading.answer("more", cursor)  # the marks may report messages recorded just now
         if next_epoch:
             reading.end_epoch(run, next_epoch)
@@ -196,8 +175,8 @@ class Pieces:
         Reads back to the first day that has a mark of an earlier epoch.
         """
         run = RunEnd()
-        later = [last.epoch for last in self._deleted.slices.get(slice_id, []) if last.epoch > epoch]
-        for marks in self._marks_back(slice_id, last):
+        later = [last.epoch for last in self.days.deleted.slices.get(slice_id, []) if last.epoch > epoch]
+        for marks in self.days.marks_back(slice_id, last):
             run = run.joined(marks.end(epoch))
             later += [each for each in marks.epochs if each > epoch]
             if any(each < epoch for each in marks.epochs):
@@ -207,39 +186,16 @@ class Pieces:
     def _settled(self, slice_id: int, epoch: int) -> int:
         """Return the sequence of an epoch before which nothing more will be recorded; 0: not known."""
         now_ns = time.time_ns()
-        marks = next(self._marks_back(slice_id, self._days[-1]), None)
+        marks = next(self.days.marks_back(slice_id, self.days.names[-1]), None)
         return 0 if marks is None else marks.settled(epoch, now_ns)
-
-    def _marks_back(self, slice_id: int, last: str) -> Iterator[RunMarks]:
-        """Yield the marks of each day that has marks of an epoch, from day `last` backwards."""
-        for name in reversed(self._days[: bisect(self._days, last)][-_DAYS_OPEN:]):
-            if self.made(name):  # 0: deleted in the meantime
-                marks = self._marks_of(name, self.fresh(name, slice_id), slice_id)
-                if marks.epochs:
-                    yield marks
-
-    def _marks_of(self, name: str, day: Recording, slice_id: int) -> RunMarks:
-        """Return the marks of a slice in one day. Evicts those used longest ago."""
-        made, was = self.made(name), self._marks.pop((name, slice_id), None)
-        marks = was[1] if was and was[0] == made else RunMarks()
-        self._marks[name, slice_id] = made, marks.grow(segments_of(day, slice_id))
-        if len(self._marks) > _MARKS_KEPT:
-            del self._marks[next(iter(self._marks))]
-        return marks
-
-    def list_days(self) -> list[str]:
-        """Return the names of all days, in order."""
-        self._days = [day.name for day in recorded_days(self._directory)]
-        self._deleted = Deleted.read(self._directory)  # read last: a day is noted there before it is removed
-        return self._days
 
     def check_positions(self, positions: Mapping[int, Position]) -> None:
         """Check that the positions of a consumer are of this feed and not after its end.
 
         Raises PositionError with the position and the end, JournalError if files cannot be read.
         """
-        days = self.list_days()
-        feed = self.known(days[-1]).feed if days else None
+        days = self.days.reload()
+        feed = self.days.known(days[-1]).feed if days else None
         if feed is None:
             raise PositionError(f"{len(positions)} positions were given to an archive without days")
         for slice_id, position in positions.items():
@@ -251,102 +207,46 @@ class Pieces:
 
     def _end_of_slice(self, days: list[str], slice_id: int) -> Position:
         """Return the position after the last message of a slice, recorded or reported by its publisher."""
-        for name in reversed(days[-_DAYS_OPEN:]):
-            day = self.fresh(name, slice_id)
+        for name in reversed(days[-DAYS_OPEN:]):
+            day = self.days.fresh(name, slice_id)
             segments = segments_of(day, slice_id) if slice_id < len(day.feed.slices) else []
             if segments:
                 entries = numpy.concatenate([each.entries for each in segments])
                 recorded = entries[entries["records"] > 0]
                 epochs = {int(epoch) for epoch in numpy.unique(recorded["epoch"])}
                 lasts = {each: int(recorded["max_sequence"][recorded["epoch"] == each].max()) for each in epochs}
-                last = max(self._marks_of(name, day, slice_id).runs(lasts), key=lambda run: run.epoch, default=None)
+                last = max(self.days.marks_of(name, day, slice_id).runs(lasts), key=lambda run: run.epoch, default=None)
                 if last is not None:
                     return Position(last.epoch, last.last_sequence + 1)
         return Position(0, 0)
 
     def _first_wanted(self, name: str, slice_id: int, start: Position) -> str:
-        """Return the first day from `name` on that may have blocks at `start` or later. Opens at most `_DAYS_OPEN`."""
-        opened = len(self._ends)
-        for day in self._days[self._days.index(name) : -_DAYS_GROWING]:
-            end = self._end_of(day, slice_id)
-            if end is None or end.position > start or len(self._ends) - opened == _DAYS_OPEN:
+        """Return the first day from `name` on that may have blocks at `start` or later. Opens at most `DAYS_OPEN`."""
+        opened = self.days.opened
+        for day in self.days.names[self.days.names.index(name) : -_DAYS_GROWING]:
+            end = self.days.end_of(day, slice_id)
+            if end is None or end.position > start or self.days.opened - opened == DAYS_OPEN:
                 return day
-        return max(name, self._days[-_DAYS_GROWING:][0])
+        return max(name, self.days.names[-_DAYS_GROWING:][0])
 
     def position_at(self, slice_id: int, start_ns: int) -> FoundPosition:
-        """Return the position of the first block received at a time or later. Opens at most `_DAYS_OPEN` days.
+        """Return the position of the first block received at a time or later. Opens at most `DAYS_OPEN` days.
 
         Raises ArchiveError if there is no such slice, JournalError if files cannot be read.
         """
-        end_of_slice = self._end_of_slice(self.list_days(), slice_id)  # first: later blocks follow it
-        opened = len(self._ends)
-        for name in self._days:
-            if name not in self._days[-_DAYS_GROWING:]:
-                if len(self._ends) - opened == _DAYS_OPEN:
+        end_of_slice = self._end_of_slice(self.days.reload(), slice_id)  # first: later blocks follow it
+        opened = self.days.opened
+        for name in self.days.names:
+            if name not in self.days.names[-_DAYS_GROWING:]:
+                if self.days.opened - opened == DAYS_OPEN:
                     return FoundPosition()
-                end = self._end_of(name, slice_id)
+                end = self.days.end_of(name, slice_id)
                 if end is not None and end.last_ns < start_ns:
                     continue
-            position = _first_received(self.fresh(name, slice_id), slice_id, start_ns)
+            position = _first_received(self.days.fresh(name, slice_id), slice_id, start_ns)
             if position is not None:
                 return FoundPosition(position=position)
         return FoundPosition(position=end_of_slice, is_end=True)
-
-    def _end_of(self, name: str, slice_id: int) -> _End | None:
-        """Return the end of a slice in a day that is no longer written; None: unknown because of damage."""
-        made = self.made(name)
-        known = self._ends.get((name, slice_id))
-        if known is None or known[0] != made:
-            day = self.fresh(name, slice_id)
-            self._ends[name, slice_id] = known = made, _end_of(day, slice_id)
-        return known[1]
-
-    def _begin(self, name: str) -> Cursor:
-        return Cursor(self.made(name), name, 0, FILE_HEAD_BYTES)
-
-    def made(self, name: str) -> int:
-        """Return an identifier of a day in this archive, which changes if the day is replaced; 0: it was deleted."""
-        try:
-            manifest = (self._directory / name / MANIFEST).stat()
-        except FileNotFoundError:
-            return 0
-        return (self._archive + manifest.st_ino + manifest.st_mtime_ns) % (1 << 63)
-
-    def known(self, name: str) -> Recording:
-        """Return a day from the cache, or open it. Evicts the one used longest ago."""
-        made, was = self.made(name), self._open.pop(name, None)
-        day = was[1] if was and was[0] == made else Recording.open(self._directory / name)
-        self._open[name] = made, day
-        if len(self._open) > _DAYS_OPEN:
-            del self._open[next(iter(self._open))]
-        return day
-
-    def fresh(self, name: str, slice_id: int | None = None) -> Recording:
-        """Return a day, or one slice of it, as it is on disk now."""
-        day = self.known(name)
-        day.refresh(slice_id)
-        return day
-
-
-def segments_of(day: Recording, slice_id: int) -> list[Segment]:
-    """Return the segments of a slice that are not empty. Raises ArchiveError if the day has no such slice."""
-    if slice_id >= len(day.feed.slices):
-        raise ArchiveError(f"slice was {slice_id}, expected 0 to {len(day.feed.slices) - 1}")
-    return [each for _, segments in day.segments.of([slice_id]) for each in segments if len(each.entries)]
-
-
-def _end_of(day: Recording, slice_id: int) -> _End | None:
-    if day.damage:
-        return None
-    segments = segments_of(day, slice_id)
-    if not segments:
-        return _End(-EVERYTHING, Position(0, 0))
-    entries = numpy.concatenate([each.entries for each in segments])
-    epoch = int(entries["epoch"].max())
-    return _End(
-        int(entries["max_ts_recv"].max()),
-        Position(epoch, int(entries["max_sequence"][entries["epoch"] == epoch].max()) + 1),
-    )
 
 
 def _first_received(day: Recording, slice_id: int, start_ns: int) -> Position | None:

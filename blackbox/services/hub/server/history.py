@@ -391,7 +391,7 @@ def records_after(parts: Sequence[Part], place: int) -> Iterator[tuple[Segment, 
 
 def newest_epoch(directory: Path) -> int:
     """Return the last epoch in the days of a hub; 0 if they have no messages."""
-    segments = [segment for day in recorded_days(directory) for segment in Recording.open(day)._segments]
+    segments = [segment for day in recorded_days(directory) for segment in Recording.open(day).segments]
     return max((int(each.entries["epoch"].max()) for each in segments if len(each.entries)), default=0)
 
 

@@ -1,0 +1,137 @@
+"""The recorded days of a feed in an archive, kept open, with the ends and marks of their slices."""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy
+
+from blackbox.archive.files.day import MANIFEST, recorded_days
+from blackbox.archive.files.format import FILE_HEAD_BYTES
+from blackbox.archive.files.segment import Segment
+from blackbox.archive.maintain.deleter import Deleted
+from blackbox.archive.recording import Recording
+from blackbox.archive.serve.piece_reading import EVERYTHING
+from blackbox.archive.serve.protocol import Cursor
+from blackbox.archive.serve.run_marks import RunMarks
+from blackbox.block.position import Position
+from blackbox.errors import ArchiveError
+
+DAYS_OPEN: Final = 16
+_MARKS_KEPT: Final = 256
+"""Number of (day, slice) pairs to cache the marks of."""
+
+
+class SliceEnd(NamedTuple):
+    """End of a slice in one day."""
+
+    last_ns: int
+    """Largest `ts_recv`, ns since 1970."""
+    position: Position
+    """Position after the last message of the last epoch."""
+
+
+class ArchiveDays:
+    """The days of one feed. Not thread-safe. Keeps the files of the days read last mapped.
+
+    Attributes: `archive`, a random number; `names` of the days in order, and `deleted`, as of the last `reload`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """`directory`: directory of the feed, with one subdirectory for each day."""
+        self.directory = directory
+        self.archive = secrets.randbits(63)
+        self.names: list[str] = []
+        self.deleted = Deleted()
+        self._open: dict[str, tuple[int, Recording]] = {}
+        self._ends: dict[tuple[str, int], tuple[int, SliceEnd | None]] = {}
+        self._marks: dict[tuple[str, int], tuple[int, RunMarks]] = {}
+
+    @property
+    def opened(self) -> int:
+        """Number of ends that are known."""
+        return len(self._ends)
+
+    def reload(self) -> list[str]:
+        """Return the names of all days, in order."""
+        self.names = [day.name for day in recorded_days(self.directory)]
+        self.deleted = Deleted.read(self.directory)  # read last: a day is noted there before it is removed
+        return self.names
+
+    def marks_back(self, slice_id: int, last: str) -> Iterator[RunMarks]:
+        """Yield the marks of each day that has marks of an epoch, from day `last` backwards."""
+        for name in reversed(self.names[: bisect(self.names, last)][-DAYS_OPEN:]):
+            if self.made(name):  # 0: deleted in the meantime
+                marks = self.marks_of(name, self.fresh(name, slice_id), slice_id)
+                if marks.epochs:
+                    yield marks
+
+    def marks_of(self, name: str, day: Recording, slice_id: int) -> RunMarks:
+        """Return the marks of a slice in one day. Evicts those used longest ago."""
+        made, was = self.made(name), self._marks.pop((name, slice_id), None)
+        marks = was[1] if was and was[0] == made else RunMarks()
+        self._marks[name, slice_id] = made, marks.grow(segments_of(day, slice_id))
+        if len(self._marks) > _MARKS_KEPT:
+            del self._marks[next(iter(self._marks))]
+        return marks
+
+    def end_of(self, name: str, slice_id: int) -> SliceEnd | None:
+        """Return the end of a slice in a day that is no longer written; None: unknown because of damage."""
+        made = self.made(name)
+        known = self._ends.get((name, slice_id))
+        if known is None or known[0] != made:
+            day = self.fresh(name, slice_id)
+            self._ends[name, slice_id] = known = made, _end_of(day, slice_id)
+        return known[1]
+
+    def begin(self, name: str) -> Cursor:
+        """Return a cursor at the beginning of a day."""
+        return Cursor(self.made(name), name, 0, FILE_HEAD_BYTES)
+
+    def made(self, name: str) -> int:
+        """Return an identifier of a day in this archive, which changes if the day is replaced; 0: it was deleted."""
+        try:
+            manifest = (self.directory / name / MANIFEST).stat()
+        except FileNotFoundError:
+            return 0
+        return (self.archive + manifest.st_ino + manifest.st_mtime_ns) % (1 << 63)
+
+    def known(self, name: str) -> Recording:
+        """Return a day from the cache, or open it. Evicts the one used longest ago."""
+        made, was = self.made(name), self._open.pop(name, None)
+        day = was[1] if was and was[0] == made else Recording.open(self.directory / name)
+        self._open[name] = made, day
+        if len(self._open) > DAYS_OPEN:
+            del self._open[next(iter(self._open))]
+        return day
+
+    def fresh(self, name: str, slice_id: int | None = None) -> Recording:
+        """Return a day, or one slice of it, as it is on disk now."""
+        day = self.known(name)
+        day.refresh(slice_id)
+        return day
+
+
+def segments_of(day: Recording, slice_id: int) -> list[Segment]:
+    """Return the segments of a slice that are not empty. Raises ArchiveError if the day has no such slice."""
+    if slice_id >= len(day.feed.slices):
+        raise ArchiveError(f"slice was {slice_id}, expected 0 to {len(day.feed.slices) - 1}")
+    return [each for _, segments in day.segments.of([slice_id]) for each in segments if len(each.entries)]
+
+
+def _end_of(day: Recording, slice_id: int) -> SliceEnd | None:
+    if day.damage:
+        return None
+    segments = segments_of(day, slice_id)
+    if not segments:
+        return SliceEnd(-EVERYTHING, Position(0, 0))
+    entries = numpy.concatenate([each.entries for each in segments])
+    epoch = int(entries["epoch"].max())
+    return SliceEnd(
+        int(entries["max_ts_recv"].max()),
+        Position(epoch, int(entries["max_sequence"][entries["epoch"] == epoch].max()) + 1),
+    )
