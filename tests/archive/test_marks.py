@@ -16,8 +16,8 @@ import pytest
 
 from blackbox import Recording
 from blackbox.archive.files.closed import note_closed, read_closed
-from blackbox.archive.files.format import ENTRY, FILE_HEAD_BYTES
-from blackbox.archive.files.marks import AFTER_KILL, NAMES_LEFT_OUT, Mark, MarkKind, Totals
+from blackbox.archive.files.format import ENTRY, FILE_HEAD_BYTES, MarkKind
+from blackbox.archive.files.marks import AFTER_KILL, NAMES_LEFT_OUT, Mark, Totals
 from blackbox.archive.files.segment import NO_GOOD_RECORD
 from blackbox.archive.record.crash_recovery import recover_day
 from blackbox.block.form.ack_format import NOTHING_MISSING

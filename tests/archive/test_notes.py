@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from blackbox import Publisher, Recording
-from blackbox.archive.files.marks import Mark, MarkKind, places_of_marks, read_mark
+from blackbox.archive.files.format import MarkKind
+from blackbox.archive.files.marks import Mark, places_of_marks, read_mark
 from blackbox.publish.send.ring import MAX_NOTE_BYTES
 from tests.archive.recorders import feed_of
 from tests.archive.written_journals import Journal, block

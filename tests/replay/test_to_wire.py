@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from blackbox import Batch, ConfigError, Feed, Publisher, Recorder, Recording, Replay, SlowPolicy, Subscriber
-from blackbox.archive.files.marks import MarkKind, marks_of
+from blackbox.archive.files.format import MarkKind
+from blackbox.archive.files.marks import marks_of
 from blackbox.errors import PublisherError
 from blackbox.feed.slice import Slice
 from blackbox.feed.source import open_source

@@ -8,7 +8,7 @@ import errno
 import os
 import re
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 import numpy
@@ -25,6 +25,7 @@ from blackbox.native.tables.xxh3 import xxh3
 from blackbox.regular_file import read_regular
 from blackbox.timestamps import date_of, ns_on
 
+_DocumentT = TypeVar("_DocumentT")
 _AT_CWD: Final = -100
 _EXCHANGE: Final = 2
 """Of `renameat2`."""
@@ -272,6 +273,23 @@ def replace_file(path: Path, fresh: Path, data: bytes, *, is_durable: bool = Tru
     fresh.replace(path)
     if is_durable:
         sync_directory(path.parent)
+
+
+def read_document(path: Path, decoder: Decoder[_DocumentT], most_bytes: int) -> _DocumentT | None:
+    """Return the document in a file; None if it is missing. Raises JournalError if it cannot be read or decoded."""
+    try:
+        return decoder.decode(read_regular(path, most_bytes))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {error.strerror}") from error
+    except DecodeError as error:
+        raise JournalError(f"{path} is damaged: {error}") from error
+
+
+def write_document(path: Path, document: msgspec.Struct) -> None:
+    """Replace a file with a document as JSON, durably. Raises OSError."""
+    replace_file(path, path.with_suffix(".new"), msgspec.json.encode(document) + b"\n")
 
 
 def exchange_directories(one: Path, other: Path) -> None:

@@ -8,11 +8,9 @@ from typing import Final
 
 import msgspec
 
-from blackbox.archive.files.day import replace_file
+from blackbox.archive.files.day import read_document, write_document
 from blackbox.block.position import Number, Position
-from blackbox.documents import DecodeError, Decoder
-from blackbox.errors import JournalError
-from blackbox.regular_file import read_regular
+from blackbox.documents import Decoder
 
 _DROPPED: Final = "dropped.json"
 _MOST_BYTES: Final = 1 << 30
@@ -61,15 +59,7 @@ class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def read(cls, directory: Path) -> Dropped:
         """Return what is noted in a feed's directory. Raises JournalError when that cannot be read."""
-        path = directory / _DROPPED
-        try:
-            return _DECODER.decode(read_regular(path, _MOST_BYTES))
-        except FileNotFoundError:
-            return cls()
-        except OSError as error:
-            raise JournalError(f"{path} cannot be read: {error.strerror}") from error
-        except DecodeError as error:
-            raise JournalError(f"{path} is damaged: {error}") from error
+        return read_document(directory / _DROPPED, _DECODER, _MOST_BYTES) or cls()
 
     def joined(
         self,
@@ -85,8 +75,7 @@ class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def write(self, directory: Path) -> None:
         """Note it durably. Raises OSError."""
-        path = directory / _DROPPED
-        replace_file(path, path.with_suffix(".new"), msgspec.json.encode(self) + b"\n")
+        write_document(directory / _DROPPED, self)
 
 
 _DECODER: Final = Decoder[Dropped]("json", Dropped, _MOST_BYTES)

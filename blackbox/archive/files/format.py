@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any, Final
 
 from numba.extending import register_jitable
@@ -28,9 +29,6 @@ MARK_HEAD_BYTES: Final = MARK.itemsize
 ENTRY_BYTES: Final = ENTRY.itemsize
 RECORD_ALIGNMENT: Final = 32
 
-NOTE: Final = 8
-"""Kind of a mark that is a note: see `blackbox.archive.files.marks.MarkKind`."""
-
 OFFSET_CHECKED: Final = 8
 """The checksum of a record's or mark's head covers the bytes from here to its end."""
 OFFSET_BLOCK_HEADER: Final = layout.RECORD.offsets["block"]
@@ -52,6 +50,27 @@ record_head_at: Final = structure_at(RECORD)
 mark_at: Final = structure_at(MARK)
 entry_at: Final = structure_at(ENTRY)
 """For compiled code: the structure at an address."""
+
+
+class MarkKind(IntEnum):
+    """Kind of a mark."""
+
+    SEGMENT_BEGIN = 1
+    """Beginning of a segment: its first mark, before all records."""
+    SEGMENT_END = 2
+    """End of a segment: its last mark, after all records. Missing if the recorder was killed or is still writing."""
+    RECORDER_BEGIN = 3
+    """Start of a recorder. With flag AFTER_KILL, the previous one had not closed the journal."""
+    RECORDER_END = 4
+    """A recorder stopped and closed the journal."""
+    EPOCH_BEGIN = 5
+    """The publisher's epoch begins here, as far as this recorder knows."""
+    EPOCH_END = 6
+    """The publisher has closed: no messages follow in this epoch."""
+    HEARD = 7
+    """A heartbeat: the publisher's next sequence is `sequence`. Earlier messages without a record are missing."""
+    NOTE = 8
+    """The publisher's note about the messages after it. Only the publisher knows the format of its body."""
 
 
 @register_jitable

@@ -12,9 +12,9 @@ from blackbox.archive.files.format import (
     ENTRY_BYTES,
     ENTRY_SPAN_BYTES,
     FILE_HEAD_BYTES,
-    NOTE,
     OFFSET_BLOCK_HEADER,
     RECORD_HEAD_BYTES,
+    MarkKind,
     entry_at,
     mark_at,
     mark_bytes,
@@ -149,7 +149,7 @@ def add_mark_to_entry(at: int, start: int, size: int, epoch: int, kind: int) -> 
     elif not _belongs(at, start):
         return False
     entry.stop = start + size
-    if kind == NOTE:
+    if kind == MarkKind.NOTE.value:
         entry.notes += 1
     else:
         entry.marks += 1

@@ -8,7 +8,6 @@ A missing, repeated or foreign record is therefore detected at the next mark. Re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from enum import IntEnum
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -21,8 +20,8 @@ from blackbox.archive.files.format import (
     MARK,
     MARK_HEAD_BYTES,
     MARK_MAGIC,
-    NOTE,
     OFFSET_CHECKED,
+    MarkKind,
     mark_at,
     mark_bytes,
     record_head_at,
@@ -34,36 +33,6 @@ from blackbox.block.position import End
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import inner, uint32_at
 from blackbox.native.tables.xxh3 import checksum_32, xxh3
-
-
-class MarkKind(IntEnum):
-    """Kind of a mark."""
-
-    SEGMENT_BEGIN = 1
-    """Beginning of a segment: its first mark, before all records."""
-    SEGMENT_END = 2
-    """End of a segment: its last mark, after all records. Missing if the recorder was killed or is still writing."""
-    RECORDER_BEGIN = 3
-    """Start of a recorder. With flag AFTER_KILL, the previous one had not closed the journal."""
-    RECORDER_END = 4
-    """A recorder stopped and closed the journal."""
-    EPOCH_BEGIN = 5
-    """The publisher's epoch begins here, as far as this recorder knows."""
-    EPOCH_END = 6
-    """The publisher has closed: no messages follow in this epoch."""
-    HEARD = 7
-    """A heartbeat: the publisher's next sequence is `sequence`. Earlier messages without a record are missing."""
-    NOTE = NOTE
-    """The publisher's note about the messages after it. Only the publisher knows the format of its body."""
-
-
-SEGMENT_BEGIN: Final = int(MarkKind.SEGMENT_BEGIN)
-SEGMENT_END: Final = int(MarkKind.SEGMENT_END)
-RECORDER_BEGIN: Final = int(MarkKind.RECORDER_BEGIN)
-RECORDER_END: Final = int(MarkKind.RECORDER_END)
-EPOCH_BEGIN: Final = int(MarkKind.EPOCH_BEGIN)
-EPOCH_END: Final = int(MarkKind.EPOCH_END)
-HEARD: Final = int(MarkKind.HEARD)
 
 AFTER_KILL: Final = 1
 """Flag of RECORDER_BEGIN: the previous recorder was killed."""
@@ -187,7 +156,7 @@ def _tally(memory: int, size: int, start: int, until: int, totals: Totals) -> tu
         place = memory + at
         step = size_at(place, size - at)
         is_mark = step != 0 and uint32_at(place) == MARK_MAGIC
-        is_here = is_mark and mark_at(place).kind != NOTE
+        is_here = is_mark and mark_at(place).kind != MarkKind.NOTE.value
         if step == 0 or is_here or at >= until:
             return at, is_here, Totals(records, messages, marks, chain)
         if is_mark:
@@ -223,7 +192,7 @@ def next_mark(memory: int, stop: int, start: int, is_note: bool) -> int:
             at = next_record(memory, stop, at + 1)
             if at < 0:
                 return -1
-        elif uint32_at(memory + at) == MARK_MAGIC and (mark_at(memory + at).kind == NOTE) == is_note:
+        elif uint32_at(memory + at) == MARK_MAGIC and (mark_at(memory + at).kind == MarkKind.NOTE.value) == is_note:
             return at
         else:
             at += step

@@ -22,8 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy
@@ -213,7 +212,8 @@ def _import(job: _Job, end: threading.Event) -> list[ImportedDay | _Empty]:
             raise _EndedError
 
     try:
-        with _Days(job) as days:
+        with ExitStack() as stack:
+            days = _Days(job, stack)
             empty = [_Empty(what) for begun in _in_order(job) if (what := days.read(begun, go_on))]
             return [*empty, *days.close(go_on)]
     except _NoMessageError as error:
@@ -313,11 +313,11 @@ class _OpenDay:
 
 
 class _Days:
-    """The days of a job, in a `with` block. Few are open at a time. After an error all are removed."""
+    """The days of a job. Few are open at a time."""
 
-    def __init__(self, job: _Job) -> None:
-        self._job = job
-        self._stack = ExitStack()
+    def __init__(self, job: _Job, stack: ExitStack) -> None:
+        """`stack`: its exit renames the days into place, or removes all of them after an error."""
+        self._job, self._stack = job, stack
         self._days: dict[datetime.date, _OpenDay] = {}
         self._recent: dict[datetime.date, _OpenDay] = {}
         self._earliest_ns = _earliest_ns(job.feed)
@@ -379,15 +379,6 @@ class _Days:
                     "; ".join([*day.truncated, *day.notes]) or ", ".join(map(repr, self._job.sources))
                 )
         return [day.check(go_on) for day in days]
-
-    def __enter__(self) -> Self:
-        self._stack.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
 
     def _put_by_time(self, chunk: Chunk, head: Chunk | None) -> None:
         """Write each message to the day of its time; one without a time to that of the message before.

@@ -11,10 +11,10 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.files.closed import CLOSED, ClosedSlice
-from blackbox.archive.files.format import ENTRY, FILE_HEAD_BYTES, RECORD_ALIGNMENT
+from blackbox.archive.files.format import ENTRY, FILE_HEAD_BYTES, RECORD_ALIGNMENT, MarkKind
 from blackbox.archive.files.index_entry import add_to_entries
 from blackbox.archive.files.journal_record import next_record
-from blackbox.archive.files.marks import Mark, MarkKind, Totals, behind, chain_start, notes_of, read_mark, tally
+from blackbox.archive.files.marks import Mark, Totals, behind, chain_start, notes_of, read_mark, tally
 from blackbox.archive.files.segment import Damage, Segment, open_end
 from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import Recorded, RecordRun, Report, blocks_of, read_spans, whole_spans

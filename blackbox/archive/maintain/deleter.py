@@ -25,21 +25,21 @@ from blackbox.archive.files.codec import Compression
 from blackbox.archive.files.day import (
     exchange_directories,
     make_directory,
+    read_document,
     recorded_days,
-    replace_file,
     session_date,
     sync_directory,
+    write_document,
 )
 from blackbox.archive.files.dropped import Dropped
 from blackbox.archive.maintain.drop import Dropper
 from blackbox.archive.maintain.retention import Retention
 from blackbox.archive.recording import Recording
 from blackbox.block.position import Number, Position
-from blackbox.documents import DecodeError, Decoder
+from blackbox.documents import Decoder
 from blackbox.errors import BlackBoxError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.native.system.limits import start_thread
-from blackbox.regular_file import read_regular
 
 log = logging.getLogger("blackbox")
 
@@ -63,15 +63,7 @@ class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def read(cls, directory: Path) -> Deleted:
         """Read a feed's `deleted.json`. Raises JournalError if it cannot be read."""
-        path = directory / _DELETED
-        try:
-            return Decoder[Deleted]("json", cls).decode(read_regular(path, _MOST_BYTES))
-        except FileNotFoundError:
-            return cls()
-        except OSError as error:
-            raise JournalError(f"{path} cannot be read: {error.strerror}") from error
-        except DecodeError as error:
-            raise JournalError(f"{path} is damaged: {error}") from error
+        return read_document(directory / _DELETED, Decoder[Deleted]("json", cls), _MOST_BYTES) or cls()
 
 
 class Deleter:
@@ -185,8 +177,7 @@ class Deleter:
             for epoch, sequence in positions:
                 last[epoch] = max(sequence, last.get(epoch, 0))
             slices[slice_id] = [Position(*each) for each in sorted(last.items())[-_MOST_EPOCHS:]]
-        path = self._directory / _DELETED
-        replace_file(path, path.with_suffix(".new"), msgspec.json.encode(Deleted(day.name, slices)) + b"\n")
+        write_document(self._directory / _DELETED, Deleted(day.name, slices))
         make_directory(self._directory / _GOING)
         day.rename(self._directory / _GOING / day.name)
         sync_directory(self._directory)

@@ -21,6 +21,7 @@ from blackbox.archive.files.format import (
     MARK_HEAD_BYTES,
     RECORD_HEAD_BYTES,
     SEGMENT_BYTES,
+    MarkKind,
     mark_bytes,
     record_bytes,
 )
@@ -29,7 +30,6 @@ from blackbox.archive.files.journal_record import write_head
 from blackbox.archive.files.marks import (
     Mark,
     MarkHead,
-    MarkKind,
     Totals,
     behind,
     chain_start,

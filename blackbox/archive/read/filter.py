@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from blackbox.archive.files.index_entry import bit_of
 from blackbox.archive.read.rows import select_rows
-from blackbox.archive.read.symbol_rows import SymbolRows
 from blackbox.arguments import did_you_mean
 from blackbox.block.form.block import Block
-from blackbox.block.form.format import FLAG_SEQUENCES
+from blackbox.block.form.format import FLAG_SEQUENCES, layout_of, read_header
 from blackbox.errors import ConfigError
 from blackbox.feed.routing.key_rule import key_size, start_of_keys
-from blackbox.feed.symbol_choice import SymbolChoice
+from blackbox.feed.symbol_choice import CHOSEN, SymbolChoice, TopicChoice
+from blackbox.native.compile.jit import njit
+from blackbox.native.memory.intrinsics import int32s_at
+from blackbox.native.tables.prefix_trie import Trie, longest_prefix
 from blackbox.timestamps import is_time_of_day
 
 Clock = Literal["ts_event", "ts_out", "ts_recv"]
@@ -169,3 +171,30 @@ class RowFilter:
             self._scratch.ctypes.data,
         )
         return None if many == count else self._scratch[:many].copy()
+
+
+class SymbolRows:
+    """Selects rows by the symbols of their topics."""
+
+    def __init__(self, symbols: SymbolChoice) -> None:
+        """Select topics as `SymbolChoice.has`."""
+        self._trie = TopicChoice(symbols.texts, symbols).trie()
+
+    def of(self, rows: NDArray[numpy.int32] | None, block: Block, header: int, body: int) -> NDArray[numpy.int32]:
+        """Return the selected ones of some rows, or of all if None. `header` and `body` are the block's addresses."""
+        chosen = numpy.empty(block.topic_count, numpy.bool_)
+        _choose_topics(header, body, self._trie, chosen)
+        index = block.topic_index
+        found = numpy.flatnonzero(chosen[index]) if rows is None else rows[chosen[index[rows]]]
+        return found.astype(numpy.int32, copy=False)
+
+
+@njit(nogil=True, cache=True)
+def _choose_topics(header: int, body: int, trie: Trie, chosen: NDArray[numpy.bool_]) -> None:
+    block = read_header(header)
+    layout = layout_of(block)
+    offsets = int32s_at(body + layout.topic_offsets, block.topics + 1)
+    for topic in range(block.topics):
+        start = numpy.int64(offsets[topic])
+        size = numpy.int64(offsets[topic + 1]) - start
+        chosen[topic] = longest_prefix(trie, body + layout.topics + start, size) == CHOSEN

@@ -12,7 +12,8 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.files.marks import MarkKind, marks_of
+from blackbox.archive.files.format import MarkKind
+from blackbox.archive.files.marks import marks_of
 from blackbox.archive.files.segment import NO_TIME, Damage, Segment, open_end
 from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import Recorded, Report, read_runs

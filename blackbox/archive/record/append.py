@@ -16,10 +16,16 @@ from typing import Any, Final
 import numpy
 from numba import types
 
-from blackbox.archive.files.format import CODEC_NONE, ENTRY_BYTES, FILE_HEAD_BYTES, RECORD_HEAD_BYTES, record_bytes
+from blackbox.archive.files.format import (
+    CODEC_NONE,
+    ENTRY_BYTES,
+    FILE_HEAD_BYTES,
+    RECORD_HEAD_BYTES,
+    MarkKind,
+    record_bytes,
+)
 from blackbox.archive.files.index_entry import add_to_entry
 from blackbox.archive.files.journal_record import chain_after, write_head
-from blackbox.archive.files.marks import EPOCH_END, HEARD
 from blackbox.archive.record.append_marks import (
     begin_epoch,
     begin_segment,
@@ -268,12 +274,12 @@ def _hear(at: int) -> None:
     if is_end:
         if epoch != state.ended_epoch:
             state.ended_epoch = epoch
-            mark_control(at, EPOCH_END, is_ahead)
+            mark_control(at, MarkKind.EPOCH_END.value, is_ahead)
         return
     since = state.ts_recv - state.heard
     is_due = since >= (_HEARD_NS if state.records > state.heard_records else _SILENT_NS) or since < 0
     if is_ahead or is_due or state.names_due != 0:
-        mark_control(at, HEARD, is_ahead or state.names_due != 0)
+        mark_control(at, MarkKind.HEARD.value, is_ahead or state.names_due != 0)
         state.heard, state.heard_records, state.names_due = state.ts_recv, state.records, numpy.int64(0)
 
 

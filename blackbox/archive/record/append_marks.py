@@ -10,21 +10,15 @@ from blackbox.archive.files.format import (
     ENTRY_BYTES,
     FILE_HEAD_BYTES,
     MARK_HEAD_BYTES,
-    NOTE,
     RECORD_ALIGNMENT,
+    MarkKind,
     mark_bytes,
 )
 from blackbox.archive.files.index_entry import add_mark_to_entry
 from blackbox.archive.files.journal_record import chain_after
 from blackbox.archive.files.marks import (
     AFTER_KILL,
-    EPOCH_BEGIN,
-    HEARD,
     NAMES_LEFT_OUT,
-    RECORDER_BEGIN,
-    RECORDER_END,
-    SEGMENT_BEGIN,
-    SEGMENT_END,
     MarkHead,
     Totals,
     write_mark,
@@ -131,14 +125,16 @@ def put_note(at: int) -> None:
     bytes_at(place + size - RECORD_ALIGNMENT, RECORD_ALIGNMENT)[:] = 0
     copy_bytes(place + MARK_HEAD_BYTES, state.body, state.body_bytes)
     none = numpy.int64(0)
-    head = MarkHead(numpy.int64(NOTE), none, state.ts_recv, none, none, state.first_row, none, state.body_bytes)
+    head = MarkHead(
+        numpy.int64(MarkKind.NOTE.value), none, state.ts_recv, none, none, state.first_row, none, state.body_bytes
+    )
     _finish(at, start, head)
 
 
 @inner
 def put_mark(at: int, kind: int, ts: int, ts_out: int) -> None:
     """Append a mark without a control block."""
-    flags = AFTER_KILL if kind == RECORDER_BEGIN and journal_at(at).after_kill != 0 else 0
+    flags = AFTER_KILL if kind == MarkKind.RECORDER_BEGIN.value and journal_at(at).after_kill != 0 else 0
     _put(at, numpy.int64(kind), numpy.int64(flags), ts, ts_out, False, numpy.int64(0), numpy.int64(0))
 
 
@@ -151,7 +147,7 @@ def mark_control(at: int, kind: int, with_names: bool) -> None:
     while left > _MOST_NAMES:
         _put(
             at,
-            numpy.int64(HEARD),
+            numpy.int64(MarkKind.HEARD.value),
             numpy.int64(NAMES_LEFT_OUT),
             state.ts_recv,
             header.ts_out,
@@ -169,9 +165,9 @@ def begin_segment(at: int, ts: int) -> None:
     """Mark the beginning of an empty segment and, if needed, of the recorder."""
     state = journal_at(at)
     if end_of_segment(at) == FILE_HEAD_BYTES:
-        put_mark(at, SEGMENT_BEGIN, ts, numpy.int64(0))
+        put_mark(at, MarkKind.SEGMENT_BEGIN.value, ts, numpy.int64(0))
         if state.started != 0:
-            put_mark(at, RECORDER_BEGIN, state.started, numpy.int64(0))
+            put_mark(at, MarkKind.RECORDER_BEGIN.value, state.started, numpy.int64(0))
             state.started = 0
 
 
@@ -185,8 +181,8 @@ def finish(at: int, is_last: bool, ts: int) -> bool:
     is_ended = state.error == 0 and end_of_segment(at) > FILE_HEAD_BYTES
     if is_ended:
         if is_last:
-            put_mark(at, RECORDER_END, ts, numpy.int64(0))
-        put_mark(at, SEGMENT_END, ts, numpy.int64(0))
+            put_mark(at, MarkKind.RECORDER_END.value, ts, numpy.int64(0))
+        put_mark(at, MarkKind.SEGMENT_END.value, ts, numpy.int64(0))
     done = flush(at)
     if is_ended and state.error == 0:  # a failed write has removed the mark
         copy_bytes(at + AT_ENDED, at + AT_RECORDS, COUNTER_BYTES)
@@ -202,7 +198,7 @@ def begin_epoch(at: int, epoch: int, ts_recv: int, ts_out: int) -> None:
     if epoch != state.epoch:
         state.epoch = epoch
         state.names_due = state.is_outbox
-        put_mark(at, EPOCH_BEGIN, ts_recv, ts_out)
+        put_mark(at, MarkKind.EPOCH_BEGIN.value, ts_recv, ts_out)
     if epoch != state.recorded_epoch:  # equal after a change of the day
         state.recorded_epoch = epoch
         state.begin = UNHEARD

@@ -18,8 +18,8 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.files.day import recorded_days, replace_file
-from blackbox.archive.files.format import FILE_HEAD_BYTES
-from blackbox.archive.files.marks import NAMES_LEFT_OUT, MarkKind, marks_of
+from blackbox.archive.files.format import FILE_HEAD_BYTES, MarkKind
+from blackbox.archive.files.marks import NAMES_LEFT_OUT, marks_of
 from blackbox.archive.files.segment import Segment
 from blackbox.archive.read.reader import RecordRun, Span, blocks_of, read_spans
 from blackbox.archive.record.journals import Journals

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.files.format import FILE_HEAD_BYTES, MARK, MARK_HEAD_BYTES
-from blackbox.archive.files.marks import NAMES_LEFT_OUT, Mark, MarkKind, places_of_marks, read_mark
+from blackbox.archive.files.format import FILE_HEAD_BYTES, MARK, MARK_HEAD_BYTES, MarkKind
+from blackbox.archive.files.marks import NAMES_LEFT_OUT, Mark, places_of_marks, read_mark
 from blackbox.archive.files.segment import Segment
 from blackbox.archive.serve.protocol import Outage, RunAbout
 from blackbox.block.position import End

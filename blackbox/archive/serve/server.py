@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
@@ -141,13 +141,10 @@ class ArchiveServer:
             log.error("archive %s is still answering: the disk does not answer", self.directory)
 
     def __enter__(self) -> Self:
-        """Do `open`."""
         self.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def statistics(self) -> ArchiveStatistics:

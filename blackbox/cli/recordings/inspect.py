@@ -219,7 +219,8 @@ def _print_marks(day: Recording) -> None:
 
     With their dates: an import that ends today begins with the session.
     """
-    from blackbox.archive.files.marks import AFTER_KILL, MarkKind
+    from blackbox.archive.files.format import MarkKind
+    from blackbox.archive.files.marks import AFTER_KILL
 
     silent = (MarkKind.SEGMENT_BEGIN, MarkKind.SEGMENT_END, MarkKind.HEARD)
     told = [mark for mark in day.marks() if mark.kind not in silent]

@@ -17,8 +17,8 @@ from blackbox.archive.files.dropped import Dropped
 from blackbox.archive.files.format import (
     FILE_HEAD_BYTES,
     MARK_MAGIC,
-    NOTE,
     OFFSET_BLOCK_HEADER,
+    MarkKind,
     mark_bytes,
     record_bytes,
 )
@@ -378,7 +378,7 @@ def records_after(parts: Sequence[Part], place: int) -> Iterator[tuple[Segment, 
         while at < segment.whole_bytes:
             magic, _, _, stored, kind, _ = _RECORD_HEAD.unpack_from(segment.memory.data, at)
             if magic == MARK_MAGIC:
-                if kind == NOTE and at != place:
+                if kind == MarkKind.NOTE.value and at != place:
                     return
                 at += int(mark_bytes(stored))
                 continue
