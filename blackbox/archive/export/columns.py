@@ -111,9 +111,9 @@ class Columns:
         if self._picks is None:
             columns.append(part.payloads())
         else:
-            made = [self._made(pick, part.records(place)) for place, pick in enumerate(self._picks)]
+            made = [self._made(pick, part.records(index)) for index, pick in enumerate(self._picks)]
             columns += [
-                part.merged([_column(each, field, len(part.records(place))) for place, each in enumerate(made)])
+                part.merged([_column(each, field, len(part.records(index))) for index, each in enumerate(made)])
                 for field in list(self.schema)[self._base :]
             ]
         return pyarrow.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -224,12 +224,12 @@ def to_pandas(table: pyarrow.Table | pyarrow.RecordBatch) -> pandas.DataFrame:
         if field.nullable and pyarrow.types.is_integer(field.type)
     }
     frame: pandas.DataFrame = table.drop_columns(list(kinds)).to_pandas()
-    for place, field in enumerate(table.schema):
+    for index, field in enumerate(table.schema):
         if pyarrow.types.is_dictionary(field.type):
             frame[field.name] = frame[field.name].astype(object)
         elif field.name in kinds:
             column = table.column(field.name).to_pandas(types_mapper=lambda _, kind=kinds[field.name]: kind)
-            frame.insert(place, field.name, column)
+            frame.insert(index, field.name, column)
     return frame
 
 

@@ -79,10 +79,10 @@ class Repeated:
     def has(self, batch: Batch, rows: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
         """Return which of the messages are repetitions."""
         found = numpy.zeros(len(rows), bool)
-        for place, topic in enumerate(batch.topics):
+        for index, topic in enumerate(batch.topics):
             sequences = self._sequences.get((batch.block.epoch, batch.block.slice_id, topic))
             if sequences is not None:
-                own = batch.topic_index[rows] == place
+                own = batch.topic_index[rows] == index
                 found[own] = _is_in(batch.sequence[rows[own]], sequences)
         return found
 
@@ -188,9 +188,9 @@ class Orders:
         if not len(self._keys):
             return numpy.zeros(len(rows), numpy.int64), numpy.zeros(len(rows), bool)
         symbol = self._symbols.of_rows(batch, rows)
-        place = numpy.searchsorted(self._keys, _keys(symbol, numbers))
-        place[place == len(self._keys)] = 0
-        return self._price[place], (self._symbol[place] == symbol) & (self._number[place] == numbers)
+        index = numpy.searchsorted(self._keys, _keys(symbol, numbers))
+        index[index == len(self._keys)] = 0
+        return self._price[index], (self._symbol[index] == symbol) & (self._number[index] == numbers)
 
 
 def id_keys(symbols: Symbols, batch: Batch, rows: NDArray[numpy.int64], records: NDArray[Any]) -> NDArray[numpy.uint64]:
@@ -212,9 +212,9 @@ def _is_in(values: NDArray[Any], known: NDArray[Any]) -> NDArray[numpy.bool_]:
     """Return True for each value among the known ones, which ascend."""
     if not len(known):
         return numpy.zeros(len(values), bool)
-    place = numpy.searchsorted(known, values)
-    place[place == len(known)] = 0
-    same: NDArray[numpy.bool_] = known[place] == values
+    index = numpy.searchsorted(known, values)
+    index[index == len(known)] = 0
+    same: NDArray[numpy.bool_] = known[index] == values
     return same
 
 

@@ -25,7 +25,7 @@ def reader_of(within: str, members: Sequence[str | None]) -> Members:
     The document begins at the first `{`. Members are looked up in the object `within`, then in the document. A payload
     without a valid document, such as one with text after it, has no members.
     """
-    names = {each: f"member_{place}" for place, each in enumerate(members) if each}
+    names = {each: f"member_{index}" for index, each in enumerate(members) if each}
     fields = [(name, Any, msgspec.field(name=each, default=None)) for each, name in names.items()]
     inner: Any = msgspec.defstruct("Inner", fields)
     either = inner | list[Any] | str | bool | int | float | None

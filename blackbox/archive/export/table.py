@@ -129,9 +129,9 @@ class Part:
         buffers = [bits, pyarrow.py_buffer(offsets), pyarrow.py_buffer(numpy.concatenate(self._payloads))]
         return pyarrow.Array.from_buffers(pyarrow.binary(), len(offsets) - 1, buffers)
 
-    def records(self, place: int) -> NDArray[Any]:
-        """Return the records of the pick at `place`."""
-        kept = self._records[place]
+    def records(self, index: int) -> NDArray[Any]:
+        """Return the records of the pick at an index."""
+        kept = self._records[index]
         kept[:] = [numpy.concatenate(kept)]
         return kept[0]
 

@@ -218,11 +218,11 @@ class _Quotes(Tick):
             self._last = numpy.concatenate((self._last, numpy.zeros_like(self._last)))
         order = numpy.argsort(symbols, kind="stable")
         symbol, own = symbols[order], records[order]
-        place = numpy.arange(len(order))
+        index = numpy.arange(len(order))
         starts = numpy.flatnonzero(numpy.diff(symbol, prepend=-1))
         start = numpy.repeat(starts, numpy.diff(starts, append=len(order)))
         for side in _SIDES:
-            last = numpy.maximum.accumulate(numpy.where(own[f"has_{side}_price"], place, -1))
+            last = numpy.maximum.accumulate(numpy.where(own[f"has_{side}_price"], index, -1))
             inside = last >= start
             for part in (f"{side}_price", f"{side}_size", f"has_{side}_price", f"has_{side}_size"):
                 own[part] = numpy.where(inside, own[part][last], self._last[part][symbol])

@@ -80,8 +80,8 @@ def _runs(recording: Recording) -> list[list[tuple[int, int]]]:
     for slice_id in range(len(recording.feed.slices)):
         for segment in _segments(recording, slice_id):
             entries = segment.entries
-            for place in numpy.flatnonzero(numpy.diff(entries["epoch"], prepend=~entries["epoch"][:1])).tolist():
-                seen.setdefault((slice_id, int(entries["epoch"][place])), int(entries["min_ts_out"][place]))
+            for index in numpy.flatnonzero(numpy.diff(entries["epoch"], prepend=~entries["epoch"][:1])).tolist():
+                seen.setdefault((slice_id, int(entries["epoch"][index])), int(entries["min_ts_out"][index]))
     epochs = dict.fromkeys(epoch for (_, epoch), _ in sorted(seen.items(), key=lambda item: (item[1], item[0])))
     levels: dict[int, int] = {}  # number of epochs so far, by slice
     groups: list[list[tuple[int, int]]] = []
@@ -142,8 +142,10 @@ class _Slice:
             latest = max(floor, self._latest.get(key, -_NEVER))
             stream = self._streams.setdefault(key, (self._id << 32) + len(self._streams))
             chosen = -1 if rows is None else len(rows)
-            at = 0 if rows is None else rows.ctypes.data
-            many, self._latest[key], late = list_messages(header, body, at, chosen, latest, stream, columns, many)
+            rows_address = 0 if rows is None else rows.ctypes.data
+            many, self._latest[key], late = list_messages(
+                header, body, rows_address, chosen, latest, stream, columns, many
+            )
             order.late += late
             owners.append(block.body)
         self.parts.append(_Part(columns[:, :many], owners, list(run.ranges())))
@@ -279,6 +281,6 @@ def list_messages(
 @njit(nogil=True, cache=True)
 def gather(addresses: NDArray[numpy.int64], offsets: NDArray[numpy.int64], target: NDArray[numpy.uint8]) -> None:
     """Copy the payload at each address to its offset in `target`."""
-    place = target.ctypes.data
+    address = target.ctypes.data
     for i in range(len(addresses)):
-        copy_bytes(place + offsets[i], addresses[i], offsets[i + 1] - offsets[i])
+        copy_bytes(address + offsets[i], addresses[i], offsets[i + 1] - offsets[i])

@@ -58,10 +58,10 @@ def bit_of(key: int, size: int) -> int:
 
 
 @inner
-def _begin(at: int, start: int, epoch: int) -> None:
+def _begin(address: int, start: int, epoch: int) -> None:
     """Begin an empty entry for records from `start` on."""
-    bytes_at(at, ENTRY_BYTES)[:] = 0
-    entry = entry_at(at)
+    bytes_at(address, ENTRY_BYTES)[:] = 0
+    entry = entry_at(address)
     entry.start = entry.stop = start
     entry.min_ts_out = entry.min_ts_recv = entry.min_ts_event = entry.min_sequence = _LATEST
     entry.max_ts_out = entry.max_ts_recv = entry.max_ts_event = entry.max_sequence = -_LATEST
@@ -69,35 +69,35 @@ def _begin(at: int, start: int, epoch: int) -> None:
 
 
 @inner
-def _belongs(at: int, start: int) -> bool:
+def _belongs(address: int, start: int) -> bool:
     """Return True if a record at `start` is within the span of the entry."""
-    entry = entry_at(at)
+    entry = entry_at(address)
     return bool(entry.stop == start and entry.stop - entry.start < ENTRY_SPAN_BYTES)
 
 
 @njit(nogil=True, cache=True)
 def add_to_entry(
-    at: int, header: int, body: int, ts_recv: int, first_row: int, size: int, start: int, key_rule: int
+    address: int, header: int, body: int, ts_recv: int, first_row: int, size: int, start: int, key_rule: int
 ) -> bool:
     """Add a record of `size` bytes at `start`, with its decompressed body at `body`. An entry of zeros is begun.
 
     Returns False, with nothing added, if the record belongs to the next entry.
     """
-    entry = entry_at(at)
+    entry = entry_at(address)
     block = read_header(header)
     if entry.stop == 0:
-        _begin(at, start, block.epoch)
-    elif not _belongs(at, start) or (entry.records > 0 and entry.epoch != block.epoch):
+        _begin(address, start, block.epoch)
+    elif not _belongs(address, start) or (entry.records > 0 and entry.epoch != block.epoch):
         return False
     entry.stop = start + size
-    _add(at, header, body, ts_recv, first_row, key_rule)
+    _add(address, header, body, ts_recv, first_row, key_rule)
     return True
 
 
 @inner
-def _add(at: int, header: int, body: int, ts_recv: int, first_row: int, key_rule: int) -> None:
+def _add(address: int, header: int, body: int, ts_recv: int, first_row: int, key_rule: int) -> None:
     """Add a record to an entry that has begun."""
-    entry = entry_at(at)
+    entry = entry_at(address)
     block = read_header(header)
     entry.epoch = block.epoch
     entry.records += 1
@@ -131,22 +131,22 @@ def add_to_entries(
     key_rule: int,
 ) -> None:
     """Add checked records to the entries `numbers` of a table, which are zeros at first."""
-    for place in range(len(records)):
-        at = table + ENTRY_BYTES * numbers[place]
-        if entry_at(at).records == 0:
-            _begin(at, numpy.int64(0), numpy.int64(0))
-        head = record_head_at(records[place])
-        header = records[place] + OFFSET_BLOCK_HEADER
-        _add(at, header, bodies[place], head.ts_recv, numpy.int64(head.first_row), key_rule)
+    for index in range(len(records)):
+        address = table + ENTRY_BYTES * numbers[index]
+        if entry_at(address).records == 0:
+            _begin(address, numpy.int64(0), numpy.int64(0))
+        head = record_head_at(records[index])
+        header = records[index] + OFFSET_BLOCK_HEADER
+        _add(address, header, bodies[index], head.ts_recv, numpy.int64(head.first_row), key_rule)
 
 
 @njit(nogil=True, cache=True)
-def add_mark_to_entry(at: int, start: int, size: int, epoch: int, kind: int) -> bool:
+def add_mark_to_entry(address: int, start: int, size: int, epoch: int, kind: int) -> bool:
     """Add a mark of `size` bytes at `start`, as `add_to_entry`."""
-    entry = entry_at(at)
+    entry = entry_at(address)
     if entry.stop == 0:
-        _begin(at, start, epoch)
-    elif not _belongs(at, start):
+        _begin(address, start, epoch)
+    elif not _belongs(address, start):
         return False
     entry.stop = start + size
     if kind == MarkKind.NOTE.value:
@@ -157,9 +157,9 @@ def add_mark_to_entry(at: int, start: int, size: int, epoch: int, kind: int) -> 
 
 
 @njit(nogil=True, cache=True)
-def seal_entry(at: int) -> None:
+def seal_entry(address: int) -> None:
     """Set the checksum of an entry."""
-    entry_at(at).checksum = checksum_32(at, _CHECKED_BYTES)
+    entry_at(address).checksum = checksum_32(address, _CHECKED_BYTES)
 
 
 @njit(nogil=True, cache=True)
@@ -167,9 +167,9 @@ def good_entries(entries: int, count: int, size: int) -> int:
     """Return how many entries, from the first, are valid, ascending and within `size` bytes."""
     end = numpy.int64(FILE_HEAD_BYTES)
     for number in range(count):
-        at = entries + ENTRY_BYTES * number
-        entry = entry_at(at)
-        if entry.checksum != checksum_32(at, _CHECKED_BYTES) or entry.start < end or entry.stop <= entry.start:
+        address = entries + ENTRY_BYTES * number
+        entry = entry_at(address)
+        if entry.checksum != checksum_32(address, _CHECKED_BYTES) or entry.start < end or entry.stop <= entry.start:
             return number
         if entry.stop > size or entry.records < 0 or entry.records + entry.marks + entry.notes == 0:
             return number
@@ -185,45 +185,48 @@ def scan(
 
     The last entry is continued. Returns the new number of entries, where it stopped, and why.
     """
-    at = start
+    offset = start
     while True:
-        place = memory + at
-        if is_mark(place, size - at):
-            step = mark_bytes(numpy.int64(mark_at(place).stored_bytes))
-            count, noted = _note_mark(place, at, step, entries, count, room)
-        elif not is_record(place, size - at):
-            return count, at, NO_RECORD
+        address = memory + offset
+        if is_mark(address, size - offset):
+            step = mark_bytes(numpy.int64(mark_at(address).stored_bytes))
+            count, noted = _note_mark(address, offset, step, entries, count, room)
+        elif not is_record(address, size - offset):
+            return count, offset, NO_RECORD
         else:
-            head = record_head_at(place)
+            head = record_head_at(address)
             if head.codec != CODEC_NONE:
-                return count, at, PACKED
+                return count, offset, PACKED
             stored = numpy.int64(head.stored_bytes)
-            body = place + RECORD_HEAD_BYTES
-            if check_block(place + OFFSET_BLOCK_HEADER, HEADER_BYTES, body, stored, body, KEY_OF_TOPICS, key_rule) != 0:
-                return count, at, BAD_BODY
+            body = address + RECORD_HEAD_BYTES
+            if (
+                check_block(address + OFFSET_BLOCK_HEADER, HEADER_BYTES, body, stored, body, KEY_OF_TOPICS, key_rule)
+                != 0
+            ):
+                return count, offset, BAD_BODY
             step = record_bytes(stored)
-            count, noted = note(place, body, at, entries, count, room, key_rule)
+            count, noted = note(address, body, offset, entries, count, room, key_rule)
         if not noted:
-            return count, at, NO_ROOM
-        at += step
+            return count, offset, NO_ROOM
+        offset += step
 
 
 @inner
-def _note_mark(mark: int, at: int, size: int, entries: int, count: int, room: int) -> tuple[int, bool]:
+def _note_mark(mark: int, offset: int, size: int, entries: int, count: int, room: int) -> tuple[int, bool]:
     epoch, kind = mark_at(mark).epoch, numpy.int64(mark_at(mark).kind)
-    if count > 0 and add_mark_to_entry(entries + ENTRY_BYTES * (count - 1), at, size, epoch, kind):
+    if count > 0 and add_mark_to_entry(entries + ENTRY_BYTES * (count - 1), offset, size, epoch, kind):
         return count, True
     if count == room:
         return count, False
     fresh = entries + ENTRY_BYTES * count
     bytes_at(fresh, ENTRY_BYTES)[:] = 0
-    add_mark_to_entry(fresh, at, size, epoch, kind)
+    add_mark_to_entry(fresh, offset, size, epoch, kind)
     return count + 1, True
 
 
 @njit(nogil=True, cache=True)
-def note(record: int, body: int, at: int, entries: int, count: int, room: int, key_rule: int) -> tuple[int, bool]:
-    """Add a valid record at offset `at`, whose checked decompressed body is at `body`, as `scan` does.
+def note(record: int, body: int, offset: int, entries: int, count: int, room: int, key_rule: int) -> tuple[int, bool]:
+    """Add a valid record at an offset, whose checked decompressed body is at `body`, as `scan` does.
 
     Returns the new number of entries, and False if there was no room.
     """
@@ -233,11 +236,11 @@ def note(record: int, body: int, at: int, entries: int, count: int, room: int, k
     size = record_bytes(numpy.int64(head.stored_bytes))
     if count > 0:
         last = entries + ENTRY_BYTES * (count - 1)
-        if add_to_entry(last, header, body, head.ts_recv, first_row, size, at, key_rule):
+        if add_to_entry(last, header, body, head.ts_recv, first_row, size, offset, key_rule):
             return count, True
     if count == room:
         return count, False
     fresh = entries + ENTRY_BYTES * count
     bytes_at(fresh, ENTRY_BYTES)[:] = 0
-    add_to_entry(fresh, header, body, head.ts_recv, first_row, size, at, key_rule)
+    add_to_entry(fresh, header, body, head.ts_recv, first_row, size, offset, key_rule)
     return count + 1, True

@@ -114,28 +114,30 @@ def walk(memory: int, size: int, start: int, offsets: int, heads: int, room: int
     or bytes that are neither record nor mark, or the next record if there was no room.
     """
     places = int64s_at(offsets, room)
-    at = start
+    offset = start
     found = 0
     while found < room:
-        step = size_at(memory + at, size - at)
+        step = size_at(memory + offset, size - offset)
         if step == 0:
             break
-        if uint32_at(memory + at) == RECORD_MAGIC:
-            places[found] = at
-            copy_bytes(heads + RECORD_HEAD_BYTES * found, memory + at, RECORD_HEAD_BYTES)
+        if uint32_at(memory + offset) == RECORD_MAGIC:
+            places[found] = offset
+            copy_bytes(heads + RECORD_HEAD_BYTES * found, memory + offset, RECORD_HEAD_BYTES)
             found += 1
-        at += step
-    return found, at
+        offset += step
+    return found, offset
 
 
 @njit(nogil=True, cache=True)
 def next_record(memory: int, size: int, start: int) -> int:
     """Return the offset of the next record or mark with a valid head, at or after `start`; -1 if not found."""
-    at = FILE_HEAD_BYTES + ((max(start, FILE_HEAD_BYTES) - FILE_HEAD_BYTES + RECORD_ALIGNMENT - 1) & -RECORD_ALIGNMENT)
-    while at + min(RECORD_HEAD_BYTES, MARK_HEAD_BYTES) <= size:
-        if size_at(memory + at, size - at) != 0:
-            return at
-        at += RECORD_ALIGNMENT
+    offset = FILE_HEAD_BYTES + (
+        (max(start, FILE_HEAD_BYTES) - FILE_HEAD_BYTES + RECORD_ALIGNMENT - 1) & -RECORD_ALIGNMENT
+    )
+    while offset + min(RECORD_HEAD_BYTES, MARK_HEAD_BYTES) <= size:
+        if size_at(memory + offset, size - offset) != 0:
+            return offset
+        offset += RECORD_ALIGNMENT
     return -1
 
 

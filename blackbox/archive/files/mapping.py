@@ -31,10 +31,10 @@ _PROT_NONE = 0
 
 
 def _map(path: Path, address: int | None, size: int, access: int, flags: int, fd: int) -> int:
-    place = _libc.mmap(address, size, access, flags, fd, 0)
-    if place == _FAILED:
+    mapped = _libc.mmap(address, size, access, flags, fd, 0)
+    if mapped == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-    return int(place)
+    return int(mapped)
 
 
 def _unmap(pages: LostPages, address: int, size: int) -> None:

@@ -138,64 +138,67 @@ def tally(segment: Segment, start: int, totals: Totals) -> tuple[int, bool, Tota
     """
     while True:
         until = start + _TALLY_BYTES
-        at, is_here, totals = _tally(segment.address, segment.whole_bytes, start, until, totals)
-        segment.release(start, at)
-        if is_here or at < until:
-            return at, is_here, totals
-        start = at
+        offset, is_here, totals = _tally(segment.address, segment.whole_bytes, start, until, totals)
+        segment.release(start, offset)
+        if is_here or offset < until:
+            return offset, is_here, totals
+        start = offset
 
 
 @njit(nogil=True, cache=True)
 def _tally(memory: int, size: int, start: int, until: int, totals: Totals) -> tuple[int, bool, Totals]:
     """Do `tally` up to the first record at or after `until`."""
     scratch = numpy.empty(2, numpy.int64)
-    address: Any = scratch.ctypes.data
+    scratch_address: Any = scratch.ctypes.data
     records, messages, marks, chain = totals.records, totals.messages, totals.marks, totals.chain
-    at = start
+    offset = start
     while True:
-        place = memory + at
-        step = size_at(place, size - at)
+        place = memory + offset
+        step = size_at(place, size - offset)
         is_mark = step != 0 and uint32_at(place) == MARK_MAGIC
         is_here = is_mark and mark_at(place).kind != MarkKind.NOTE.value
-        if step == 0 or is_here or at >= until:
-            return at, is_here, Totals(records, messages, marks, chain)
+        if step == 0 or is_here or offset >= until:
+            return offset, is_here, Totals(records, messages, marks, chain)
         if is_mark:
             marks += 1
         else:
             records += 1
             messages += _counted(place)
-        chain = chain_after(chain, place, address)
-        at += step
+        chain = chain_after(chain, place, scratch_address)
+        offset += step
 
 
 @njit(nogil=True, cache=True)
 def behind(address: int, totals: Totals) -> Totals:
     """Return the totals after the record or mark at an address, from those before it."""
     scratch = numpy.empty(2, numpy.int64)
-    place: Any = scratch.ctypes.data
+    scratch_address: Any = scratch.ctypes.data
     records, messages, marks = totals.records, totals.messages, totals.marks
     if uint32_at(address) == MARK_MAGIC:
         marks += 1
     else:
         records += 1
         messages += _counted(address)
-    return Totals(records, messages, marks, chain_after(totals.chain, address, place))
+    return Totals(records, messages, marks, chain_after(totals.chain, address, scratch_address))
 
 
 @njit(nogil=True, cache=True)
 def next_mark(memory: int, stop: int, start: int, is_note: bool) -> int:
     """Return the offset of the next note, or of the next other mark, in `[start, stop)`; -1 if not found."""
-    at = start
-    while at < stop:
-        step = size_at(memory + at, stop - at)
+    offset = start
+    while offset < stop:
+        step = size_at(memory + offset, stop - offset)
         if step == 0:
-            at = next_record(memory, stop, at + 1)
-            if at < 0:
+            offset = next_record(memory, stop, offset + 1)
+            if offset < 0:
                 return -1
-        elif uint32_at(memory + at) == MARK_MAGIC and (mark_at(memory + at).kind == MarkKind.NOTE.value) == is_note:
-            return at
+        elif (
+            uint32_at(memory + offset) == MARK_MAGIC
+            and (mark_at(memory + offset).kind == MarkKind.NOTE.value) == is_note
+        ):
+            return offset
         else:
-            at += step
+            offset += step
     return -1
 
 
@@ -260,11 +263,11 @@ def _places_of_marks(
     """List the offsets of marks in parts of a segment, as far as there is room. Return their number."""
     count = 0
     for part in range(len(starts)):
-        at = next_mark(memory, stops[part], starts[part], are_notes)
-        while at >= 0 and count < len(to_places):
-            to_places[count] = at
+        offset = next_mark(memory, stops[part], starts[part], are_notes)
+        while offset >= 0 and count < len(to_places):
+            to_places[count] = offset
             count += 1
-            at = next_mark(memory, stops[part], at + size_at(memory + at, stops[part] - at), are_notes)
+            offset = next_mark(memory, stops[part], offset + size_at(memory + offset, stops[part] - offset), are_notes)
     return count
 
 
@@ -320,8 +323,8 @@ def marks_of(segments: Iterable[Segment], *, with_keys: bool = False) -> Iterato
         places = places_of_marks(segment)
         if with_keys:
             places = places[_names(segment.address, places) > 0]
-        for place in places.tolist():
-            mark = read_mark(segment, place)
+        for offset in places.tolist():
+            mark = read_mark(segment, offset)
             if mark is not None:
                 yield mark
 
@@ -343,17 +346,19 @@ def end_of(segment: Segment, start: Totals) -> SegmentEnd:
     Totals are counted from the last mark in the index; without any, from `start`.
     """
     marked = segment.entries[segment.entries["marks"] > 0]
-    at = int(marked["start"][-1]) if len(marked) else FILE_HEAD_BYTES
+    offset = int(marked["start"][-1]) if len(marked) else FILE_HEAD_BYTES
     totals, kinds, epoch = start, [MarkKind.SEGMENT_BEGIN], 0
     while True:
-        at, is_here, totals = tally(segment, at, totals)
-        mark = read_mark(segment, at) if is_here else None
+        offset, is_here, totals = tally(segment, offset, totals)
+        mark = read_mark(segment, offset) if is_here else None
         if mark is not None:
-            totals, at = behind(segment.address + at, mark.totals), at + mark.size
+            totals, offset = behind(segment.address + offset, mark.totals), offset + mark.size
             kinds.append(mark.kind)
             epoch = mark.epoch
         else:
-            at = next_record(segment.address, segment.whole_bytes, at + 1) if at < segment.whole_bytes else -1
-            if at < 0:
+            offset = (
+                next_record(segment.address, segment.whole_bytes, offset + 1) if offset < segment.whole_bytes else -1
+            )
+            if offset < 0:
                 return SegmentEnd(totals, kinds[-2:] == [MarkKind.RECORDER_END, MarkKind.SEGMENT_END], epoch)
             kinds.append(MarkKind.SEGMENT_BEGIN)

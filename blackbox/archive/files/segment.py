@@ -162,11 +162,11 @@ class Segment(SegmentFile):
         starts, stops = entries["start"], entries["stop"]
         before = numpy.concatenate(([FILE_HEAD_BYTES], stops[:-1])) if len(entries) else starts
         parts, done = [], 0
-        for place in numpy.flatnonzero(starts > before).tolist():
-            parts += [entries[done:place], *self._scan(int(before[place]), int(starts[place]))]
-            done = place
-            if self.whole_bytes < starts[place]:
-                self._report(self.whole_bytes, int(starts[place]))
+        for index in numpy.flatnonzero(starts > before).tolist():
+            parts += [entries[done:index], *self._scan(int(before[index]), int(starts[index]))]
+            done = index
+            if self.whole_bytes < starts[index]:
+                self._report(self.whole_bytes, int(starts[index]))
         parts.append(entries[done:])
         parts += self._scan(_end_of(entries), size)
         self.torn_bytes = size - self.whole_bytes
@@ -193,48 +193,48 @@ class Segment(SegmentFile):
             what = "the segment ends before the last records in its index"
             self.damage.append(Damage(self.path, len(self.memory), cut, what))
         if whole < count:
-            place = FILE_HEAD_BYTES + ENTRY_BYTES * whole
-            self.damage.append(Damage(path, place, len(index) - place, "the index is damaged"))
+            offset = FILE_HEAD_BYTES + ENTRY_BYTES * whole
+            self.damage.append(Damage(path, offset, len(index) - offset, "the index is damaged"))
         return entries[:good]
 
     def _scan(self, start: int, stop: int) -> list[NDArray[Any]]:
         """Return entries of the records in bytes `[start, stop)`. Set `whole_bytes` to the end of the last record."""
         found = []
-        at, count, why = start, 0, NO_RECORD
+        offset, count, why = start, 0, NO_RECORD
         table = numpy.zeros(_SCAN_ENTRIES, ENTRY)
         self.whole_bytes = start
-        while at < stop:
-            count, at, why = scan(self.address, stop, at, table.ctypes.data, count, len(table), self.key_rule)
+        while offset < stop:
+            count, offset, why = scan(self.address, stop, offset, table.ctypes.data, count, len(table), self.key_rule)
             if why == NO_ROOM or (why != NO_RECORD and count == len(table)):
                 # Keep the last entry, because more records may belong to it.
                 found.append(_sealed(table[: count - 1]))
-                self.release(start, at)
+                self.release(start, offset)
                 table[0], count = table[count - 1], 1
             elif why != NO_RECORD:
-                count, at = self._note_one(at, why, table, count)
-                self.whole_bytes = at
+                count, offset = self._note_one(offset, why, table, count)
+                self.whole_bytes = offset
             else:
-                self.whole_bytes = at
-                at = next_record(self.address, stop, at + 1) if at < stop else stop
-                if at < 0:
+                self.whole_bytes = offset
+                offset = next_record(self.address, stop, offset + 1) if offset < stop else stop
+                if offset < 0:
                     break
-                if at > self.whole_bytes:
-                    self._report(self.whole_bytes, at)
+                if offset > self.whole_bytes:
+                    self._report(self.whole_bytes, offset)
         self.release(start, stop)
         return [*found, _sealed(table[:count])]
 
-    def _note_one(self, at: int, why: int, table: NDArray[Any], count: int) -> tuple[int, int]:
+    def _note_one(self, offset: int, why: int, table: NDArray[Any], count: int) -> tuple[int, int]:
         """Add a record that `scan` could not. An entry with a damaged body matches any key and time."""
-        head = self.memory[at : at + RECORD_HEAD_BYTES].view(RECORD)[0]
-        following = at + record_bytes(int(head["stored_bytes"]))
-        body = self._unpacked(at, head) if why == PACKED else None
+        head = self.memory[offset : offset + RECORD_HEAD_BYTES].view(RECORD)[0]
+        following = offset + record_bytes(int(head["stored_bytes"]))
+        body = self._unpacked(offset, head) if why == PACKED else None
         if body is not None:
             count, _ = note(
-                self.address + at, body.ctypes.data, at, table.ctypes.data, count, len(table), self.key_rule
+                self.address + offset, body.ctypes.data, offset, table.ctypes.data, count, len(table), self.key_rule
             )
             return count, following
         entry = numpy.zeros((), ENTRY)
-        entry["start"], entry["stop"], entry["records"] = at, following, 1
+        entry["start"], entry["stop"], entry["records"] = offset, following, 1
         entry["messages"] = head["count"] - head["first_row"]
         for name in ("ts_out", "ts_recv"):
             entry[f"min_{name}"] = entry[f"max_{name}"] = head[name]
@@ -245,8 +245,8 @@ class Segment(SegmentFile):
         table[count] = entry
         return count + 1, following
 
-    def _unpacked(self, at: int, head: Any) -> NDArray[numpy.uint8] | None:
-        start = at + RECORD_HEAD_BYTES
+    def _unpacked(self, offset: int, head: Any) -> NDArray[numpy.uint8] | None:
+        start = offset + RECORD_HEAD_BYTES
         stored = self.memory[start : start + int(head["stored_bytes"])]
         if head["stored_checksum"] != checksum_32(self.address + start, len(stored)):
             return None
@@ -256,9 +256,15 @@ class Segment(SegmentFile):
             if isinstance(error.__cause__, ImportError):
                 raise
             return None
-        place = body.ctypes.data
+        address = body.ctypes.data
         fault = check_block(
-            self.address + at + OFFSET_BLOCK_HEADER, HEADER_BYTES, place, len(body), place, KEY_OF_TOPICS, self.key_rule
+            self.address + offset + OFFSET_BLOCK_HEADER,
+            HEADER_BYTES,
+            address,
+            len(body),
+            address,
+            KEY_OF_TOPICS,
+            self.key_rule,
         )
         return None if fault else body
 
@@ -268,15 +274,15 @@ class Segment(SegmentFile):
 
 def open_end(segments: list[Segment]) -> list[Segment]:
     """Return the segments that may still grow: the last one with records, and the empty ones after it."""
-    last = max((place for place, segment in enumerate(segments) if len(segment.entries)), default=0)
+    last = max((index for index, segment in enumerate(segments) if len(segment.entries)), default=0)
     return segments[last:]
 
 
 def _sealed(entries: NDArray[Any]) -> NDArray[Any]:
     """Return a copy of the entries with checksums."""
     sealed = entries.copy()
-    for place in range(len(sealed)):
-        seal_entry(sealed.ctypes.data + ENTRY_BYTES * place)
+    for index in range(len(sealed)):
+        seal_entry(sealed.ctypes.data + ENTRY_BYTES * index)
     return sealed
 
 

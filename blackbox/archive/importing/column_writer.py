@@ -337,10 +337,10 @@ class ColumnWriter:
         """Collect rows until there are enough for each key. Return how many have a time outside the session date."""
         count, done, outside = len(index), 0, 0
         while done < count:
-            at = gathering.count
-            stop = min(count, done + _ROWS - at)
+            first = gathering.count
+            stop = min(count, done + _ROWS - first)
             session = self._journals.session_ns
-            octets, late = gather(gathering.rows, at, index.ctypes.data, numbers, rows, done, stop, *session)
+            octets, late = gather(gathering.rows, first, index.ctypes.data, numbers, rows, done, stop, *session)
             gathering.add(stop - done, octets, payloads)
             outside += late
             done = stop
@@ -375,12 +375,12 @@ class ColumnWriter:
 
     def _put_gathered(self, gathering: _Gathering) -> None:
         """Append the collected rows, grouped by key."""
-        blocks, rows, at = self._blocks, gathering.rows, 0
+        blocks, rows, index = self._blocks, gathering.rows, 0
         selection, groups = gathering.by_group(self._groups.topics)
-        while at < gathering.count:
+        while index < gathering.count:
             target = self._journals.target(blocks.body.ctypes.data)
-            at = put_groups(blocks.address, target, self._groups.tables(), rows, selection, groups, at)
-            if at < gathering.count:
-                blocks.lengthen(0, int(rows.sizes[selection.order[at]]))
+            index = put_groups(blocks.address, target, self._groups.tables(), rows, selection, groups, index)
+            if index < gathering.count:
+                blocks.lengthen(0, int(rows.sizes[selection.order[index]]))
         gathering.clear()
         self._journals.tend()

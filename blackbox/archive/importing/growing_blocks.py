@@ -185,13 +185,13 @@ class Journals(NamedTuple):
 
 
 @njit(inline="always")
-def add_row(at: int, about: int, topic: int, time: int, payload: int, size: int, is_wide: bool) -> bool:
+def add_row(address: int, about: int, topic: int, time: int, payload: int, size: int, is_wide: bool) -> bool:
     """Add a message to a block. Return False if there is no room.
 
     `about`: address of the topic's ABOUT. `size` is negative for a message without a value. `is_wide`: LINE_BYTES may
     be read from the payload's address on.
     """
-    block, known = growing_at(at), about_at(about)
+    block, known = growing_at(address), about_at(about)
     count, topics, begin = block.count, block.topics, block.payload_bytes
     length: Any = max(size, numpy.int64(0))
     # Computed without a branch, because new topics are unpredictable.
@@ -199,19 +199,19 @@ def add_row(at: int, about: int, topic: int, time: int, payload: int, size: int,
     left = block.left - (length + ROW_BYTES + (numpy.int64(known.size) + _TOPIC_COST) * fresh)
     if (left < 0 and count > 0) or length > block.longest_room:
         return False
-    place = known.seen & _PLACE
-    place ^= (place ^ topics) & -fresh
-    known.seen = block.generation << _HALF | place
+    index = known.seen & _PLACE
+    index ^= (index ^ topics) & -fresh
+    known.seen = block.generation << _HALF | index
     int32s_at(block.order + 4 * topics, 1)[0] = topic
     int64s_at(block.times + 8 * count, 1)[0] = time
-    int32s_at(block.places + 4 * count, 1)[0] = place
+    int32s_at(block.places + 4 * count, 1)[0] = index
     int32s_at(block.ends + 4 * count, 2)[1] = begin + length
     if size <= LINE_BYTES and is_wide:
         copy_line(block.payloads + begin, payload)
     else:
         copy_bytes(block.payloads + begin, payload, length)
     if size < 0:
-        _note_null(at)
+        _note_null(address)
     block.count = count + 1
     block.topics = topics + fresh
     block.payload_bytes = begin + length
@@ -220,8 +220,8 @@ def add_row(at: int, about: int, topic: int, time: int, payload: int, size: int,
 
 
 @inner
-def _note_null(at: int) -> None:
-    block = growing_at(at)
+def _note_null(address: int) -> None:
+    block = growing_at(address)
     valid = bytes_at(block.validity, validity_bytes(block.limit))
     if block.has_nulls == 0:
         valid[:] = 0xFF
@@ -230,9 +230,9 @@ def _note_null(at: int) -> None:
 
 
 @inner
-def _begin(at: int, generation: NDArray[numpy.int64]) -> None:
+def _begin(address: int, generation: NDArray[numpy.int64]) -> None:
     """Empty the block."""
-    block = growing_at(at)
+    block = growing_at(address)
     block.count = block.topics = block.payload_bytes = block.has_nulls = 0
     block.left = block.limit
     generation[0] += 1
@@ -240,9 +240,9 @@ def _begin(at: int, generation: NDArray[numpy.int64]) -> None:
 
 
 @inner
-def _stride_of(at: int) -> int:
+def _stride_of(address: int) -> int:
     """Return the length of all payloads, or VARIABLE."""
-    block = growing_at(at)
+    block = growing_at(address)
     ends = int32s_at(block.ends, block.count + 1)
     first = ends[1]
     is_fixed = True
@@ -252,9 +252,9 @@ def _stride_of(at: int) -> int:
 
 
 @inner
-def _plan_of(at: int) -> Plan:
-    block = growing_at(at)
-    stride = _stride_of(at)
+def _plan_of(address: int) -> Plan:
+    block = growing_at(address)
+    stride = _stride_of(address)
     flags = FLAG_NUMBERS | (0 if stride == VARIABLE else FLAG_FIXED) | (FLAG_NULLS if block.has_nulls else 0)
     used = block.limit - block.left - block.payload_bytes - ROW_BYTES * block.count
     zero: Any = numpy.int64(0)
@@ -272,9 +272,9 @@ def _plan_of(at: int) -> Plan:
 
 
 @inner
-def _lay_out(at: int, plan: Plan, target: int, table: TopicTable) -> int:
+def _lay_out(address: int, plan: Plan, target: int, table: TopicTable) -> int:
     """Write the body at `target` and return its size in bytes."""
-    block = growing_at(at)
+    block = growing_at(address)
     count = block.count
     layout = body_layout(count, plan.topics, plan.topic_bytes, plan.payload_bytes, plan.flags)
     clear_padding(target, layout)
@@ -295,18 +295,18 @@ def _lay_out(at: int, plan: Plan, target: int, table: TopicTable) -> int:
 
 
 @inner
-def append_block(at: int, group: int, topics: Topics, journals: Journals) -> None:
-    """Append the block to the journal of its group's slice and empty it. An empty block is skipped.
+def append_block(block: int, group: int, topics: Topics, journals: Journals) -> None:
+    """Append the block to the block of its group's slice and empty it. An empty block is skipped.
 
     Its `ts_out` and `ts_recv` are the highest message time of its slice.
     """
-    count = growing_at(at).count
+    count = growing_at(block).count
     if count == 0:
         return
     slice_id = int(topics.slice_of_group[group])
     origin = Origin(journals.origin.schema_id, slice_id, journals.origin.key_rule, journals.origin.epoch)
-    plan = _plan_of(at)
-    size = _lay_out(at, plan, journals.body, topics.table)
+    plan = _plan_of(block)
+    size = _lay_out(block, plan, journals.body, topics.table)
     now = journals.clocks[slice_id]
     for time in int64s_at(journals.body, count):
         if now < time < journals.limit_ns:
@@ -325,4 +325,4 @@ def append_block(at: int, group: int, topics: Topics, journals: Journals) -> Non
     state.first_row = state.held = 0
     state.ts_recv = now
     append(address)
-    _begin(at, topics.generation)
+    _begin(block, topics.generation)

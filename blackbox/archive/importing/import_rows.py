@@ -51,7 +51,7 @@ class Gathered(NamedTuple):
 @njit(nogil=True, cache=True)
 def gather(
     gathered: Gathered,
-    at: int,
+    first: int,
     topic_index_at: int,
     numbers: NDArray[numpy.int32],
     rows: Rows,
@@ -60,7 +60,7 @@ def gather(
     begin_ns: int,
     end_ns: int,
 ) -> tuple[int, int]:
-    """Gather rows `[start, stop)` at position `at`. Their topics are `numbers[i]` for the int32 column at an address.
+    """Gather rows `[start, stop)` from `first` on. Their topics are `numbers[i]` for the int32 column at an address.
 
     Returns the bytes of their payloads, and how many have a time outside `[begin_ns, end_ns)`.
     """
@@ -68,7 +68,7 @@ def gather(
     size = int(rows.stride)
     octets = outside = 0
     time = numpy.int64(0)
-    place = numpy.uint64(at)
+    index = numpy.uint64(first)
     for row in range(numpy.uint64(start), numpy.uint64(stop)):
         begin = numpy.int64(row) * rows.stride
         if rows.lengths != 0:
@@ -76,13 +76,13 @@ def gather(
             size = int(int32s_at(rows.lengths, stop)[row])
         if rows.ts_event != 0:
             time = int64s_at(rows.ts_event, stop)[row]
-        gathered.topics[place] = numbers[unsigned(topic_index[row])]
-        gathered.times[place] = time
-        gathered.starts[place] = rows.payloads + begin
-        gathered.sizes[place] = size
+        gathered.topics[index] = numbers[unsigned(topic_index[row])]
+        gathered.times[index] = time
+        gathered.starts[index] = rows.payloads + begin
+        gathered.sizes[index] = size
         octets += size
         outside += (time != 0) & ((time < begin_ns) | (time >= end_ns))
-        place += numpy.uint64(1)
+        index += numpy.uint64(1)
     return octets, outside
 
 
@@ -149,30 +149,30 @@ def put_groups(
     All use the same growing block. Returns where it stopped: before the end at a payload that is too long for it.
     """
     about = topics.about.ctypes.data
-    at = start
+    index = start
     last = int(selection.stops[groups - 1]) - 1
-    for place in range(groups):
-        group = numpy.int64(selection.keys[place])
-        stop = numpy.int64(selection.stops[place])
-        while at < stop:
+    for number in range(groups):
+        group = numpy.int64(selection.keys[number])
+        stop = numpy.int64(selection.stops[number])
+        while index < stop:
             # Rows of one key are far apart: prefetch their columns, then their payloads.
-            near: Any = min(at + _ROWS_AHEAD, last)
-            ahead: Any = min(at + 2 * _ROWS_AHEAD, last)
+            near: Any = min(index + _ROWS_AHEAD, last)
+            ahead: Any = min(index + 2 * _ROWS_AHEAD, last)
             far = numpy.int64(selection.order[ahead])
             prefetch(gathered.times.ctypes.data + 8 * far)
             prefetch(gathered.starts.ctypes.data + 8 * far)
             prefetch(gathered.sizes.ctypes.data + 4 * far)
             prefetch(gathered.starts[selection.order[near]])
-            row, topic = unsigned(selection.order[at]), numpy.int64(selection.topics[at])
+            row, topic = unsigned(selection.order[index]), numpy.int64(selection.topics[index])
             time, payload, size = gathered.times[row], gathered.starts[row], numpy.int64(gathered.sizes[row])
             if add_row(block, about + ABOUT_BYTES * topic, topic, time, payload, size, False):
-                at += 1
+                index += 1
             elif growing_at(block).count == 0:
-                return at
+                return index
             else:
                 append_block(block, group, topics, journals)
         append_block(block, group, topics, journals)
-    return at
+    return index
 
 
 @njit(nogil=True, cache=True)

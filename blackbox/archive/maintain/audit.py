@@ -57,9 +57,9 @@ def _audited(
     key_rule = audit.key_rule
     for run in read_spans([whole_spans(audit.segments)], Filter(key_rule).records, key_rule, report):
         audit.add(run)
-        for place, recorded in enumerate(blocks_of(run, key_rule)):
+        for index, recorded in enumerate(blocks_of(run, key_rule)):
             if many := numbers.add(recorded):
-                report(run.damage(place, "these messages are recorded twice", many))
+                report(run.damage(index, "these messages are recorded twice", many))
             yield recorded
         before += run.stored_bytes
         progress(before)
@@ -94,29 +94,29 @@ def _audit_segment(
     `is_torn` is the same at its beginning.
     """
     _audit_notes(segment, index, report)
-    at, is_first = FILE_HEAD_BYTES, True
-    while at < segment.whole_bytes:
-        start = at
-        at, is_here, totals = tally(segment, at, totals)
-        mark = read_mark(segment, at) if is_here else None
-        if is_first and not (mark is not None and at == start and mark.kind is MarkKind.SEGMENT_BEGIN):
+    offset, is_first = FILE_HEAD_BYTES, True
+    while offset < segment.whole_bytes:
+        start = offset
+        offset, is_here, totals = tally(segment, offset, totals)
+        mark = read_mark(segment, offset) if is_here else None
+        if is_first and not (mark is not None and offset == start and mark.kind is MarkKind.SEGMENT_BEGIN):
             report(Damage(segment.path, FILE_HEAD_BYTES, 0, "the segment does not begin with a SEGMENT_BEGIN mark"))
         is_first = False
         if is_here:
-            index.add_marks(segment, numpy.array([at]), "marks")
+            index.add_marks(segment, numpy.array([offset]), "marks")
         if mark is not None:
             if mark.totals != totals and not is_torn:
                 report(_difference(segment, mark, totals))
-            totals, is_torn = behind(segment.address + at, mark.totals), False
-            at += mark.size
+            totals, is_torn = behind(segment.address + offset, mark.totals), False
+            offset += mark.size
             if mark.kind is MarkKind.SEGMENT_END:
                 ends.add(totals)
         elif is_here:
-            report(Damage(segment.path, at, RECORD_ALIGNMENT, "the mark here does not match its checksum"))
-            at, is_torn = at + RECORD_ALIGNMENT, True
-        elif at < segment.whole_bytes:
-            at, is_torn = next_record(segment.address, segment.whole_bytes, at + 1), True
-            if at < 0:
+            report(Damage(segment.path, offset, RECORD_ALIGNMENT, "the mark here does not match its checksum"))
+            offset, is_torn = offset + RECORD_ALIGNMENT, True
+        elif offset < segment.whole_bytes:
+            offset, is_torn = next_record(segment.address, segment.whole_bytes, offset + 1), True
+            if offset < 0:
                 break
     return totals, is_torn or segment.torn_bytes > 0
 
@@ -128,8 +128,8 @@ def _audit_notes(segment: Segment, index: IndexAudit, report: Report) -> None:
         if not len(places):
             return
         index.add_marks(segment, places, "notes")
-        for place in places[~are_whole].tolist():
-            report(Damage(segment.path, place, RECORD_ALIGNMENT, "the note here does not match its checksum"))
+        for offset in places[~are_whole].tolist():
+            report(Damage(segment.path, offset, RECORD_ALIGNMENT, "the note here does not match its checksum"))
         start = int(places[-1]) + RECORD_ALIGNMENT
 
 
@@ -181,8 +181,8 @@ class IndexAudit:
                 wrong |= (found[name] != entries[name]) & (entries["records"] > 0)
             for damage in [each for each in known if each.path == segment.path]:
                 wrong &= (entries["stop"] <= damage.offset) | (entries["start"] >= damage.offset + max(1, damage.size))
-            for place in numpy.flatnonzero(wrong).tolist():
-                start, stop = int(entries["start"][place]), int(entries["stop"][place])
+            for index in numpy.flatnonzero(wrong).tolist():
+                start, stop = int(entries["start"][index]), int(entries["stop"][index])
                 what = "the index entry does not match its records"
                 report(Damage(segment.path, start, stop - start, what))
 

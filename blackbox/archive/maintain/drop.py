@@ -136,8 +136,8 @@ class _Copying:
         topics = block.topics
         quota = numpy.array([self._drop[topic] for topic in topics], numpy.int64)
         index = block.topic_index[first:]
-        for place in numpy.flatnonzero(quota).tolist():
-            self._drop[topics[place]] -= min(int(quota[place]), int(numpy.count_nonzero(index == place)))
+        for number in numpy.flatnonzero(quota).tolist():
+            self._drop[topics[number]] -= min(int(quota[number]), int(numpy.count_nonzero(index == number)))
         is_dropped = _ranks(index) < quota[index]
         is_dropped[-1] &= Position(epoch, stop - 1) not in self._stays
         if not is_dropped.any():
@@ -146,8 +146,8 @@ class _Copying:
         rows = numpy.flatnonzero(is_dropped) + first
         last = numpy.full(len(topics), -1, numpy.int64)
         last[block.topic_index[rows]] = rows
-        for place in numpy.flatnonzero(last >= 0).tolist():
-            self._last[topics[place]] = Position(epoch, block.number_of(int(last[place])))
+        for number in numpy.flatnonzero(last >= 0).tolist():
+            self._last[topics[number]] = Position(epoch, block.number_of(int(last[number])))
         edges = numpy.flatnonzero(numpy.diff(is_dropped, prepend=True, append=True)).reshape(-1, 2) + first
         parts = [numpy.arange(begin, stop) for begin, stop in edges.tolist()]
         for rows in parts if block.same is None else _joined(block.sequences - block.same, parts):
@@ -181,7 +181,7 @@ def _part(block: Block, rows: NDArray[numpy.int64]) -> Block:
     starts, stops = block.payload_offsets[rows].astype(numpy.int64), block.payload_offsets[rows + 1]
     sequence, has_sequences = block.number_of(begin), block.has_sequences or begin + len(rows) <= rows[-1]
     return Block.encode(
-        [topics[place] for place in used.tolist()],
+        [topics[number] for number in used.tolist()],
         index,
         block.payloads,
         ts_event=block.ts_event[rows],
@@ -211,8 +211,8 @@ def _count(recording: Recording, slice_id: int) -> tuple[Counter[bytes], _Ends]:
         for recorded in read_blocks([segment], recording.feed.key_rule, recording.segments.note):
             block, topics = recorded.block, recorded.block.topics
             index = block.topic_index[recorded.first_row :]
-            for place, count in enumerate(numpy.bincount(index, minlength=len(topics)).tolist()):
-                counts[topics[place]] += count
+            for number, count in enumerate(numpy.bincount(index, minlength=len(topics)).tolist()):
+                counts[topics[number]] += count
             topic = topics[int(index[-1])]
             position = Position(block.epoch, block.number_of(-1))
             ends[segment.number, block.key] = position, topic, counts[topic] - 1

@@ -56,15 +56,15 @@ class BlockMerger:
         body = numpy.zeros(plan_bytes(plan), numpy.uint8)
         write_merge(headers, bodies, first_rows, tables, plan, body.ctypes.data)
         header = numpy.zeros(HEADER_BYTES, numpy.uint8)
-        at = header.ctypes.data
+        address = header.ctypes.data
         block = first.block
         origin = Origin(block.schema_id, block.slice_id, block.key_rule, block.epoch)
         ts_in = min(recorded.block.ts_in for recorded in group)
-        write_template(at, plan, body.ctypes.data, True, origin, ts_in)
+        write_template(address, plan, body.ctypes.data, True, origin, ts_in)
         sequence = block.sequence + first.first_row
         previous = sequence if first.first_row else block.previous
-        number_header(at, sequence, previous, block.key_sequence + first.first_row)
-        finish_header(at, block.ts_out, block.flags & FLAG_LINE_B)
+        number_header(address, sequence, previous, block.key_sequence + first.first_row)
+        finish_header(address, block.ts_out, block.flags & FLAG_LINE_B)
         self._numbering.clear()
         return header, body
 
@@ -106,7 +106,7 @@ def plan_merge(
 
     Numbers the topics that occur; the tables have room for all of them.
     """
-    count = topic_bytes = payload_bytes = place = 0
+    count = topic_bytes = payload_bytes = first_topic = 0
     topics = 0
     stride = numpy.int64(0)
     for i in range(len(headers)):
@@ -120,7 +120,7 @@ def plan_merge(
             for row in range(first_row, block.count):
                 used[unsigned(topic_index[row])] = 1
         offsets = int32s_at(body + layout.topic_offsets, block.topics + 1)
-        numbers = int32s_at(tables.numbers + 4 * place, block.topics)
+        numbers = int32s_at(tables.numbers + 4 * first_topic, block.topics)
         for topic in range(block.topics):
             if used[topic] == 0:
                 continue
@@ -131,7 +131,7 @@ def plan_merge(
             if number == topics:
                 topics += 1
                 topic_bytes += size
-        place += block.topics
+        first_topic += block.topics
         size = _stride_from(block, layout, body, first_row)
         if i == 0:
             stride = size
@@ -163,32 +163,32 @@ def write_merge(
         topic_offsets[topic] = starts[topic]
     copy_bytes(target + layout.topics, tables.topics.text, plan.topic_bytes)
     payload_offsets = int32s_at(target + layout.payload_offsets, 0 if fixed else plan.stop + 1)
-    at = numpy.int64(0)
+    first = numpy.int64(0)
     payload = numpy.int64(0)
-    place = numpy.int64(0)
+    first_topic = numpy.int64(0)
     for i in range(len(headers)):
         block = read_header(headers[i])
         body, first_row = bodies[i], first_rows[i]
         old = layout_of(block)
         rows = block.count - first_row
-        copy_bytes(target + 8 * at, body + 8 * first_row, 8 * rows)
+        copy_bytes(target + 8 * first, body + 8 * first_row, 8 * rows)
         old_index = int32s_at(body + old.topic_index, block.count)
-        index = int32s_at(target + layout.topic_index + 4 * at, rows)
-        numbers = int32s_at(tables.numbers + 4 * place, block.topics)
+        index = int32s_at(target + layout.topic_index + 4 * first, rows)
+        numbers = int32s_at(tables.numbers + 4 * first_topic, block.topics)
         for row in range(numpy.uint64(rows)):
             index[row] = numbers[unsigned(old_index[row + numpy.uint64(first_row)])]
         low, high = _payload_bounds(block, old, body, first_row)
         if not fixed:
             if block.flags & FLAG_FIXED:
                 for row in range(rows):
-                    payload_offsets[at + row] = payload + row * block.stride
+                    payload_offsets[first + row] = payload + row * block.stride
             else:
                 old_offsets = int32s_at(body + old.payload_offsets, block.count + 1)
                 for row in range(rows):
-                    payload_offsets[at + row] = payload + numpy.int64(old_offsets[first_row + row]) - low
+                    payload_offsets[first + row] = payload + numpy.int64(old_offsets[first_row + row]) - low
         copy_bytes(target + layout.payloads + payload, body + old.payloads + low, high - low)
         payload += high - low
-        at += rows
-        place += block.topics
+        first += rows
+        first_topic += block.topics
     if not fixed:
         payload_offsets[plan.stop] = payload

@@ -147,21 +147,21 @@ class SliceWriter:
         memory[:MARK_HEAD_BYTES] = 0
         write_mark(target, head, self._epoch, self._totals)
         _write_all(self._files.fd, memory.data)
-        at = self._entry.ctypes.data
-        if not add_mark_to_entry(at, self._offset, len(memory), self._epoch, kind):
+        entry = self._entry.ctypes.data
+        if not add_mark_to_entry(entry, self._offset, len(memory), self._epoch, kind):
             self._seal()
-            add_mark_to_entry(at, self._offset, len(memory), self._epoch, kind)
+            add_mark_to_entry(entry, self._offset, len(memory), self._epoch, kind)
         self._offset += len(memory)
         self._totals = behind(target, self._totals)
 
     def _note(
         self, header: NDArray[numpy.uint8], body: NDArray[numpy.uint8], ts_recv: int, first_row: int, size: int
     ) -> None:
-        at = self._entry.ctypes.data
+        entry = self._entry.ctypes.data
         words = header.ctypes.data, body.ctypes.data, ts_recv, first_row, size, self._offset, self._key_rule
-        if not add_to_entry(at, *words):
+        if not add_to_entry(entry, *words):
             self._seal()
-            add_to_entry(at, *words)
+            add_to_entry(entry, *words)
 
     def _seal(self) -> None:
         if self._entry.any():
@@ -173,8 +173,8 @@ class SliceWriter:
 def copied_marks(segment: Segment) -> Iterator[Mark]:
     """Yield the marks of a segment that a copy has, too: those that are not about the segment."""
     places = [*places_of_marks(segment).tolist(), *places_of_marks(segment, are_notes=True).tolist()]
-    for place in sorted(places):
-        mark = read_mark(segment, place)
+    for offset in sorted(places):
+        mark = read_mark(segment, offset)
         if mark is not None and mark.kind not in _ABOUT_SEGMENTS:
             yield mark
 

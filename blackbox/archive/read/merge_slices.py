@@ -70,21 +70,21 @@ def streams_of(count: int, room: int) -> tuple[Streams, dict[str, Any]]:
 @inner
 def _catch_up(streams: Streams, stream: int) -> None:
     """Raise a stream's `latest` to that of its next record."""
-    place = streams.room * stream + int64s_at(streams.next, streams.count)[stream]
-    head = streams.heads + RECORD_HEAD_BYTES * place
+    index = streams.room * stream + int64s_at(streams.next, streams.count)[stream]
+    head = streams.heads + RECORD_HEAD_BYTES * index
     ts_out = record_head_at(head).ts_out
     latest = int64s_at(streams.latest, streams.count)
     latest[stream] = max(latest[stream], ts_out)
 
 
 @inner
-def _sift_down(streams: Streams, size: int, place: int) -> None:
-    """Move the stream at `place` down the heap: ordered by time, then number."""
+def _sift_down(streams: Streams, size: int, index: int) -> None:
+    """Move the stream at an index down the heap: ordered by time, then number."""
     heap = int64s_at(streams.heap, streams.count)
     latest = int64s_at(streams.latest, streams.count)
-    moved = heap[place]
-    while 2 * place + 1 < size:
-        child = 2 * place + 1
+    moved = heap[index]
+    while 2 * index + 1 < size:
+        child = 2 * index + 1
         if child + 1 < size:
             left, right = heap[child], heap[child + 1]
             if latest[right] < latest[left] or (latest[right] == latest[left] and right < left):
@@ -92,9 +92,9 @@ def _sift_down(streams: Streams, size: int, place: int) -> None:
         other = heap[child]
         if latest[moved] < latest[other] or (latest[moved] == latest[other] and moved < other):
             break
-        heap[place] = other
-        place = child
-    heap[place] = moved
+        heap[index] = other
+        index = child
+    heap[index] = moved
 
 
 @njit(nogil=True, cache=True)
@@ -117,16 +117,16 @@ def merge(streams: Streams, target: Target, count: int, size: int) -> tuple[int,
             _catch_up(streams, stream)
             heap[many] = stream
             many += 1
-    for place in range(many // 2 - 1, -1, -1):
-        _sift_down(streams, many, place)
+    for index in range(many // 2 - 1, -1, -1):
+        _sift_down(streams, many, index)
     while many > 0:
         if count == target.room or size >= target.max_bytes:
             return count, size, NO_ROOM
         stream = heap[0]
-        place = streams.room * stream + following[stream]
+        index = streams.room * stream + following[stream]
         head = target.heads + RECORD_HEAD_BYTES * count
-        copy_bytes(head, streams.heads + RECORD_HEAD_BYTES * place, RECORD_HEAD_BYTES)
-        to_places[count] = places[place]
+        copy_bytes(head, streams.heads + RECORD_HEAD_BYTES * index, RECORD_HEAD_BYTES)
+        to_places[count] = places[index]
         to_source[count] = source[stream]
         # The decompressed size counts too. Both are at most 64 MiB.
         taken = record_head_at(head)

@@ -116,24 +116,24 @@ class RecordRun(NamedTuple):
             segment_of=self.segment_of[wanted],
         )
 
-    def segment(self, place: int) -> SegmentFile:
+    def segment(self, index: int) -> SegmentFile:
         """Return the segment of a record."""
-        return self.segments[int(self.segment_of[place])]
+        return self.segments[int(self.segment_of[index])]
 
-    def body(self, place: int) -> NDArray[numpy.uint8]:
+    def body(self, index: int) -> NDArray[numpy.uint8]:
         """Return a body as uint8[n], read-only: a view of the segment or of decompressed memory."""
-        address = int(self.addresses[place])
+        address = int(self.addresses[index])
         if (body := self.unpacked.get(address)) is not None:
             return body
-        segment = self.segment(place)
+        segment = self.segment(index)
         start = address - segment.address + RECORD_HEAD_BYTES
-        return segment.memory[start : start + int(self.heads["stored_bytes"][place])]
+        return segment.memory[start : start + int(self.heads["stored_bytes"][index])]
 
-    def damage(self, place: int, what: str = "", messages: int | None = None) -> Damage:
+    def damage(self, index: int, what: str = "", messages: int | None = None) -> Damage:
         """Return the damage of a record: `what`, or else its fault; with `messages`, or all of the record's."""
-        address, segment, head = int(self.addresses[place]), self.segment(place), self.heads[place]
+        address, segment, head = int(self.addresses[index]), self.segment(index), self.heads[index]
         if not what:
-            what = self.reasons.get(address) or FAULT_TEXT[Fault(int(self.faults[place]))]
+            what = self.reasons.get(address) or FAULT_TEXT[Fault(int(self.faults[index]))]
         if messages is None:
             messages = int(head["count"]) - int(head["first_row"])
         size = record_bytes(int(head["stored_bytes"]))
@@ -303,10 +303,10 @@ def blocks_of(run: RecordRun, key_rule: int) -> Iterator[Recorded]:
         *(run.heads[name].tolist() for name in _COLUMNS),
         strict=True,
     )
-    place = 0
+    start_of_header = 0
     for address, body_at, number, ts_recv, first_row, codec, body_bytes in rows:
-        header = headers[place : place + HEADER_BYTES]
-        place += HEADER_BYTES
+        header = headers[start_of_header : start_of_header + HEADER_BYTES]
+        start_of_header += HEADER_BYTES
         if codec == CODEC_NONE:
             segment = run.segments[number]
             start = body_at - segment.address
@@ -333,7 +333,7 @@ class _SliceReader:
         self._spans = iter(spans)
         self._report = report
         self._span: Span | None = None
-        self._at = 0
+        self._offset = 0
 
     def fill(self, offsets: int, heads: int, room: int) -> tuple[int, Span | None]:
         """List the next records at two addresses, as `walk`. Return their number and span; 0 at the end."""
@@ -342,17 +342,17 @@ class _SliceReader:
                 self._span = next(self._spans, None)
                 if self._span is None:
                     return 0, None
-                self._at = self._span.start
+                self._offset = self._span.start
             span, segment = self._span, self._span.segment
             ahead = max(1, min(room, self._bytes // max(1, span.mean_bytes)))
-            found, at = walk(segment.address, span.stop, self._at, offsets, heads, ahead)
-            if found < ahead and at < span.stop:
-                following = next_record(segment.address, span.stop, at + 1)
+            found, offset = walk(segment.address, span.stop, self._offset, offsets, heads, ahead)
+            if found < ahead and offset < span.stop:
+                following = next_record(segment.address, span.stop, offset + 1)
                 following = span.stop if following < 0 else following
-                self._report(Damage(segment.path, at, following - at, NO_GOOD_RECORD))
-                at = following
-            self._at = at
-            if at >= span.stop:
+                self._report(Damage(segment.path, offset, following - offset, NO_GOOD_RECORD))
+                offset = following
+            self._offset = offset
+            if offset >= span.stop:
                 self._span = None
             if found:
                 return found, span
@@ -412,20 +412,20 @@ class _Merged:
 
 def _unpack(run: RecordRun) -> RecordRun:
     """Decompress the bodies of a new run, in place."""
-    for place in numpy.flatnonzero((run.heads["codec"] != CODEC_NONE) & (run.faults == UNCHECKED)).tolist():
-        address, head = int(run.addresses[place]), run.heads[place]
+    for index in numpy.flatnonzero((run.heads["codec"] != CODEC_NONE) & (run.faults == UNCHECKED)).tolist():
+        address, head = int(run.addresses[index]), run.heads[index]
         if not is_whole(address):
-            run.faults[place] = Fault.BODY_CHECKSUM
+            run.faults[index] = Fault.BODY_CHECKSUM
             continue
         try:
-            body = decompress(int(head["codec"]), run.body(place), int(head["body_bytes"]))
+            body = decompress(int(head["codec"]), run.body(index), int(head["body_bytes"]))
         except JournalError as error:
             if isinstance(error.__cause__, ImportError):
                 raise
-            run.faults[place], run.reasons[address] = Fault.BODY_CHECKSUM, str(error)
+            run.faults[index], run.reasons[address] = Fault.BODY_CHECKSUM, str(error)
             continue
         run.unpacked[address] = body
-        run.bodies[place] = body.ctypes.data
+        run.bodies[index] = body.ctypes.data
     return run
 
 
@@ -435,6 +435,6 @@ def _check(run: RecordRun, key_rule: int, report: Report) -> RecordRun:
     good = run.faults == Fault.NONE
     if good.all():
         return run
-    for place in numpy.flatnonzero(~good).tolist():
-        report(run.damage(place))
+    for index in numpy.flatnonzero(~good).tolist():
+        report(run.damage(index))
     return run.chosen(good)

@@ -56,9 +56,9 @@ def check_records(
     faults: NDArray[numpy.int64],
 ) -> None:
     """Write the `Fault` of each unchecked record, which has fault 0 or less."""
-    for place in range(len(records)):
-        if faults[place] <= 0:
-            faults[place] = check_recorded(records[place], bodies[place], sizes[place], key_rule)
+    for index in range(len(records)):
+        if faults[index] <= 0:
+            faults[index] = check_recorded(records[index], bodies[index], sizes[index], key_rule)
 
 
 @njit(nogil=True, cache=True)

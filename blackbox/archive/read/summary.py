@@ -129,8 +129,8 @@ def _summarise_slice(
         messages += int(heads["count"].sum(dtype=numpy.int64) - heads["first_row"].sum(dtype=numpy.int64))
         body_bytes += int(heads["body_bytes"].sum(dtype=numpy.int64))
         changes = numpy.flatnonzero(numpy.diff(heads["epoch"], prepend=~heads["epoch"][:1]))
-        for place in changes.tolist():
-            epochs.setdefault(int(heads["epoch"][place]), int(heads["ts_out"][place]))
+        for index in changes.tolist():
+            epochs.setdefault(int(heads["epoch"][index]), int(heads["ts_out"][index]))
     summary = SliceSummary(
         slice_id=slice_id,
         messages=messages,
@@ -172,8 +172,8 @@ def message_rate(segments: Segments, bins: int) -> Rate:
     for _, mine in segments.of():
         for run in read_runs([mine], Filter(segments.feed.key_rule), segments.note, bodies="stored"):
             heads = run.heads
-            place = numpy.clip((heads["ts_out"] - first) // width, 0, bins - 1)
-            numpy.add.at(counts, place, heads["count"].astype(numpy.int64) - heads["first_row"])
+            bins_of = numpy.clip((heads["ts_out"] - first) // width, 0, bins - 1)
+            numpy.add.at(counts, bins_of, heads["count"].astype(numpy.int64) - heads["first_row"])
     return Rate(first + width * numpy.arange(bins + 1, dtype=numpy.int64), counts)
 
 
@@ -217,8 +217,8 @@ class Reported(NamedTuple):
     def since(self, gap: Gap, before: Since) -> Since:
         """Return the latest times before a gap: in the source, or else `before`, those of the message before it."""
         shown = self.shown.get(gap.epoch, [])
-        at = bisect_right(shown, gap.sequence, key=itemgetter(0))
-        return shown[at][1] if at < len(shown) and shown[at][1].ts_event else before
+        index = bisect_right(shown, gap.sequence, key=itemgetter(0))
+        return shown[index][1] if index < len(shown) and shown[index][1].ts_event else before
 
 
 def find_gaps(

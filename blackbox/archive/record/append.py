@@ -81,10 +81,10 @@ _SILENT_NS: Final = 10_000_000_000
 
 
 @inner
-def _switch(at: int, ts: int) -> bool:
+def _switch(address: int, ts: int) -> bool:
     """Switch to the prepared segment. Return False if the buffer could not be written."""
-    state = journal_at(at)
-    if not finish(at, False, ts):
+    state = journal_at(address)
+    if not finish(address, False, ts):
         return False
     state.fd = state.next_fd
     state.index_fd = state.next_index_fd
@@ -95,37 +95,37 @@ def _switch(at: int, ts: int) -> bool:
         state.day_records = state.day_messages = state.day_marks = 0
         state.chain = state.next_chain
         state.epoch = 0
-    commit(at)
-    copy_bytes(at + AT_BEGUN, at + AT_RECORDS, COUNTER_BYTES)
+    commit(address)
+    copy_bytes(address + AT_BEGUN, address + AT_RECORDS, COUNTER_BYTES)
     store_shared(state, "wanted", 0)
     store_shared(state, "next_ready", 0)
     store_shared(state, "switches", state.switches + 1)
-    notify(at, AT_WANTED)
+    notify(address, AT_WANTED)
     return True
 
 
 @inner
-def _ask(at: int, what: int) -> None:
-    state = journal_at(at)
+def _ask(address: int, what: int) -> None:
+    state = journal_at(address)
     if state.wanted == 0:
         store_shared(state, "wanted", what)
-        notify(at, AT_BUFFERED)
+        notify(address, AT_BUFFERED)
 
 
 @inner
-def _make_ready(at: int, ts_recv: int) -> bool:
+def _make_ready(address: int, ts_recv: int) -> bool:
     """Make sure that the segment has room and is of the right day. A full one is used until the next one is ready."""
-    state = journal_at(at)
+    state = journal_at(address)
     waited = numpy.int64(0)
     while True:
-        if state.wanted != 0 and load_shared(state, "next_ready") != 0 and not _switch(at, ts_recv):
+        if state.wanted != 0 and load_shared(state, "next_ready") != 0 and not _switch(address, ts_recv):
             return False
         if ts_recv < state.day_end:
-            if end_of_segment(at) >= state.segment_bytes:
-                _ask(at, numpy.int64(MORE_ROOM))
-            begin_segment(at, ts_recv)
+            if end_of_segment(address) >= state.segment_bytes:
+                _ask(address, numpy.int64(MORE_ROOM))
+            begin_segment(address, ts_recv)
             return state.error == 0
-        _ask(at, numpy.int64(NEW_DAY))
+        _ask(address, numpy.int64(NEW_DAY))
         if waited > _PATIENCE_US:
             state.error = _NO_TIME
         if load_shared(state, "error") != 0:
@@ -135,43 +135,43 @@ def _make_ready(at: int, ts_recv: int) -> bool:
 
 
 @inner
-def _note(at: int, size: int, start: int) -> None:
-    state = journal_at(at)
+def _note(address: int, size: int, start: int) -> None:
+    state = journal_at(address)
     grown = state.entries + ENTRY_BYTES * SEALED_MAX
     if not add_to_entry(grown, state.head, state.body, state.ts_recv, state.first_row, size, start, state.key_rule):
-        seal(at)
+        seal(address)
         if state.error == 0:
             add_to_entry(grown, state.head, state.body, state.ts_recv, state.first_row, size, start, state.key_rule)
 
 
 @inner
-def _make_safe(at: int) -> None:
+def _make_safe(address: int) -> None:
     """Write and sync the appended record, as far as the settings require."""
-    state = journal_at(at)
+    state = journal_at(address)
     if state.is_outbox == 0 and state.sync_each == 0:
         return
-    if flush(at) and state.sync_each != 0:
+    if flush(address) and state.sync_each != 0:
         if sync_file(state.fd) == 0:
-            commit(at)
+            commit(address)
         else:
-            fail(at)
+            fail(address)
 
 
 @inner
-def _append(at: int) -> None:
-    state = journal_at(at)
+def _append(address: int) -> None:
+    state = journal_at(address)
     head = state.head
     header = read_header(head)
     count = header.count - state.first_row
-    if state.error != 0 or not _make_ready(at, state.ts_recv):
+    if state.error != 0 or not _make_ready(address, state.ts_recv):
         state.lost += count
         return
-    begin_epoch(at, header.epoch, state.ts_recv, header.ts_out)
+    begin_epoch(address, header.epoch, state.ts_recv, header.ts_out)
     body, stored, codec = state.body, state.body_bytes, numpy.int64(CODEC_NONE)
     packed = False
     if state.pack != 0:
         state.packed_bytes = 0
-        call_with_address(state.pack, at)
+        call_with_address(state.pack, address)
         packed = state.packed_bytes > 0
     if packed:
         body, stored, codec = state.packed, state.packed_bytes, state.codec
@@ -182,26 +182,26 @@ def _append(at: int) -> None:
     size = record_bytes(stored)
     direct = stored >= _DIRECT_BYTES
     in_buffer = RECORD_HEAD_BYTES if direct else size
-    if state.error != 0 or (state.buffered + in_buffer > BUFFER_BYTES and not flush(at)):
+    if state.error != 0 or (state.buffered + in_buffer > BUFFER_BYTES and not flush(address)):
         state.lost += count
         return
-    start = end_of_segment(at)
-    place = state.buffer + state.buffered
-    write_head(place, head, state.ts_recv, state.first_row, codec, stored, checksum)
-    chain = chain_after(state.chain, place, at + AT_LINK)
+    start = end_of_segment(address)
+    target = state.buffer + state.buffered
+    write_head(target, head, state.ts_recv, state.first_row, codec, stored, checksum)
+    chain = chain_after(state.chain, target, address + AT_LINK)
     state.buffered += in_buffer
     if direct:
-        reserve(at, state.buffered + stored)
+        reserve(address, state.buffered + stored)
         # This write fails if the disk is full, either before the body or within it.
-        written = write_behind_buffer(at, body, stored)
+        written = write_behind_buffer(address, body, stored)
         of_buffer = min(written, state.buffered)
         of_body = written - of_buffer
-        if not flush_from(at, of_buffer):
+        if not flush_from(address, of_buffer):
             state.lost += count
             return
         state.safe = start
         if not write_all(state.fd, body + of_body, stored - of_body):
-            fail(at)
+            fail(address)
             state.lost += count
             return
         state.offset += stored
@@ -210,8 +210,8 @@ def _append(at: int) -> None:
         bytes_at(state.buffer, rest)[:] = 0
         state.buffered = rest
     else:
-        copy_bytes(place + RECORD_HEAD_BYTES, body, stored)
-        bytes_at(place + RECORD_HEAD_BYTES + stored, size - RECORD_HEAD_BYTES - stored)[:] = 0
+        copy_bytes(target + RECORD_HEAD_BYTES, body, stored)
+        bytes_at(target + RECORD_HEAD_BYTES + stored, size - RECORD_HEAD_BYTES - stored)[:] = 0
     state.records += 1
     state.messages += count
     state.stored_bytes += size
@@ -220,21 +220,21 @@ def _append(at: int) -> None:
     state.chain = chain
     layout = layout_of(header)
     stop = sequence_of(header, layout, state.body, header.count - 1) + 1
-    note_sequences(at, sequence_of(header, layout, state.body, state.first_row), stop)
+    note_sequences(address, sequence_of(header, layout, state.body, state.first_row), stop)
     if direct and state.buffered == 0 and state.sync_each == 0:  # a record without its padding is incomplete
-        commit(at)
-    _note(at, size, start)
-    _make_safe(at)
+        commit(address)
+    _note(address, size, start)
+    _make_safe(address)
 
 
 @inner
-def _note_position(at: int, sequence: int) -> None:
+def _note_position(address: int, sequence: int) -> None:
     """Write the buffer, then update the position to acknowledge, up to the publisher's next sequence.
 
     The first position of an epoch starts at its first message, or at the sequence from which the publisher confirmed
     the subscription.
     """
-    state = journal_at(at)
+    state = journal_at(address)
     is_new = state.position_epoch != state.recorded_epoch
     if is_new and (state.begin > 0 or state.recorded < sequence):
         if state.in_force == 0 or state.following > sequence:
@@ -243,79 +243,79 @@ def _note_position(at: int, sequence: int) -> None:
             state.begin = state.recorded = sequence
     missing = state.recorded if state.recorded < sequence else numpy.int64(NOTHING_MISSING)
     is_same = state.recorded == state.position and missing == state.position_missing
-    if (is_same and not is_new) or not flush(at):
+    if (is_same and not is_new) or not flush(address):
         return
     store_shared(state, "position_version", state.position_version + 1)
     fence()
     state.position_epoch, state.position_begin = state.recorded_epoch, state.begin
     state.position, state.position_missing = state.recorded, missing
     store_shared(state, "position_version", state.position_version + 1)
-    notify(at, AT_WANTED)
+    notify(address, AT_WANTED)
 
 
 @inner
-def _hear(at: int) -> None:
+def _hear(address: int) -> None:
     """Mark a control block if it reports messages that are not recorded, or if a mark is due."""
-    state = journal_at(at)
+    state = journal_at(address)
     header = read_header(state.head)
     epoch, sequence = header.epoch, header.sequence
     is_end = header.flags & FLAG_END != 0
     # While blocks wait for the other line, this sequence is higher than the journal's. The next heartbeat repeats it.
     if state.error != 0 or (state.held != 0 and not is_end):
         return
-    if not _make_ready(at, state.ts_recv):
+    if not _make_ready(address, state.ts_recv):
         return
-    begin_epoch(at, epoch, state.ts_recv, header.ts_out)
+    begin_epoch(address, epoch, state.ts_recv, header.ts_out)
     if state.held != 0:
         return
     is_ahead = state.following < sequence
-    note_sequences(at, sequence, sequence)
-    _note_position(at, sequence)
+    note_sequences(address, sequence, sequence)
+    _note_position(address, sequence)
     if is_end:
         if epoch != state.ended_epoch:
             state.ended_epoch = epoch
-            mark_control(at, MarkKind.EPOCH_END.value, is_ahead)
+            mark_control(address, MarkKind.EPOCH_END.value, is_ahead)
         return
     since = state.ts_recv - state.heard
     is_due = since >= (_HEARD_NS if state.records > state.heard_records else _SILENT_NS) or since < 0
     if is_ahead or is_due or state.names_due != 0:
-        mark_control(at, MarkKind.HEARD.value, is_ahead or state.names_due != 0)
+        mark_control(address, MarkKind.HEARD.value, is_ahead or state.names_due != 0)
         state.heard, state.heard_records, state.names_due = state.ts_recv, state.records, numpy.int64(0)
 
 
 @inner
-def _rest(at: int) -> None:
+def _rest(address: int) -> None:
     """Write the buffer, unless it was just written: a busy line falls idle after every few blocks."""
-    state = journal_at(at)
+    state = journal_at(address)
     now = now_ns()
     state.again = numpy.int64(state.buffered > 0 and 0 <= now - state.flushed < _FLUSH_NS)
     if state.again != 0:
         return
     state.flushed = now
-    flush(at)
+    flush(address)
     if state.sealed >= _SEALED_FLUSH:
-        flush_entries(at)
+        flush_entries(address)
 
 
 @njit(nogil=True, cache=True)
-def append(at: int) -> None:
+def append(address: int) -> None:
     """Handle one event of the slice thread: a block, a note, a control block or idle."""
-    state = journal_at(at)
+    state = journal_at(address)
     if state.kind == BLOCK:
-        _append(at)
+        _append(address)
         state.refused = numpy.int64(state.error != 0)
     elif state.kind == NOTE:
-        if state.error == 0 and _make_ready(at, state.ts_recv):
-            put_note(at)
+        if state.error == 0 and _make_ready(address, state.ts_recv):
+            put_note(address)
             if state.in_force != 0:
-                _make_safe(at)
+                _make_safe(address)
         state.refused = numpy.int64(state.error != 0)
     elif state.kind == IDLE:
         state.again = 0
         if state.error == 0:
-            _rest(at)
+            _rest(address)
     else:
-        _hear(at)
+        _hear(address)
 
 
 @cache
@@ -325,5 +325,5 @@ def compile_append() -> Any:
     return cfunc(types.void(types.int64), nogil=True, cache=True)(_entry)
 
 
-def _entry(at: int) -> None:
-    append(at)
+def _entry(address: int) -> None:
+    append(address)

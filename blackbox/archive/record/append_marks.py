@@ -48,12 +48,12 @@ _MARK_BODY_BYTES: Final = BUFFER_BYTES // 2
 
 
 @inner
-def _write_names(at: int, first: int, count: int, target: int) -> int:
+def _write_names(address: int, first: int, count: int, target: int) -> int:
     """Copy the ends of some keys of the current control block to `target`, which must be zero-filled.
 
     Returns their size in bytes. With `target` 0, only computes the size.
     """
-    state = journal_at(at)
+    state = journal_at(address)
     layout = layout_of(read_header(state.head))
     offsets = int32s_at(state.body + layout.topic_offsets + 4 * first, count + 1)
     start = numpy.int64(offsets[0])
@@ -71,82 +71,82 @@ def _write_names(at: int, first: int, count: int, target: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _put(at: int, kind: int, flags: int, ts: int, ts_out: int, is_heard: bool, first: int, names: int) -> None:
+def _put(address: int, kind: int, flags: int, ts: int, ts_out: int, is_heard: bool, first: int, names: int) -> None:
     """Append a mark. With `is_heard` it describes the current control block and its keys `[first, first + names)`."""
-    state = journal_at(at)
+    state = journal_at(address)
     ts_event = sequence = body_bytes = numpy.int64(0)
     if is_heard:
         header = read_header(state.head)
         ts_event, sequence = header.ts_in, header.sequence
     named = numpy.int64(names)
     if names > 0:
-        body_bytes = _write_names(at, first, names, numpy.int64(0))
+        body_bytes = _write_names(address, first, names, numpy.int64(0))
         if body_bytes > _MARK_BODY_BYTES:
             named = body_bytes = numpy.int64(0)
             flags |= NAMES_LEFT_OUT
     size = mark_bytes(body_bytes)
-    if state.buffered + size > BUFFER_BYTES and not flush(at):
+    if state.buffered + size > BUFFER_BYTES and not flush(address):
         return
-    start = end_of_segment(at)
-    place = state.buffer + state.buffered
-    bytes_at(place, size)[:] = 0
+    start = end_of_segment(address)
+    target = state.buffer + state.buffered
+    bytes_at(target, size)[:] = 0
     if named > 0:
-        _write_names(at, first, names, place + MARK_HEAD_BYTES)
-    _finish(at, start, MarkHead(kind, flags, ts, ts_out, ts_event, sequence, named, body_bytes))
+        _write_names(address, first, names, target + MARK_HEAD_BYTES)
+    _finish(address, start, MarkHead(kind, flags, ts, ts_out, ts_event, sequence, named, body_bytes))
 
 
 @inner
-def _finish(at: int, start: int, head: MarkHead) -> None:
+def _finish(address: int, start: int, head: MarkHead) -> None:
     """Write the head of the mark at the end of the buffer. `start` is its offset in the segment."""
-    state = journal_at(at)
-    place, size = state.buffer + state.buffered, mark_bytes(head.body_bytes)
+    state = journal_at(address)
+    target, size = state.buffer + state.buffered, mark_bytes(head.body_bytes)
     totals = Totals(state.day_records, state.day_messages, state.day_marks, state.chain)
-    write_mark(place, head, state.epoch, totals)
+    write_mark(target, head, state.epoch, totals)
     state.day_marks += 1
-    state.chain = chain_after(state.chain, place, at + AT_LINK)
+    state.chain = chain_after(state.chain, target, address + AT_LINK)
     state.buffered += size
     grown = state.entries + ENTRY_BYTES * SEALED_MAX
     if not add_mark_to_entry(grown, start, size, state.epoch, head.kind):
-        seal(at)
+        seal(address)
         if state.error == 0:
             add_mark_to_entry(grown, start, size, state.epoch, head.kind)
 
 
 @njit(nogil=True, cache=True)
-def put_note(at: int) -> None:
+def put_note(address: int) -> None:
     """Append the current note."""
-    state = journal_at(at)
+    state = journal_at(address)
     size = mark_bytes(state.body_bytes)
-    if state.buffered + size > BUFFER_BYTES and not flush(at):
+    if state.buffered + size > BUFFER_BYTES and not flush(address):
         return
-    start = end_of_segment(at)
-    place = state.buffer + state.buffered
-    bytes_at(place, MARK_HEAD_BYTES)[:] = 0
-    bytes_at(place + size - RECORD_ALIGNMENT, RECORD_ALIGNMENT)[:] = 0
-    copy_bytes(place + MARK_HEAD_BYTES, state.body, state.body_bytes)
+    start = end_of_segment(address)
+    target = state.buffer + state.buffered
+    bytes_at(target, MARK_HEAD_BYTES)[:] = 0
+    bytes_at(target + size - RECORD_ALIGNMENT, RECORD_ALIGNMENT)[:] = 0
+    copy_bytes(target + MARK_HEAD_BYTES, state.body, state.body_bytes)
     none = numpy.int64(0)
     head = MarkHead(
         numpy.int64(MarkKind.NOTE.value), none, state.ts_recv, none, none, state.first_row, none, state.body_bytes
     )
-    _finish(at, start, head)
+    _finish(address, start, head)
 
 
 @inner
-def put_mark(at: int, kind: int, ts: int, ts_out: int) -> None:
+def put_mark(address: int, kind: int, ts: int, ts_out: int) -> None:
     """Append a mark without a control block."""
-    flags = AFTER_KILL if kind == MarkKind.RECORDER_BEGIN.value and journal_at(at).after_kill != 0 else 0
-    _put(at, numpy.int64(kind), numpy.int64(flags), ts, ts_out, False, numpy.int64(0), numpy.int64(0))
+    flags = AFTER_KILL if kind == MarkKind.RECORDER_BEGIN.value and journal_at(address).after_kill != 0 else 0
+    _put(address, numpy.int64(kind), numpy.int64(flags), ts, ts_out, False, numpy.int64(0), numpy.int64(0))
 
 
 @inner
-def mark_control(at: int, kind: int, with_names: bool) -> None:
+def mark_control(address: int, kind: int, with_names: bool) -> None:
     """Mark the current control block: its next sequence and, with `with_names`, the end of each key."""
-    state = journal_at(at)
+    state = journal_at(address)
     header = read_header(state.head)
     first, left = numpy.int64(0), header.topics if with_names else numpy.int64(0)
     while left > _MOST_NAMES:
         _put(
-            at,
+            address,
             numpy.int64(MarkKind.HEARD.value),
             numpy.int64(NAMES_LEFT_OUT),
             state.ts_recv,
@@ -157,48 +157,48 @@ def mark_control(at: int, kind: int, with_names: bool) -> None:
         )
         first += _MOST_NAMES
         left -= _MOST_NAMES
-    _put(at, numpy.int64(kind), numpy.int64(0), state.ts_recv, header.ts_out, True, first, left)
+    _put(address, numpy.int64(kind), numpy.int64(0), state.ts_recv, header.ts_out, True, first, left)
 
 
 @inner
-def begin_segment(at: int, ts: int) -> None:
+def begin_segment(address: int, ts: int) -> None:
     """Mark the beginning of an empty segment and, if needed, of the recorder."""
-    state = journal_at(at)
-    if end_of_segment(at) == FILE_HEAD_BYTES:
-        put_mark(at, MarkKind.SEGMENT_BEGIN.value, ts, numpy.int64(0))
+    state = journal_at(address)
+    if end_of_segment(address) == FILE_HEAD_BYTES:
+        put_mark(address, MarkKind.SEGMENT_BEGIN.value, ts, numpy.int64(0))
         if state.started != 0:
-            put_mark(at, MarkKind.RECORDER_BEGIN.value, state.started, numpy.int64(0))
+            put_mark(address, MarkKind.RECORDER_BEGIN.value, state.started, numpy.int64(0))
             state.started = 0
 
 
 @njit(nogil=True, cache=True)
-def finish(at: int, is_last: bool, ts: int) -> bool:
+def finish(address: int, is_last: bool, ts: int) -> bool:
     """Mark the end of a segment that is not empty, and write the buffer and the index entries.
 
     `is_last`: the recorder stops.
     """
-    state = journal_at(at)
-    is_ended = state.error == 0 and end_of_segment(at) > FILE_HEAD_BYTES
+    state = journal_at(address)
+    is_ended = state.error == 0 and end_of_segment(address) > FILE_HEAD_BYTES
     if is_ended:
         if is_last:
-            put_mark(at, MarkKind.RECORDER_END.value, ts, numpy.int64(0))
-        put_mark(at, MarkKind.SEGMENT_END.value, ts, numpy.int64(0))
-    done = flush(at)
+            put_mark(address, MarkKind.RECORDER_END.value, ts, numpy.int64(0))
+        put_mark(address, MarkKind.SEGMENT_END.value, ts, numpy.int64(0))
+    done = flush(address)
     if is_ended and state.error == 0:  # a failed write has removed the mark
-        copy_bytes(at + AT_ENDED, at + AT_RECORDS, COUNTER_BYTES)
-    seal(at)
-    flush_entries(at)
+        copy_bytes(address + AT_ENDED, address + AT_RECORDS, COUNTER_BYTES)
+    seal(address)
+    flush_entries(address)
     return bool(done)
 
 
 @inner
-def begin_epoch(at: int, epoch: int, ts_recv: int, ts_out: int) -> None:
+def begin_epoch(address: int, epoch: int, ts_recv: int, ts_out: int) -> None:
     """Mark a new epoch. It is below the last one if the publisher's clock was set back."""
-    state = journal_at(at)
+    state = journal_at(address)
     if epoch != state.epoch:
         state.epoch = epoch
         state.names_due = state.is_outbox
-        put_mark(at, MarkKind.EPOCH_BEGIN.value, ts_recv, ts_out)
+        put_mark(address, MarkKind.EPOCH_BEGIN.value, ts_recv, ts_out)
     if epoch != state.recorded_epoch:  # equal after a change of the day
         state.recorded_epoch = epoch
         state.begin = UNHEARD
@@ -206,9 +206,9 @@ def begin_epoch(at: int, epoch: int, ts_recv: int, ts_out: int) -> None:
 
 
 @inner
-def note_sequences(at: int, first: int, stop: int) -> None:
+def note_sequences(address: int, first: int, stop: int) -> None:
     """Note that messages `[first, stop)` are recorded. An empty range only reports the next sequence."""
-    state = journal_at(at)
+    state = journal_at(address)
     if state.begin == UNHEARD:
         state.begin = state.recorded = first
         state.unheard += first

@@ -30,20 +30,20 @@ def _next_damage(memory: int, size: int, start: int, until: int) -> int:
 
     Checks heads and bodies from `start` on. Returns `size` if neither exists.
     """
-    at = start
-    while at < min(size, until):
-        step = size_at(memory + at, size - at)
+    offset = start
+    while offset < min(size, until):
+        step = size_at(memory + offset, size - offset)
         if step == 0:
-            return at
-        if uint32_at(memory + at) == RECORD_MAGIC:
-            if not is_whole(memory + at):
-                return at
+            return offset
+        if uint32_at(memory + offset) == RECORD_MAGIC:
+            if not is_whole(memory + offset):
+                return offset
         else:
-            mark = mark_at(memory + at)
-            if mark.stored_checksum != checksum_32(memory + at + MARK_HEAD_BYTES, numpy.int64(mark.stored_bytes)):
-                return at
-        at += step
-    return at
+            mark = mark_at(memory + offset)
+            if mark.stored_checksum != checksum_32(memory + offset + MARK_HEAD_BYTES, numpy.int64(mark.stored_bytes)):
+                return offset
+        offset += step
+    return offset
 
 
 class _Checked(NamedTuple):
@@ -69,15 +69,15 @@ def check_days(directory: Path, slices: int, *, has_lost_power: bool) -> None:
         checked = [each for day in days for each in _checked(day, slice_id)]
         created = [int(each.segment.memory[:FILE_HEAD_BYTES].view(FILE_HEAD)[0]["created"]) for each in checked]
         begun = created.index(synced.created_ns) if synced is not None and synced.created_ns in created else None
-        for place, each in enumerate(checked):
-            if begun is None or synced is None or place < begun:
-                _check(each, checked[place + 1 :], may_be_torn=has_lost_power and begun is None)
+        for index, each in enumerate(checked):
+            if begun is None or synced is None or index < begun:
+                _check(each, checked[index + 1 :], may_be_torn=has_lost_power and begun is None)
             else:
-                least = synced.size if place == begun else FILE_HEAD_BYTES
+                least = synced.size if index == begun else FILE_HEAD_BYTES
                 if each.sound_bytes < least:
                     raise _damaged(each, "bytes that were on the disk cannot be read", least)
                 if each.left:
-                    _cut(checked[place:])
+                    _cut(checked[index:])
                     break
 
 
@@ -95,14 +95,14 @@ def _checked(day: Path, slice_id: int) -> list[_Checked]:
 
 
 def _sound_bytes(segment: Segment) -> int:
-    at, size = FILE_HEAD_BYTES, len(segment.memory)
-    while at < size:
-        until = at + _STEP_BYTES
-        start, at = at, _next_damage(segment.address, size, at, until)
-        segment.release(start, at)
-        if at < until:
+    offset, size = FILE_HEAD_BYTES, len(segment.memory)
+    while offset < size:
+        until = offset + _STEP_BYTES
+        start, offset = offset, _next_damage(segment.address, size, offset, until)
+        segment.release(start, offset)
+        if offset < until:
             break
-    return at
+    return offset
 
 
 def _check(each: _Checked, later: list[_Checked], *, may_be_torn: bool) -> None:
@@ -117,9 +117,9 @@ def _check(each: _Checked, later: list[_Checked], *, may_be_torn: bool) -> None:
 
 
 def _damaged(each: _Checked, what: str, least: int) -> DamagedError:
-    segment, at, size = each.segment, each.sound_bytes, len(each.segment.memory)
-    following = next_record(segment.address, size, at + 1)
-    return refusal(Damage(segment.path, at, max(least, following if following > 0 else size) - at, what))
+    segment, offset, size = each.segment, each.sound_bytes, len(each.segment.memory)
+    following = next_record(segment.address, size, offset + 1)
+    return refusal(Damage(segment.path, offset, max(least, following if following > 0 else size) - offset, what))
 
 
 def refusal(damage: Damage) -> DamagedError:

@@ -179,110 +179,110 @@ def write_all(fd: int, address: int, size: int) -> bool:
 
 
 @inner
-def _set_back(at: int, place: int) -> None:
-    """Restore the counters at offset `place`, and count the messages since then as lost."""
-    state = journal_at(at)
+def _set_back(address: int, offset: int) -> None:
+    """Restore the counters at an offset, and count the messages since then as lost."""
+    state = journal_at(address)
     recorded = state.messages
-    copy_bytes(at + AT_RECORDS, at + place, COUNTER_BYTES)
+    copy_bytes(address + AT_RECORDS, address + offset, COUNTER_BYTES)
     state.lost += recorded - state.messages
 
 
 @njit(nogil=True, cache=True)
-def lose_segment(at: int) -> None:
+def lose_segment(address: int) -> None:
     """Count the messages of the current segment as lost."""
-    _set_back(at, AT_BEGUN)
+    _set_back(address, AT_BEGUN)
 
 
 @inner
-def commit(at: int) -> None:
+def commit(address: int) -> None:
     """Update `safe` after a write. A failed write cuts the segment back to it."""
-    state = journal_at(at)
+    state = journal_at(address)
     state.safe = state.offset
-    copy_bytes(at + AT_WRITTEN, at + AT_RECORDS, COUNTER_BYTES)
+    copy_bytes(address + AT_WRITTEN, address + AT_RECORDS, COUNTER_BYTES)
 
 
 @inner
-def notify(at: int, read_into: int) -> None:
+def notify(address: int, read_into: int) -> None:
     """Wake the maintenance thread. `read_into` is the offset of a byte that `poke` may write."""
-    poke(journal_at(at).maintenance_fd, at + read_into)
+    poke(journal_at(address).maintenance_fd, address + read_into)
 
 
 @inner
-def fail(at: int) -> bool:
+def fail(address: int) -> bool:
     """Stop recording: cut the segment back to `safe`, count the rest as lost, drop its index entries."""
-    state = journal_at(at)
+    state = journal_at(address)
     state.error = zmq_errno()
     state.offset = state.safe
     state.buffered = 0
     cut_file(state.fd, state.safe)
-    _set_back(at, AT_WRITTEN)
+    _set_back(address, AT_WRITTEN)
     bytes_at(state.entries + ENTRY_BYTES * SEALED_MAX, ENTRY_BYTES)[:] = 0
     while state.sealed > 0 and entry_at(state.entries + ENTRY_BYTES * (state.sealed - 1)).stop > state.safe:
         state.sealed -= 1
-    notify(at, AT_WANTED)
+    notify(address, AT_WANTED)
     return False
 
 
 @inner
-def flush(at: int) -> bool:
+def flush(address: int) -> bool:
     """Write the buffer. Return False if recording has failed."""
-    return bool(flush_from(at, numpy.int64(0)))
+    return bool(flush_from(address, numpy.int64(0)))
 
 
 @inner
-def flush_from(at: int, done: int) -> bool:
+def flush_from(address: int, done: int) -> bool:
     """Write the buffer except for its first `done` bytes, which are written already."""
-    state = journal_at(at)
+    state = journal_at(address)
     if state.buffered == 0:
         return True
     if not write_all(state.fd, state.buffer + done, state.buffered - done):
-        return bool(fail(at))
+        return bool(fail(address))
     state.offset += state.buffered
     state.writes += 1
     state.buffered = 0
     if state.sync_each == 0:
-        commit(at)
+        commit(address)
     return True
 
 
 @inner
-def reserve(at: int, size: int) -> None:
+def reserve(address: int, size: int) -> None:
     """Reserve disk space for `size` more bytes and some MiB.
 
     Allocating each page as it is written takes a third of the write time.
     """
-    state = journal_at(at)
+    state = journal_at(address)
     if state.offset + size > state.reserved:
         ahead = size + _RESERVED_BYTES
         state.reserved = state.offset + ahead if reserve_file(state.fd, state.offset, ahead) else _NO_MORE
 
 
 @inner
-def write_behind_buffer(at: int, address: int, size: int) -> int:
+def write_behind_buffer(journal: int, address: int, size: int) -> int:
     """Write the buffer followed by `size` bytes. Return how many bytes were written, 0 on error.
 
     One call lets the page cache use large pages for both. A small write before each large one costs 20 %.
     """
-    state = journal_at(at)
-    pieces = int64s_at(at + _AT_PIECES, 4)
+    state = journal_at(journal)
+    pieces = int64s_at(journal + _AT_PIECES, 4)
     pieces[0], pieces[1], pieces[2], pieces[3] = state.buffer, state.buffered, address, size
-    written: int = write_pieces(state.fd, at + _AT_PIECES, 2)
+    written: int = write_pieces(state.fd, journal + _AT_PIECES, 2)
     return max(0, written)
 
 
 @inner
-def flush_entries(at: int) -> None:
+def flush_entries(address: int) -> None:
     """Write the sealed entries. A failed write is not an error: readers rebuild missing entries from the records."""
-    state = journal_at(at)
+    state = journal_at(address)
     if state.sealed > 0 and not write_all(state.index_fd, state.entries, ENTRY_BYTES * state.sealed):
         state.index_fd = -1  # the index may end within an entry, so no entry can follow
     state.sealed = 0
 
 
 @inner
-def seal(at: int) -> None:
+def seal(address: int) -> None:
     """Seal the current entry, unless it is empty."""
-    state = journal_at(at)
+    state = journal_at(address)
     grown = state.entries + ENTRY_BYTES * SEALED_MAX
     if entry_at(grown).stop == 0:
         return
@@ -291,12 +291,12 @@ def seal(at: int) -> None:
     bytes_at(grown, ENTRY_BYTES)[:] = 0
     state.sealed += 1
     if state.sealed == SEALED_MAX:
-        flush(at)
-        flush_entries(at)
+        flush(address)
+        flush_entries(address)
 
 
 @inner
-def end_of_segment(at: int) -> int:
+def end_of_segment(address: int) -> int:
     """Return the offset of the next record or mark."""
-    state = journal_at(at)
+    state = journal_at(address)
     return state.offset + state.buffered

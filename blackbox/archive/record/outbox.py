@@ -357,8 +357,8 @@ def _note_ends(
     key_rule: int,
 ) -> bool:
     """Update the ends of the keys of checked blocks. Return False if there are too many keys."""
-    for place in range(len(headers)):
-        block, body = read_header(headers[place]), bodies[place]
+    for index in range(len(headers)):
+        block, body = read_header(headers[index]), bodies[index]
         layout = layout_of(block)
         key, size = find_key(key_rule, body + layout.topics, numpy.int64(int32s_at(body + layout.topic_offsets, 2)[1]))
         number = number_of(names, key, size)

@@ -92,7 +92,7 @@ class BlockReader:
             if endpoint is not None:
                 yield from self._read_from(endpoint)
                 continue
-            now = waits.look(cursor.at)
+            now = waits.look(cursor.position)
             if not cursor.lacks and now - waits.heard >= self._patience_s and not self._may_answer(pool.feed.archives):
                 raise pool.no_answer([why for _, why in waits.failed.values()])
             has_stop_ns = self._ask.stop_ns is not None
@@ -104,10 +104,10 @@ class BlockReader:
             has_waited = now - waits.moved >= self._wait_s and not may_answer
             if has_waited or not (may_answer or cursor.may_come):
                 yield from cursor.pass_on()
-            if cursor.at != waits.position:
-                yield Passed(cursor.at)
+            if cursor.position != waits.position:
+                yield Passed(cursor.position)
                 continue
-            yield Passed(cursor.at, cursor.may_come or cursor.are_all_closed, has_waited)
+            yield Passed(cursor.position, cursor.may_come or cursor.are_all_closed, has_waited)
             waits.pause(pool.timeout)
             cursor.lacks.clear()
         if is_over is None and (rest := cursor.rest()) is not None:
@@ -131,7 +131,7 @@ class BlockReader:
 
     def _pieces(self, asking: Connection) -> Iterator[Fetched | Gone | Passed]:
         endpoint, cursor = asking.endpoint, self._cursor
-        ask = msgspec.structs.replace(self._ask, start=cursor.at, cursor=cursor.places.get(endpoint))
+        ask = msgspec.structs.replace(self._ask, start=cursor.position, cursor=cursor.places.get(endpoint))
         asking.send(ask)
         while endpoint not in cursor.lacks:
             answer, frames = asking.answer()
@@ -163,8 +163,8 @@ class BlockReader:
         """Pass a block, or messages that an archive lacks, as far as all other archives lack them too."""
         cursor, archives = self._cursor, len(self._pool.feed.archives)
         if isinstance(found, Fetched):
-            if found.block.epoch != cursor.at.epoch:
-                raise ArchiveError(f"{endpoint}: {found.block!r} was not of epoch {cursor.at.epoch}")
+            if found.block.epoch != cursor.position.epoch:
+                raise ArchiveError(f"{endpoint}: {found.block!r} was not of epoch {cursor.position.epoch}")
             if (wanted := cursor.take(found)) is not None:
                 yield wanted
             return

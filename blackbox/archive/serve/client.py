@@ -242,25 +242,25 @@ class ArchiveClient:
             may_narrow=True,
             start=start,
         )
-        at = start
+        position = start
         for found in BlockReader(self._pool, ask, is_over, wait_s, patience_s).read():
             if isinstance(found, Fetched):
                 block = found.block
                 first = Position(block.epoch, block.number_of(found.first_row))
-                if keys == (b"",) and at.epoch == first.epoch and at < first:
+                if keys == (b"",) and position.epoch == first.epoch and position < first:
                     yield Passed(first)  # what was dropped before it is not wanted
-                at = Position(block.epoch, block.number_of(-1) + 1)
+                position = Position(block.epoch, block.number_of(-1) + 1)
                 if block.key.startswith(keys):
                     yield block
             elif isinstance(found, EndOfEpoch):
                 ends = {key: End(*end) for key, end in found.ends.items() if key.startswith(keys)}
                 yield Told(found.epoch, found.following, ends)
             elif isinstance(found, Passed):
-                at = found.position
+                position = found.position
                 yield found
             elif found.first < found.stop:
-                at = Position(found.epoch, found.stop)
-                yield GoneTo(at)
+                position = Position(found.epoch, found.stop)
+                yield GoneTo(position)
 
     def tell(
         self, name: str, positions: Mapping[int, Position], secret: bytes = b"", prefixes: Sequence[bytes] = ()

@@ -160,11 +160,11 @@ class Connection:
         raise SilentArchiveError(text + (f": {why}" if why else ""))
 
 
-def _accepts(place: str) -> bool:
+def _accepts(path: str) -> bool:
     """Return True if a process listens at a path."""
     with socket.socket(socket.AF_UNIX) as ours, suppress(OSError):
         ours.settimeout(_LOOK_S)
-        ours.connect(place)
+        ours.connect(path)
         return True
     return False
 
@@ -176,11 +176,11 @@ def _taken(frame: zmq.Frame) -> bytes | memoryview:
 def in_place(endpoint: str, piece: Piece, frames: list[bytes | memoryview]) -> Iterator[Fetched | Gone]:
     """Yield the blocks of a piece, checked, and the gaps between them."""
     gone = iter([*piece.gone, (len(piece.blocks) + 1, None)])
-    place, missing = next(gone)
+    before, missing = next(gone)
     for number, (ts_recv, first_row) in enumerate([*piece.blocks, (0, 0)]):
-        while place <= number and missing is not None:
+        while before <= number and missing is not None:
             yield missing
-            place, missing = next(gone)
+            before, missing = next(gone)
         if number < len(piece.blocks):
             block = block_of(endpoint, frames, number)
             yield Fetched(block, ts_recv, first_row, block.count)

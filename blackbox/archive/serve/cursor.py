@@ -43,25 +43,25 @@ CLOSED: Final = Lack(NO_END)
 class Cursor:
     """Position up to which all wanted messages are passed, and which archives lack the next one.
 
-    Attributes: `at`, the position of the next message; by endpoint `lacks`, for the archives that were asked, and
+    Attributes: `position`, the position of the next message; by endpoint `lacks`, for the archives that were asked, and
     `places`, where each archive reads on in its files.
     """
 
     def __init__(self, start: Position, stop: Position | None) -> None:
-        self.at, self._stop = start, stop
+        self.position, self._stop = start, stop
         self.lacks: dict[str, Lack] = {}
         self.places: dict[str, protocol.Cursor] = {}
 
     @property
     def is_done(self) -> bool:
         """True if all wanted messages are passed."""
-        return self._stop is not None and self.at >= self._stop
+        return self._stop is not None and self.position >= self._stop
 
     def go_to(self, position: Position) -> bool:
         """Move forward to a position. Return False if the cursor has already reached it."""
-        if position <= self.at:
+        if position <= self.position:
             return False
-        self.at = position
+        self.position = position
         self.lacks.clear()
         return True
 
@@ -69,10 +69,10 @@ class Cursor:
         """Pass a block from an archive. Return it with the range of wanted rows, or None if no row is wanted."""
         block = found.block
         first, stop = found.first_row, block.count
-        if (block.epoch, block.number_of(-1)) < self.at:
+        if (block.epoch, block.number_of(-1)) < self.position:
             return None
-        if block.epoch == self.at.epoch:
-            first = max(first, block.row_from(self.at.sequence))
+        if block.epoch == self.position.epoch:
+            first = max(first, block.row_from(self.position.sequence))
         if self._stop is not None and block.epoch == self._stop.epoch:
             stop = block.row_from(self._stop.sequence)
         self.go_to(Position(block.epoch, block.number_of(-1) + 1))
@@ -80,7 +80,7 @@ class Cursor:
 
     def note_gone(self, endpoint: str, gone: Gone) -> bool:
         """Note messages that an archive lacks. Return False if the next message is not among them."""
-        is_next = gone.epoch == self.at.epoch and self.at.sequence < gone.stop
+        is_next = gone.epoch == self.position.epoch and self.position.sequence < gone.stop
         if is_next:
             self.lacks[endpoint] = Lack(gone.stop, gone.why)
         return is_next
@@ -105,7 +105,7 @@ class Cursor:
         stop = min((lack.stop for lack in self.lacks.values()), default=NO_END)
         if stop == NO_END:
             return None
-        epoch, first = self.at
+        epoch, first = self.position
         if self._stop is not None and self._stop.epoch == epoch:
             stop = min(stop, self._stop.sequence)
         why = "; ".join(sorted({lack.why for lack in self.lacks.values()} - {""}))
@@ -129,6 +129,6 @@ class Cursor:
 
     def rest(self) -> Gone | None:
         """Return the rest of the requested range as a gap when nothing follows; None if `stop` is in another epoch."""
-        if self._stop is None or self._stop.epoch != self.at.epoch or self.is_done:
+        if self._stop is None or self._stop.epoch != self.position.epoch or self.is_done:
             return None
-        return Gone(*self.at, self._stop.sequence, "not recorded")
+        return Gone(*self.position, self._stop.sequence, "not recorded")

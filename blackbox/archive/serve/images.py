@@ -82,10 +82,10 @@ class Images:
         now, most_bytes = time.monotonic(), PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
         self._kept = [each for each in self._kept if now - each.asked_at < _KEPT_S]
         asked = ask.slice_id, ask.of, ask.prefixes, rights
-        for place, made in reversed([*enumerate(self._kept)]):
+        for index, made in reversed([*enumerate(self._kept)]):
             is_new_enough = ask.image == 0 and now - made.made_at < _SAME_S
             if made.asked == asked and (made.number == ask.image or is_new_enough):
-                self._kept[place] = made._replace(asked_at=now)
+                self._kept[index] = made._replace(asked_at=now)
                 return _piece(made, ask.first, most_bytes)
         if ask.image:
             raise StaleCursorError(f"image was {ask.image}, expected a recent one of this archive")
@@ -203,11 +203,11 @@ def _piece(made: _Made, first: int, most_bytes: int) -> tuple[Image, list[Block]
     """Return the blocks from index `first` on, within the limits of an answer's size and time."""
     blocks, size, until = list[Block](), 0, time.monotonic() + _TURN_S
     while len(blocks) < PIECE_BLOCKS and size < most_bytes and (not blocks or time.monotonic() < until):
-        place = first + len(blocks)
-        if place == len(made.blocks):
+        index = first + len(blocks)
+        if index == len(made.blocks):
             made.blocks.extend(islice(made.rest, 1))
-        if place >= len(made.blocks):
+        if index >= len(made.blocks):
             break
-        blocks.append(made.blocks[place])
+        blocks.append(made.blocks[index])
         size += blocks[-1].body.nbytes
     return made.image, blocks

@@ -187,13 +187,20 @@ class NewestRows:
                 number = self._number_of.get(topic)
             if number is None:
                 return None
-        words, at = self._words, _ROW_WORDS * number
-        size = words[at + _SIZE]
+        words, first_word = self._words, _ROW_WORDS * number
+        size = words[first_word + _SIZE]
         if size == NO_VALUE:
             return None
-        start = words[at + _START]
+        start = words[first_word + _START]
         payload = self._payloads[start : start + size].tobytes()
-        return Entry(topic, payload, words[at + _TIME], words[at + _SLICE], words[at + _EPOCH], words[at + _SEQUENCE])
+        return Entry(
+            topic,
+            payload,
+            words[first_word + _TIME],
+            words[first_word + _SLICE],
+            words[first_word + _EPOCH],
+            words[first_word + _SEQUENCE],
+        )
 
     def copy(self) -> NewestCopy:
         """Return a copy of the current state. This is fast, so that updates can continue."""
@@ -204,12 +211,12 @@ class NewestRows:
         move_payloads(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
         return NewestCopy(rows, starts, text, payloads)
 
-    def have_byte(self, place: int, values: bytes) -> NDArray[numpy.bool_]:
-        """Return bool[topics]: True if the byte at `place` of the newest payload is one of `values`."""
+    def have_byte(self, offset: int, values: bytes) -> NDArray[numpy.bool_]:
+        """Return bool[topics]: True if the byte at an offset of the newest payload is one of `values`."""
         rows = self._rows[: len(self._topics)]
-        is_long = rows["size"] > place
+        is_long = rows["size"] > offset
         found = numpy.zeros(len(rows), numpy.bool_)
-        found[is_long] = numpy.isin(self._payloads[rows["start"][is_long] + place], list(values))
+        found[is_long] = numpy.isin(self._payloads[rows["start"][is_long] + offset], list(values))
         return found
 
     def messages(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> Iterator[Entry]:
@@ -353,10 +360,10 @@ def keep_row(kept: _Kept, newest: Any, header: Header, layout: BodyLayout, body:
     """Store a row of a block. Return False if there was no room."""
     room = room_at(kept.room)
     size: Any = numpy.int64(header.stride)
-    at: Any = row * size
+    address: Any = row * size
     if header.flags & FLAG_FIXED == 0:
         extents = int32s_at(body + layout.payload_offsets + 4 * row, 2)
-        at, size = numpy.int64(extents[0]), numpy.int64(extents[1]) - numpy.int64(extents[0])
+        address, size = numpy.int64(extents[0]), numpy.int64(extents[1]) - numpy.int64(extents[0])
     if kept.payload_bytes >= 0:
         if size > newest.room:
             more: Any = (size + 7) & -8
@@ -365,7 +372,7 @@ def keep_row(kept: _Kept, newest: Any, header: Header, layout: BodyLayout, body:
                 return False
             newest.start, newest.room = room.used, more
             room.used += more
-        copy_bytes(kept.payloads + newest.start, body + layout.payloads + at, size)
+        copy_bytes(kept.payloads + newest.start, body + layout.payloads + address, size)
     room.with_value -= newest.epoch != 0 and newest.size != NO_VALUE
     newest.slice_id, newest.epoch, newest.schema = header.slice_id, header.epoch, header.schema_id
     newest.sequence = numpy.int64(sequence_of(header, layout, body, row))
@@ -378,12 +385,12 @@ def keep_row(kept: _Kept, newest: Any, header: Header, layout: BodyLayout, body:
 
 
 @njit(nogil=True, cache=True)
-def _take_batch(at: int, header_at: int, body: int, origins: int, rows: NDArray[numpy.int32]) -> bool:
+def _take_batch(address: int, header_at: int, body: int, origins: int, rows: NDArray[numpy.int32]) -> bool:
     """Store the last of `rows` (none: of all rows of the block) for each topic. Return False if one does not fit.
 
     All are then stored again.
     """
-    kept = tables_at(at)
+    kept = tables_at(address)
     header = read_header(header_at)
     layout = layout_of(header)
     index = int32s_at(body + layout.topic_index, header.count)

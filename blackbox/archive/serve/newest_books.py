@@ -107,11 +107,11 @@ class NewestBooks:
 
     def blocks(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> BooksBlocks:
         """Return the resting orders of topics that begin with a prefix, and the newest messages that change no book."""
-        place, types = self._book_feed.type_offset, self._book_feed.message_types.encode("latin-1")
+        type_offset, types = self._book_feed.type_offset, self._book_feed.message_types.encode("latin-1")
         found = dict[bytes, dict[int, Entry]]()
         for message in self._last.messages(prefixes, keys):
             of_type = found.setdefault(self._feed.symbol_rule.symbol_of(message.topic), {})
-            kind = message.payload[place]
+            kind = message.payload[type_offset]
             if kind not in of_type or of_type[kind].sequence < message.sequence:
                 of_type[kind] = message
         parts, is_unsure = list[_Part](), self._lacks_something()
@@ -122,7 +122,7 @@ class NewestBooks:
                 for first in range(0, max(len(mine), int(is_snapshot)), _MOST_ROWS):
                     resting = Resting(symbol, last.payload, mine[first : first + _MOST_ROWS], is_snapshot)
                     parts.append(_Part(key, resting, last, of_type))
-        others = self._newest.blocks(prefixes, keys, ~self._newest.have_byte(place, types))
+        others = self._newest.blocks(prefixes, keys, ~self._newest.have_byte(type_offset, types))
         return BooksBlocks(self, self._key_rule, self._book_feed, self._schema.schema_id, others, parts, is_unsure)
 
     def _by_key(self, resting: Resting, last: Entry, of_type: dict[int, Entry]) -> Iterator[tuple[bytes, NDArray[Any]]]:

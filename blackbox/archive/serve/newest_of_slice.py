@@ -117,7 +117,7 @@ def warm_up_images() -> None:
 
 @njit(nogil=True, cache=True)
 def _take(
-    at: int,
+    address: int,
     reached_at: int,
     headers: NDArray[numpy.int64],
     bodies: NDArray[numpy.int64],
@@ -125,7 +125,7 @@ def _take(
     done: int,
 ) -> int:
     """Store records from index `done` on. Return the index of the first that did not fit; it is then stored again."""
-    kept, reached = tables_at(at), _reached_at(reached_at)
+    kept, reached = tables_at(address), _reached_at(reached_at)
     for place in range(done, len(headers)):
         header, body, first_row = read_header(headers[place]), bodies[place], first_rows[place]
         layout = layout_of(header)

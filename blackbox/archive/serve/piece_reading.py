@@ -190,15 +190,15 @@ class PieceReading:
         if ask.stop_ns is not None and recorded.ts_recv >= ask.stop_ns:
             self.is_done = True
             return False
-        epoch, at = self.passed
+        epoch, sequence = self.passed
         if block.epoch > epoch:
             self.next_epoch = block.epoch
             return False
-        if block.epoch < epoch or behind <= at:
+        if block.epoch < epoch or behind <= sequence:
             return True
         stop = EVERYTHING if ask.stop is None or ask.stop.epoch > epoch else ask.stop.sequence
         damage = self._damage_before(segment, offset) if self._damage else []
-        if first > at:
+        if first > sequence:
             self._miss(min(first, stop), damage)
         if first >= stop:
             self.is_done = True
