@@ -11,7 +11,7 @@ from typing import Literal
 import numpy
 import pytest
 
-from blackbox.archive.record.append import MORE_ROOM
+from blackbox.archive.record.journal_state import Wanted
 from blackbox.archive.record.journal_writer import JournalWriter
 from blackbox.archive.record.settings import JournalSettings
 from blackbox.block.batch.block_handler import BLOCK, IDLE
@@ -39,7 +39,7 @@ class Writer:
         settings = JournalSettings(segment_bytes=MIB, fsync="block" if sync_each else "interval")
         self.writer = JournalWriter(0, 0, settings, Pipe(), lambda _: day)
         self.state = self.writer.state
-        self._append = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.writer.at.function)
+        self._append = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.writer.handler.function)
         parts = Put((Row(b"T", b"1"), Row(b"T", b"2"))).block(0)
         self._kept = header, body = [numpy.frombuffer(part, numpy.uint8) for part in parts]
         self.state.head, self.state.body, self.state.body_bytes = header.ctypes.data, body.ctypes.data, len(body)
@@ -48,7 +48,7 @@ class Writer:
     def append(self, *kinds: int) -> None:
         for kind in kinds:
             self.state.kind = kind
-            self._append(self.writer.at.record)
+            self._append(self.writer.handler.record)
 
 
 @pytest.mark.parametrize("sync_each", [True, False])
@@ -65,7 +65,7 @@ def test_each_block_is_synced_when_told(tmp_path: Path, sync_each: bool) -> None
 def test_no_sync_succeeds_after_one_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Writer(tmp_path)
     made.append(BLOCK)
-    made.state.wanted = MORE_ROOM
+    made.state.wanted = Wanted.MORE_ROOM
     made.writer.tend()
     made.append(BLOCK)  # to the next segment
     sync, failed = os.fdatasync, list[int]()

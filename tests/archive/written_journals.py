@@ -26,7 +26,7 @@ class Journal:
             Day(day, feed_of(key_bytes=key_bytes))
         settings = JournalSettings(segment_bytes=segment_bytes)
         self.writer = JournalWriter(0, key_bytes, settings, Pipe(), lambda _: (day, FOREVER), is_outbox=is_outbox)
-        self._append = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.writer.at.function)
+        self._append = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.writer.handler.function)
 
     def put(self, put: Put) -> None:
         self._give(BLOCK, *put.block(0), put.ts_recv)
@@ -50,14 +50,14 @@ class Journal:
 
     def rest(self) -> None:
         self.writer.state.kind = IDLE
-        self._append(self.writer.at.record)
+        self._append(self.writer.handler.record)
 
     def _give(self, kind: int, header: bytes, body: bytes, ts_recv: int, held: int = 0, first_row: int = 0) -> None:
         self._kept = numpy.frombuffer(header, numpy.uint8), numpy.frombuffer(body + bytes(8), numpy.uint8)
         given = self.writer.state
         given.kind, given.held, given.first_row, given.ts_recv = kind, held, first_row, ts_recv
         given.head, given.body, given.body_bytes = self._kept[0].ctypes.data, self._kept[1].ctypes.data, len(body)
-        self._append(self.writer.at.record)
+        self._append(self.writer.handler.record)
 
 
 def block(sequence: int, count: int = 1, ts: int = 0, epoch: int = 1, topic: bytes = b"A") -> Put:

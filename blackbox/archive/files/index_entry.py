@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
 
 import numpy
@@ -32,14 +33,18 @@ from blackbox.native.tables.xxh3 import checksum_32, xxh3
 _LATEST: Final = (1 << 63) - 1
 _CHECKED_BYTES: Final = ENTRY_BYTES - 4
 
-NO_RECORD: Final = 0
-"""Neither a whole record nor a mark begins here."""
-NO_ROOM: Final = 1
-"""All entries are full."""
-PACKED: Final = 2
-"""The record's body must be decompressed first."""
-BAD_BODY: Final = 3
-"""The record's body is not that of a block."""
+
+class ScanStop(IntEnum):
+    """Reason why `scan` stopped."""
+
+    NO_RECORD = 0
+    """Neither a whole record nor a mark begins here."""
+    NO_ROOM = 1
+    """All entries are full."""
+    PACKED = 2
+    """The record's body must be decompressed first."""
+    BAD_BODY = 3
+    """The record's body is not that of a block."""
 
 
 @njit(nogil=True, cache=True)
@@ -192,22 +197,22 @@ def scan(
             step = mark_bytes(numpy.int64(mark_at(address).stored_bytes))
             count, noted = _note_mark(address, offset, step, entries, count, room)
         elif not is_record(address, size - offset):
-            return count, offset, NO_RECORD
+            return count, offset, ScanStop.NO_RECORD.value
         else:
             head = record_head_at(address)
             if head.codec != CODEC_NONE:
-                return count, offset, PACKED
+                return count, offset, ScanStop.PACKED.value
             stored = numpy.int64(head.stored_bytes)
             body = address + RECORD_HEAD_BYTES
             if (
                 check_block(address + OFFSET_BLOCK_HEADER, HEADER_BYTES, body, stored, body, KEY_OF_TOPICS, key_rule)
                 != 0
             ):
-                return count, offset, BAD_BODY
+                return count, offset, ScanStop.BAD_BODY.value
             step = record_bytes(stored)
             count, noted = note(address, body, offset, entries, count, room, key_rule)
         if not noted:
-            return count, offset, NO_ROOM
+            return count, offset, ScanStop.NO_ROOM.value
         offset += step
 
 

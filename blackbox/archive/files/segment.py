@@ -23,7 +23,7 @@ from blackbox.archive.files.format import (
     SEGMENT_MAGIC,
     record_bytes,
 )
-from blackbox.archive.files.index_entry import NO_RECORD, NO_ROOM, PACKED, good_entries, note, scan, seal_entry
+from blackbox.archive.files.index_entry import ScanStop, good_entries, note, scan, seal_entry
 from blackbox.archive.files.journal_record import next_record
 from blackbox.archive.files.mapping import Mapping
 from blackbox.block.form.format import HEADER_BYTES
@@ -200,17 +200,17 @@ class Segment(SegmentFile):
     def _scan(self, start: int, stop: int) -> list[NDArray[Any]]:
         """Return entries of the records in bytes `[start, stop)`. Set `whole_bytes` to the end of the last record."""
         found = []
-        offset, count, why = start, 0, NO_RECORD
+        offset, count, why = start, 0, ScanStop.NO_RECORD
         table = numpy.zeros(_SCAN_ENTRIES, ENTRY)
         self.whole_bytes = start
         while offset < stop:
             count, offset, why = scan(self.address, stop, offset, table.ctypes.data, count, len(table), self.key_rule)
-            if why == NO_ROOM or (why != NO_RECORD and count == len(table)):
+            if why == ScanStop.NO_ROOM or (why != ScanStop.NO_RECORD and count == len(table)):
                 # Keep the last entry, because more records may belong to it.
                 found.append(_sealed(table[: count - 1]))
                 self.release(start, offset)
                 table[0], count = table[count - 1], 1
-            elif why != NO_RECORD:
+            elif why != ScanStop.NO_RECORD:
                 count, offset = self._note_one(offset, why, table, count)
                 self.whole_bytes = offset
             else:
@@ -227,7 +227,7 @@ class Segment(SegmentFile):
         """Add a record that `scan` could not. An entry with a damaged body matches any key and time."""
         head = self.memory[offset : offset + RECORD_HEAD_BYTES].view(RECORD)[0]
         following = offset + record_bytes(int(head["stored_bytes"]))
-        body = self._unpacked(offset, head) if why == PACKED else None
+        body = self._unpacked(offset, head) if why == ScanStop.PACKED else None
         if body is not None:
             count, _ = note(
                 self.address + offset, body.ctypes.data, offset, table.ctypes.data, count, len(table), self.key_rule

@@ -296,7 +296,7 @@ def _lay_out(address: int, plan: Plan, target: int, table: TopicTable) -> int:
 
 @inner
 def append_block(block: int, group: int, topics: Topics, journals: Journals) -> None:
-    """Append the block to the block of its group's slice and empty it. An empty block is skipped.
+    """Append the block to the journal of its group's slice and empty it. An empty block is skipped.
 
     Its `ts_out` and `ts_recv` are the highest message time of its slice.
     """

@@ -43,6 +43,7 @@ from blackbox.archive.record.journal_state import (
     BUFFER_BYTES,
     COUNTER_BYTES,
     SEALED_MAX,
+    Wanted,
     commit,
     end_of_segment,
     fail,
@@ -65,8 +66,6 @@ from blackbox.native.memory.records import load_shared, store_shared
 from blackbox.native.system.posix import now_ns, sleep_microseconds, sync_file
 from blackbox.native.tables.xxh3 import checksum_32
 
-MORE_ROOM: Final = 1
-NEW_DAY: Final = 2
 _DIRECT_BYTES: Final = 32 << 10
 """Bodies of at least this size are not copied to the buffer."""
 _SEALED_FLUSH: Final = 32
@@ -122,10 +121,10 @@ def _make_ready(address: int, ts_recv: int) -> bool:
             return False
         if ts_recv < state.day_end:
             if end_of_segment(address) >= state.segment_bytes:
-                _ask(address, numpy.int64(MORE_ROOM))
+                _ask(address, numpy.int64(Wanted.MORE_ROOM.value))
             begin_segment(address, ts_recv)
             return state.error == 0
-        _ask(address, numpy.int64(NEW_DAY))
+        _ask(address, numpy.int64(Wanted.NEW_DAY.value))
         if waited > _PATIENCE_US:
             state.error = _NO_TIME
         if load_shared(state, "error") != 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from enum import IntEnum
 from typing import Final
 
 import numpy
@@ -19,6 +20,16 @@ from blackbox.transport.libzmq import zmq_errno
 UNHEARD: Final = -1
 COUNTERS: Final = 7
 """int64s from `records` to `chain`. They are restored after a failed write."""
+
+
+class Wanted(IntEnum):
+    """What the slice thread wants from the maintenance thread."""
+
+    NOTHING = 0
+    MORE_ROOM = 1
+    """Another segment, because this one is full."""
+    NEW_DAY = 2
+    """The first segment of the next day."""
 
 
 class JournalState(HandedBlock):
@@ -127,7 +138,7 @@ class JournalState(HandedBlock):
 
     # Exchanged by the slice thread and the maintenance thread.
     wanted = Field(own_line=True)
-    """Set by the slice thread: MORE_ROOM, NEW_DAY or 0."""
+    """Set by the slice thread: a `Wanted`."""
     next_ready = Field(own_line=True)
     """Set to 1 by the maintenance thread once the next fields are valid; reset by the slice thread, which then owns
     them."""

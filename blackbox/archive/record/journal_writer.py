@@ -97,7 +97,7 @@ class JournalWriter:
         self._files = self._open_first(time.time_ns())
 
     @property
-    def at(self) -> BlockHandlerAt:
+    def handler(self) -> BlockHandlerAt:
         """The handler that the slice thread calls."""
         return BlockHandlerAt(int(compile_append().address), self.state.address)
 

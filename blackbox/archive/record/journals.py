@@ -55,7 +55,7 @@ class JournalsLife(Life):
 class Journals:
     """A feed's journals, their keeper, and optionally an archive server and a thread that deletes old days.
 
-    Blocks are passed to `at(slice_id)` without the GIL, by one thread at a time for each slice.
+    Blocks are passed to `handler(slice_id)` without the GIL, by one thread at a time for each slice.
 
     Attributes: `life`; `cut_bytes`, bytes of torn tails that were cut; `directory`, the feed's.
     """
@@ -137,9 +137,9 @@ class Journals:
     def _first_kept(self) -> Path:
         return self.day() if self._before is None else min(self.day(), self._before)
 
-    def at(self, slice_id: int) -> BlockHandlerAt:
+    def handler(self, slice_id: int) -> BlockHandlerAt:
         """Return the handler for the blocks of a slice."""
-        return self._writers[slice_id].at
+        return self._writers[slice_id].handler
 
     def sync(self, slice_id: int) -> None:
         """Sync everything that a slice has written so far. Raises JournalError."""

@@ -140,7 +140,7 @@ class Outbox:
                 again[each] = before.last_blocks(each, *bounds)
         if is_whole or note.epoch != epoch:
             note.write(epoch)
-        boxes = [OutboxSlice(journals.at(each), failure, *reached[each], again[each]) for each in slices]
+        boxes = [OutboxSlice(journals.handler(each), failure, *reached[each], again[each]) for each in slices]
         return OpenOutbox(epoch, boxes)
 
     def close(self) -> None:

@@ -203,7 +203,7 @@ class Recorder:
         return f"Recorder({self.feed!r}, {str(self.directory)!r})"
 
     def _block_handler(self, slice_id: int) -> BlockHandlerAt:
-        return self._journals.at(slice_id)
+        return self._journals.handler(slice_id)
 
     def _open(self) -> None:
         """Open the files before the slices start."""

@@ -196,7 +196,7 @@ class _Part:
         given = writer.state
         given.kind, given.held, given.first_row, given.ts_recv = BLOCK, 0, 0, batch.ts_recv
         given.head, given.body, given.body_bytes = header.ctypes.data, block.body.ctypes.data, block.body.nbytes
-        append(writer.at.record)
+        append(writer.handler.record)
         if writer.error:
             raise JournalError(writer.error)
         self.bytes += block.body.nbytes
@@ -212,7 +212,7 @@ class _Part:
             day_of=lambda _: (self.path, _NEVER),
             is_outbox=True,
         )
-        return writer, ctypes.CFUNCTYPE(None, ctypes.c_int64)(writer.at.function)
+        return writer, ctypes.CFUNCTYPE(None, ctypes.c_int64)(writer.handler.function)
 
     def close(self) -> None:
         """Close the files. Raises OSError if they are not durable."""
