@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Batch, ConfigError, Feed, Gap, Publisher, Recorder, SlowPolicy, Subscriber
-from blackbox.archive.serve.connection_pool import ConnectionPool
+from blackbox.archive.serve.connection import ConnectionPool
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.native.system.awake_clock import awake_s
 from blackbox.testing import RawPublisher, wait_until

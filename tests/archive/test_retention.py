@@ -17,8 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed, Hub, HubClient, Publisher, Recorder
-from blackbox.archive.consumer_positions import PositionFile, owned_consumers, secret_of
-from blackbox.archive.consumer_store import CONSUMERS, MOST_NAMES, MOST_NEW_OF_HOST, ConsumerStore, Owner
+from blackbox.archive.consumer_positions import (
+    CONSUMERS,
+    MOST_NAMES,
+    MOST_NEW_OF_HOST,
+    ConsumerStore,
+    Owner,
+    PositionFile,
+    owned_consumers,
+    secret_of,
+)
 from blackbox.archive.files.day import MANIFEST, Manifest, session_date
 from blackbox.archive.maintain.deleter import Deleted, Deleter
 from blackbox.archive.maintain.retention import Retention

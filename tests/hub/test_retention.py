@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from blackbox import ConfigError, Feed, Hub, HubClient
-from blackbox.archive.consumer_positions import owned_consumers
-from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
+from blackbox.archive.consumer_positions import CONSUMERS, ConsumerStore, Owner, owned_consumers
 from blackbox.archive.maintain import deleter as deleter_module
 from blackbox.archive.maintain.deleter import Deleter
 from blackbox.archive.maintain.retention import Retention

@@ -11,8 +11,7 @@ from random import Random
 import pytest
 
 from blackbox import Feed
-from blackbox.archive.consumer_positions import PositionFile, owned_consumers
-from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
+from blackbox.archive.consumer_positions import CONSUMERS, ConsumerStore, Owner, PositionFile, owned_consumers
 from blackbox.archive.maintain.deleter import needs
 from blackbox.block.position import Position
 from blackbox.errors import PositionError

@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from blackbox import Feed, Publisher, Recorder
-from blackbox.archive.consumer_positions import owned_consumers
-from blackbox.archive.consumer_store import CONSUMERS
+from blackbox.archive.consumer_positions import CONSUMERS, owned_consumers
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import Position

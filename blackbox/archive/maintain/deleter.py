@@ -19,8 +19,7 @@ from typing import Final
 
 import msgspec
 
-from blackbox.archive.consumer_positions import Kept, owned_consumers
-from blackbox.archive.consumer_store import CONSUMERS
+from blackbox.archive.consumer_positions import CONSUMERS, Kept, owned_consumers
 from blackbox.archive.files.codec import Compression
 from blackbox.archive.files.day import (
     exchange_directories,

@@ -10,8 +10,7 @@ from typing import Final
 
 import msgspec
 
-from blackbox.archive.serve.connection import Connection, Fetched, StaleError, in_place
-from blackbox.archive.serve.connection_pool import RETRY_S, ConnectionPool
+from blackbox.archive.serve.connection import RETRY_S, Connection, ConnectionPool, Fetched, StaleError, in_place
 from blackbox.archive.serve.cursor import CLOSED, MAY_COME, NO_END, Cursor, Lack
 from blackbox.archive.serve.protocol import (
     FRAMES_OF_BLOCK,

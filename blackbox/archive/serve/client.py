@@ -11,8 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from blackbox.archive.serve.block_reader import BlockReader, find_position
-from blackbox.archive.serve.connection import Connection, Fetched, block_of
-from blackbox.archive.serve.connection_pool import ConnectionPool
+from blackbox.archive.serve.connection import Connection, ConnectionPool, Fetched, block_of
 from blackbox.archive.serve.protocol import (
     BEGINNING_NS,
     FRAMES_OF_BLOCK,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 import zmq
 
-from blackbox.archive.consumer_positions import SECRET_BYTES
-from blackbox.archive.consumer_store import ConsumerStore, Owner
+from blackbox.archive.consumer_positions import SECRET_BYTES, ConsumerStore, Owner
 from blackbox.archive.serve.images import Images
 from blackbox.archive.serve.newest_of_slice import warm_up_images
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
