@@ -33,15 +33,7 @@ from blackbox.archive.maintain.audit import examine
 from blackbox.archive.read.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
 from blackbox.archive.read.reader import Bodies, RecordRun, blocks_of, read_runs
 from blackbox.archive.read.segments import Segments
-from blackbox.archive.read.summary import (
-    Examined,
-    Rate,
-    Summary,
-    gaps_and_late,
-    message_rate,
-    summarise,
-    topic_counts,
-)
+from blackbox.archive.read.summary import Examined, Rate, Summary, gaps_and_late, message_rate, summarise, topic_counts
 from blackbox.archive.serve.newest_of_slice import Newest
 from blackbox.arguments import all_as_bytes, as_bytes
 from blackbox.block.batch.batch import Batch

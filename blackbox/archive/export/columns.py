@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 _TIMES: Final = ("timestamp", "integer")
 _MESSAGE_TYPE: Final = "message_type"
-_OF_DAY: Final = (
-    pyarrow.field("feed", TEXT, nullable=False),
-    pyarrow.field("date", pyarrow.date32(), nullable=False),
-)
+_OF_DAY: Final = (pyarrow.field("feed", TEXT, nullable=False), pyarrow.field("date", pyarrow.date32(), nullable=False))
 
 
 class Columns:

@@ -91,10 +91,7 @@ class Content(NamedTuple):
 
 
 def write_day(
-    out: Path,
-    content: Content,
-    slices: Mapping[int, Iterable[Batch]],
-    progress: Callable[[int], object] | None = None,
+    out: Path, content: Content, slices: Mapping[int, Iterable[Batch]], progress: Callable[[int], object] | None = None
 ) -> ParquetDay:
     """Write a day: see `Recording.to_parquet`. `slices` has the messages of each slice, in order."""
     content.check()

@@ -242,14 +242,7 @@ def _ties(places: NDArray[numpy.int64], streams: NDArray[numpy.int64]) -> int:
 
 @njit(nogil=True, cache=True)
 def list_messages(
-    header: int,
-    body: int,
-    rows: int,
-    wanted: int,
-    latest: int,
-    stream: int,
-    columns: NDArray[numpy.int64],
-    many: int,
+    header: int, body: int, rows: int, wanted: int, latest: int, stream: int, columns: NDArray[numpy.int64], many: int
 ) -> tuple[int, int, int]:
     """Append a checked block's messages to the columns, from position `many` on.
 

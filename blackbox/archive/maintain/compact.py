@@ -135,10 +135,7 @@ def _write_and_compare(
 
 
 def _write_slice(
-    writer: SliceWriter,
-    groups: Iterator[list[Recorded]],
-    marks: deque[tuple[SegmentFile, Mark]],
-    seen: list[RecordRun],
+    writer: SliceWriter, groups: Iterator[list[Recorded]], marks: deque[tuple[SegmentFile, Mark]], seen: list[RecordRun]
 ) -> int:
     """Write the merged blocks and the marks of a slice. Return the number of blocks before merging."""
     blocks = 0

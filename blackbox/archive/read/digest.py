@@ -8,13 +8,7 @@ import msgspec
 import numpy
 
 from blackbox.archive.read.reader import Recorded
-from blackbox.block.form.format import (
-    FLAG_FIXED,
-    has_value,
-    layout_of,
-    read_header,
-    sequence_of,
-)
+from blackbox.block.form.format import FLAG_FIXED, has_value, layout_of, read_header, sequence_of
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import inner, int32s_at, uint64s_at
 from blackbox.native.tables.xxh3 import xxh3

@@ -7,11 +7,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.files.format import (
-    CODEC_NONE,
-    OFFSET_BLOCK_HEADER,
-    record_head_at,
-)
+from blackbox.archive.files.format import CODEC_NONE, OFFSET_BLOCK_HEADER, record_head_at
 from blackbox.archive.files.journal_record import is_whole
 from blackbox.block.form.format import FLAG_CHECKSUM, HEADER_BYTES, BodyLayout, layout_of, read_header
 from blackbox.block.form.validate import KEY_OF_TOPICS, Fault, check_block
@@ -63,14 +59,7 @@ def check_records(
 
 @njit(nogil=True, cache=True)
 def select_rows(
-    header: int,
-    body: int,
-    first_row: int,
-    prefix: int,
-    prefix_bytes: int,
-    first_time: int,
-    last_time: int,
-    rows: int,
+    header: int, body: int, first_row: int, prefix: int, prefix_bytes: int, first_time: int, last_time: int, rows: int
 ) -> int:
     """Write the selected rows of a checked block to int32[count] at `rows`. Return their number.
 

@@ -16,13 +16,7 @@ from blackbox.archive.files.format import (
 )
 from blackbox.archive.files.index_entry import add_mark_to_entry
 from blackbox.archive.files.journal_record import chain_after
-from blackbox.archive.files.marks import (
-    AFTER_KILL,
-    NAMES_LEFT_OUT,
-    MarkHead,
-    Totals,
-    write_mark,
-)
+from blackbox.archive.files.marks import AFTER_KILL, NAMES_LEFT_OUT, MarkHead, Totals, write_mark
 from blackbox.archive.record.journal_state import (
     AT_ENDED,
     AT_LINK,

@@ -20,12 +20,7 @@ from blackbox.archive.files.day import (
     slice_directory,
     slice_of,
 )
-from blackbox.archive.files.format import (
-    ENTRY_BYTES,
-    FILE_HEAD,
-    FILE_HEAD_BYTES,
-    INDEX_MAGIC,
-)
+from blackbox.archive.files.format import ENTRY_BYTES, FILE_HEAD, FILE_HEAD_BYTES, INDEX_MAGIC
 from blackbox.archive.files.index_entry import seal_entry
 from blackbox.archive.files.segment import Segment
 from blackbox.block.form.layout import VERSION

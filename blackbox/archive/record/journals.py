@@ -7,15 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from blackbox.archive.files.day import (
-    MANIFEST,
-    Lock,
-    Manifest,
-    day_end_ns,
-    make_directory,
-    recorded_days,
-    session_date,
-)
+from blackbox.archive.files.day import MANIFEST, Lock, Manifest, day_end_ns, make_directory, recorded_days, session_date
 from blackbox.archive.files.synced import SyncedFile, sync_left
 from blackbox.archive.maintain.deleter import Deleter
 from blackbox.archive.record.crash_recovery import recover_day

@@ -247,12 +247,7 @@ class ConnectionPool:
 
     @contextmanager
     def connection(
-        self,
-        endpoint: str,
-        is_over: Callable[[], bool] | None = None,
-        timeout: float = 0.0,
-        *,
-        is_hasty: bool = False,
+        self, endpoint: str, is_over: Callable[[], bool] | None = None, timeout: float = 0.0, *, is_hasty: bool = False
     ) -> Iterator[Connection]:
         """Yield a connection to an archive of this feed; `timeout` applies if it is longer than the pool's.
 

@@ -230,11 +230,7 @@ class NewestRows:
             yield Entry(names[number], payload, *rest)
 
     def _chosen(
-        self,
-        names: list[bytes],
-        of: NDArray[numpy.bool_] | None,
-        prefixes: Collection[bytes],
-        keys: tuple[bytes, ...],
+        self, names: list[bytes], of: NDArray[numpy.bool_] | None, prefixes: Collection[bytes], keys: tuple[bytes, ...]
     ) -> NDArray[numpy.int64]:
         """Return the numbers of the selected topics with a value."""
         has_value = self._rows["size"][: len(names)] != NO_VALUE
@@ -248,10 +244,7 @@ class NewestRows:
         return numbers
 
     def blocks(
-        self,
-        prefixes: Collection[bytes],
-        keys: tuple[bytes, ...] = (b"",),
-        of: NDArray[numpy.bool_] | None = None,
+        self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",), of: NDArray[numpy.bool_] | None = None
     ) -> NewestBlocks:
         """Return the newest messages of topics that begin with a prefix, and whose key begins with one of `keys`.
 
@@ -313,12 +306,7 @@ class NewestBlocks:
     is_unsure: bool = False
 
     def __init__(
-        self,
-        key_rule: int,
-        rows: NDArray[Any],
-        topics: list[bytes],
-        payloads: NDArray[numpy.uint8],
-        cuts: list[int],
+        self, key_rule: int, rows: NDArray[Any], topics: list[bytes], payloads: NDArray[numpy.uint8], cuts: list[int]
     ) -> None:
         """Use `Newest.blocks` instead. A block has the rows between two of `cuts`."""
         self.count, self.size = len(cuts) - 1, payloads.nbytes + rows.nbytes + sum(map(len, topics))
