@@ -5,27 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import zmq
 
-from blackbox.block.batch.received_block import BatchFeed
-from blackbox.errors import CallbackError, SubscriberError
+from blackbox.errors import SubscriberError
 from blackbox.life import Life
 from blackbox.native.compile.jit import warm_up
-from blackbox.receive.callbacks.call_python import Delivery
 from blackbox.receive.callbacks.callback_turns import warm_up_python_callbacks
 from blackbox.receive.callbacks.match_table import WorkerTable
-from blackbox.receive.callbacks.slice_hooks import SliceHookCaller
-from blackbox.receive.callbacks.timers import Timers
-from blackbox.receive.deliver import worker_loop as collect
+from blackbox.receive.deliver import worker_loop
+from blackbox.receive.deliver.live_delivery import CallbackHost, LiveDelivery
 from blackbox.receive.deliver.worker_state import NEVER
-from blackbox.receive.state import SliceState, Stopping
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
-
-if TYPE_CHECKING:
-    from blackbox.receive.statistics import Counters
 
 
 class WorkerLife(Life):
@@ -39,122 +32,118 @@ class WorkerLife(Life):
     """It has closed its socket. The last stage."""
 
 
+class WorkerQueue(NamedTuple):
+    """The queue from the slice thread to its workers."""
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    endpoint: str
+    blocks: int
+    """Blocks that may wait for one worker."""
+    cpus: tuple[int, ...]
+    """CPUs for the workers; empty: any."""
+
+
 class Worker:
     """Runs callbacks in its own thread; the DEALER socket is created, used and closed there.
 
-    Life: see `WorkerLife`. Ends at the slice thread's end mark, or at TERMINATE. `on_error` gets exceptions of
-    callbacks and returns whether to continue.
+    Life: see `WorkerLife`. Ends at the slice thread's end mark, or at TERMINATE.
+
+    Attributes: `number`; `life`; `thread`; `table_version`, the version of the table in use.
     """
 
     def __init__(
         self,
         number: int,
-        slice_id: int,
-        endpoint: str,
-        context: zmq.Context[zmq.Socket[bytes]],
-        slice_state: SliceState,
-        counters: Counters,
+        host: CallbackHost,
+        queue: WorkerQueue,
         table: WorkerTable,
         table_of_version: Callable[[int], WorkerTable],
-        feed: BatchFeed,
-        queue_blocks: int,
-        cpus: tuple[int, ...],
-        report: Callable[[SubscriberError], None],
-        on_error: Callable[[CallbackError], bool],
-        hook_caller: SliceHookCaller,
     ) -> None:
         self.number = number
-        self.slice_id = slice_id
-        self._endpoint = endpoint
-        self._context = context
+        self._host, self._queue = host, queue
         self.life = WorkerLife.NEW
-        self._slice_state = slice_state
-        self._slice_counters = counters.slice
-        self._lags, self._ages = counters.lags[number], counters.ages[number]
-        self._table = table
+        self.table_version = table.version
         self._table_of_version = table_of_version
-        self._queue_blocks = queue_blocks
-        self._cpus = cpus
-        self._report = report
-        self._counters = counters.workers[number]
-        self._delivery = Delivery([feed], self._counters, on_error, self._is_terminated)
-        self._timers = Timers(table.timers, on_error)
-        self._state = self._delivery.state
-        self._hook_caller = hook_caller
+        self._live = LiveDelivery(host, number, table)
+        self._state = self._live.delivery.state
+        self._counters = host.counters.workers[number]
         self._turn, self._holds_timers = threading.Lock(), False
-        self.thread = threading.Thread(target=self._run, name=f"blackbox-worker-{slice_id}.{number}", daemon=True)
-
-    @property
-    def table_version(self) -> int:
-        """Version of the table in use."""
-        return self._table.version
+        name = f"blackbox-worker-{host.slice_id}.{number}"
+        self.thread = threading.Thread(target=self._run, args=(table,), name=name, daemon=True)
 
     def _enter(self, life: WorkerLife) -> None:
         """Enter `life`. Raises RuntimeError if it cannot follow the current stage."""
-        self.life = self.life.enter(life, f"slice {self.slice_id} worker {self.number}")
+        self.life = self.life.enter(life, f"slice {self._host.slice_id} worker {self.number}")
 
-    def _run(self) -> None:
+    def _run(self, table: WorkerTable) -> None:
         socket: zmq.Socket[bytes] | None = None
         try:
-            socket = self._context.socket(zmq.DEALER)
-            pin_thread(self._cpus)
+            socket = self._queue.context.socket(zmq.DEALER)
+            pin_thread(self._queue.cpus)
             socket.routing_id = bytes([self.number + 1])
-            socket.rcvhwm = self._queue_blocks
+            socket.rcvhwm = self._queue.blocks
             socket.linger = 0
-            socket.connect(self._endpoint)
-            self._work(socket)
+            socket.connect(self._queue.endpoint)
+            self._work(socket, table)
         except Exception as error:  # noqa: BLE001 - any error that ends this thread must be raised by run()
-            failure = SubscriberError(f"slice {self.slice_id}: worker {self.number} failed: {error}")
+            failure = SubscriberError(f"slice {self._host.slice_id}: worker {self.number} failed: {error}")
             failure.__cause__ = error
-            self._report(failure)
+            self._host.report(failure)
         finally:
             if socket is not None:
                 socket.close()
             self._enter(WorkerLife.ENDED)
             # They refer to the slice thread: breaking the cycle frees its memory with the subscriber.
-            del self._report, self._delivery, self._table_of_version, self._timers, self._hook_caller
+            del self._host, self._live, self._table_of_version
 
-    def _work(self, socket: zmq.Socket[bytes]) -> None:
-        slot = self._delivery.scratch.ctypes.data + collect.SLOT_AT
+    def _work(self, socket: zmq.Socket[bytes], table: WorkerTable) -> None:
+        memory = self._live.delivery.memory
+        slot = memory.scratch.ctypes.data + worker_loop.SLOT_AT
         init_messages(slot, 2)
         try:
-            warm_up(collect.collect, 0)
+            warm_up(worker_loop.collect, 0)
             warm_up_python_callbacks()
             self._enter(WorkerLife.RUNNING)
             socket.send(b"")  # from here on the slice thread can reach this worker
-            self._loop(socket.underlying)
+            self._loop(socket.underlying, table)
         finally:
             close_messages(slot, 2)
-            self._delivery.close()
+            memory.close()
 
-    def _loop(self, dealer: int) -> None:
-        delivery = self._delivery
-        self._set_addresses(dealer)
-        delivery.begin_timers(self._timers)
+    def _loop(self, dealer: int, table: WorkerTable) -> None:
+        live, timers = self._live, self._live.timers
+        delivery = live.delivery
+        address = self._use(table, dealer)
+        live.begin_timers()
         while not delivery.quit:
-            reason = collect.collect(delivery.kept.address)
+            reason = worker_loop.collect(address)
             if delivery.state.raised:
                 delivery.compiled_raised()
-            if reason in (collect.DELIVER, collect.FEW):
-                delivery.deliver() if reason == collect.DELIVER else delivery.deliver_few()
-                if not delivery.is_over() and self._timers.next_ns != NEVER and self._timers.is_due(time.time_ns()):
+            if reason in (worker_loop.DELIVER, worker_loop.FEW):
+                delivery.deliver() if reason == worker_loop.DELIVER else delivery.deliver_few()
+                if not delivery.is_over() and timers.next_ns != NEVER and timers.is_due(time.time_ns()):
                     self._tick()
-            elif reason == collect.TICK:
+            elif reason == worker_loop.TICK:
                 self._tick()
-            elif reason == collect.SWITCH:
-                self._table = self._table_of_version(delivery.state.next_version)
-                self._set_addresses(dealer)
-            elif reason == collect.EPOCH:
-                delivery.enter_epoch(self.number, self.slice_id, self._hook_caller)
-            elif reason == collect.GAP:
-                delivery.take_notice(self.number, self.slice_id, self._hook_caller)
+            elif reason == worker_loop.SWITCH:
+                address = self._use(self._table_of_version(delivery.state.next_version), dealer)
+            elif reason == worker_loop.EPOCH:
+                live.enter_epoch()
+            elif reason == worker_loop.GAP:
+                live.take_notice()
                 self._counters.blocks += 1
-            elif reason == collect.GROW:
-                delivery.grow()
-            elif reason == collect.FAILED:
+            elif reason == worker_loop.GROW:
+                delivery.memory.grow()
+            elif reason == worker_loop.FAILED:
                 raise SubscriberError(zmq.strerror(delivery.state.errno))
             else:
                 return
+
+    def _use(self, table: WorkerTable, dealer: int) -> int:
+        """Switch to a table. Return the address for the compiled loop."""
+        self.table_version = table.version
+        self._live.set_table(table, dealer)
+        return self._live.delivery.memory.kept.address
 
     def hold_timers(self) -> bool:
         """Start no more timers; return True if none is running. For one other thread."""
@@ -169,16 +158,10 @@ class Worker:
 
     def _tick(self) -> None:
         with self._turn:
-            self._delivery.call_timers(self._timers)
+            self._live.call_timers()
 
     def is_idle(self) -> bool:
         """Return True if it has delivered everything sent to it."""
         took_all = self._counters.blocks >= self._counters.sent
         is_busy = self._state.blocks > 0 or self._counters.busy_since_ns > 0
         return (took_all and not is_busy) or self.life is WorkerLife.ENDED
-
-    def _set_addresses(self, dealer: int) -> None:
-        self._delivery.addresses(self._table, dealer, self._slice_state, self._slice_counters, self._lags, self._ages)
-
-    def _is_terminated(self) -> bool:
-        return self._slice_state.stopping == Stopping.TERMINATE

@@ -18,6 +18,7 @@ from blackbox.receive.callbacks.callbacks import IN_SLICE
 from blackbox.receive.callbacks.match_table import Table
 from blackbox.receive.callbacks.slice_callbacks import SliceCallbacks
 from blackbox.receive.callbacks.slice_hooks import SliceHookCaller
+from blackbox.receive.deliver.live_delivery import CallbackHost
 from blackbox.receive.publishers.flood_guard import GUARD_NEEDS, FloodGuard
 from blackbox.receive.publishers.lines import open_sub
 from blackbox.receive.publishers.subscription import Subscription
@@ -196,17 +197,12 @@ class SliceThread:
         hook_caller = SliceHookCaller(self.slice_id, settings.hooks, self.workers.workers)
         batch_feed = BatchFeed(feed.name, settings.schema if settings.schema.schema_id else None, feed.symbol_rule)
         stack.callback(self.workers.close)
-        self.workers.open(context, batch_feed, hook_caller)
-        self._callbacks = SliceCallbacks(
-            self.slice_id,
-            batch_feed,
-            status.state,
-            status.counters,
-            table,
-            self.errors.callback_raised,
-            self.errors.report,
-            hook_caller,
+        errors = self.errors
+        host = CallbackHost(
+            self.slice_id, batch_feed, status.state, status.counters, hook_caller, errors.callback_raised, errors.report
         )
+        self.workers.open(context, host)
+        self._callbacks = SliceCallbacks(host, table)
         stack.callback(self._callbacks.close)
         router = self.workers.wait_connected()
         # A publisher must not queue blocks for it while callbacks return or hang: it is closed before the workers end.

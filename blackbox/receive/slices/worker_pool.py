@@ -9,13 +9,12 @@ from typing import Final
 import zmq
 
 from blackbox.arguments import name_of
-from blackbox.block.batch.received_block import BatchFeed
 from blackbox.errors import SubscriberError
 from blackbox.native.system.limits import start_thread
 from blackbox.receive.callbacks.callbacks import IN_SLICE
 from blackbox.receive.callbacks.hung_callbacks import running_function
-from blackbox.receive.callbacks.slice_hooks import SliceHookCaller
-from blackbox.receive.deliver.worker import Worker
+from blackbox.receive.deliver.live_delivery import CallbackHost
+from blackbox.receive.deliver.worker import Worker, WorkerQueue
 from blackbox.receive.slices.options import SliceSettings
 from blackbox.receive.slices.slice_errors import SliceErrors
 from blackbox.receive.slices.slice_status import SliceStatus
@@ -35,11 +34,9 @@ class WorkerPool:
         self.workers: list[Worker] = []
         self._router: zmq.Socket[bytes] | None = None
 
-    def open(
-        self, context: zmq.Context[zmq.Socket[bytes]], batch_feed: BatchFeed, hook_caller: SliceHookCaller
-    ) -> None:
+    def open(self, context: zmq.Context[zmq.Socket[bytes]], host: CallbackHost) -> None:
         """Open the socket and start the workers, which will connect to it."""
-        options, slice_id = self._settings.options, self._status.slice_id
+        options = self._settings.options
         endpoint = f"inproc://blackbox-slice-{id(self)}"
         self._router = router = context.socket(zmq.ROUTER)
         router.router_mandatory = True
@@ -52,23 +49,10 @@ class WorkerPool:
             # libzmq reports progress of a worker only after half of the queue. Conflation has its own count, and must
             # not wait while there is room by its count.
             queue_blocks = 2 * queue_blocks + 2
+        queue = WorkerQueue(context, endpoint, queue_blocks, self._settings.feed.slices[host.slice_id].cpus)
         for number in range(options.workers):
-            worker = Worker(
-                number,
-                slice_id,
-                endpoint,
-                context,
-                self._status.state,
-                self._status.counters,
-                self._tables.current.workers[number],
-                self._tables.of_worker(number),
-                batch_feed,
-                queue_blocks,
-                self._settings.feed.slices[slice_id].cpus,
-                self._errors.report,
-                self._errors.callback_raised,
-                hook_caller,
-            )
+            table, of_version = self._tables.current.workers[number], self._tables.of_worker(number)
+            worker = Worker(number, host, queue, table, of_version)
             start_thread(worker.thread)
             self.workers.append(worker)  # workers in the list can be joined
 

@@ -46,18 +46,17 @@ class ReplayWorker:
         """TERMINATE in `slice_state` ends all workers before their next block. `feeds`: see `Delivery`."""
         self.failure: CallbackError | None = None
         self._share = (number, workers)
-        self._counters = counters
         self._on_error = on_error
         self._slice_state = slice_state
-        self._delivery = Delivery(feeds, counters.workers[0], self.raised, lambda: False, _ALL_KINDS, slices)
+        self._delivery = Delivery(feeds, slice_state, counters, 0, self.raised, _ALL_KINDS, slices)
 
     def set_table(self, table: WorkerTable, trie: Trie, slices: NDArray[numpy.int64]) -> None:
         """Play to these callbacks; `slices` are int64[slices, SLICE_WORDS]."""
         self.close()
-        self._table, self._trie, self._slices = table, trie, slices
+        self._trie, self._slices = trie, slices
         kinds = {callback.kind for callback in table.callbacks if not callback.independent}
         self._in_turn = "compiled" in kinds and len(kinds) > 1
-        self._renew()
+        self._at: Any = self._delivery.set_table(table, 0)
 
     def warm_up(self) -> None:
         """Compile its code, before a replay starts."""
@@ -69,8 +68,8 @@ class ReplayWorker:
 
         `alive` keeps the blocks' memory. Raises MemoryError.
         """
-        delivery = self._delivery
-        delivery.burst.alive = alive
+        delivery, memory = self._delivery, self._delivery.memory
+        memory.burst.alive = alive
         at = start
         while at < blocks.count and not self._slice_state.stopping and not is_changed():
             slices = self._slices.ctypes.data, len(self._slices)
@@ -80,7 +79,7 @@ class ReplayWorker:
             if reason == DELIVER and not delivery.is_over():
                 delivery.deliver()
             elif reason == GROW:
-                delivery.grow()
+                memory.grow()
             elif reason == NO_MEMORY:
                 raise MemoryError("there was no memory for a block's rows")
         self.close()
@@ -88,14 +87,8 @@ class ReplayWorker:
 
     def close(self) -> None:
         """Free the last burst. Also used after an error."""
-        self._delivery.close()
-        self._delivery.burst.alive = None
-
-    def _renew(self) -> None:
-        counters = self._counters
-        self._at: Any = self._delivery.addresses(
-            self._table, 0, self._slice_state, counters.slice, counters.lags[0], counters.ages[0]
-        )
+        self._delivery.memory.close()
+        self._delivery.memory.burst.alive = None
 
     def raised(self, failure: CallbackError) -> bool:
         """Store a callback's error. Return False to stop."""

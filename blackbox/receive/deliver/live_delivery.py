@@ -1,0 +1,120 @@
+"""Delivery to the callbacks of one worker of a slice, and what it does between blocks: epochs, gaps, timers."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy
+
+from blackbox.arguments import name_of
+from blackbox.block.batch.received_block import BatchFeed
+from blackbox.block.gap import Gap
+from blackbox.block.position import is_restart
+from blackbox.errors import CallbackError, SubscriberError
+from blackbox.receive.callbacks.call_python import Delivery
+from blackbox.receive.callbacks.callbacks import callback_error
+from blackbox.receive.callbacks.match_table import WorkerTable
+from blackbox.receive.callbacks.slice_hooks import SliceHookCaller
+from blackbox.receive.callbacks.timers import Timers
+from blackbox.receive.deliver.worker_state import GAP_NOTICE_BYTES, GapNotice, WorkerAt
+from blackbox.receive.state import SliceState
+from blackbox.receive.statistics import Counters
+
+
+class CallbackHost(NamedTuple):
+    """The slice whose callbacks run, in workers or in its own thread."""
+
+    slice_id: int
+    feed: BatchFeed
+    state: SliceState
+    counters: Counters
+    hook_caller: SliceHookCaller
+    on_error: Callable[[CallbackError], bool]
+    """It gets exceptions of callbacks and returns whether to continue; if not, the slice ends."""
+    report: Callable[[SubscriberError], None]
+    """It gets the error that ended a worker."""
+
+
+class LiveDelivery:
+    """Runs the callbacks of one worker of a slice, or of the slice thread, in the calling thread.
+
+    Attributes: `delivery` of batches; `timers`.
+    """
+
+    def __init__(self, host: CallbackHost, number: int, table: WorkerTable) -> None:
+        """`number`: the worker's, or IN_SLICE."""
+        self._host, self._number = host, number
+        self._counters = host.counters.workers[number]
+        self.delivery = Delivery([host.feed], host.state, host.counters, number, host.on_error)
+        self.timers = Timers(table.timers, host.on_error)
+
+    def set_table(self, table: WorkerTable, dealer: int) -> WorkerAt:
+        """Call the callbacks of a table. Return the addresses for compiled code."""
+        self._gap_hooks = table.gap_hooks
+        return self.delivery.set_table(table, dealer)
+
+    def enter_epoch(self) -> None:
+        """Continue with another epoch; callbacks are reset."""
+        delivery, (slice_id, *_) = self.delivery, self._host
+        before, epoch = int(delivery.state.epoch), int(delivery.state.next_epoch)
+        try:
+            self._host.hook_caller.enter(self._number, epoch, delivery.is_over)
+        except CallbackError as failure:
+            delivery.report(failure)
+        for callback in self._gap_hooks.callbacks if before else ():
+            callback.reset(slice_id)
+            if is_restart(before, epoch):
+                callback.restart(slice_id)
+        delivery.state.epoch = epoch
+
+    def take_notice(self) -> None:
+        """Call the hooks of a notice: a gap, or the switch to live."""
+        state = self.delivery.state
+        notice = GapNotice(numpy.frombuffer(ctypes.string_at(state.notice, GAP_NOTICE_BYTES), GapNotice.dtype))
+        if notice.count == 0:
+            self._go_live(notice.sequence)
+        else:
+            key = ctypes.string_at(state.notice + GAP_NOTICE_BYTES, notice.key_bytes)
+            is_bound = bool(notice.is_bound)
+            self._report_gap(
+                Gap(self._host.slice_id, notice.epoch, key, notice.sequence, notice.count, notice.ts_out, is_bound)
+            )
+        self._counters.busy_since_ns = 0
+        state.notice = 0
+
+    def _go_live(self, turn: int) -> None:
+        try:
+            self._host.hook_caller.go_live(self._number, turn, self.delivery.is_over)
+        except CallbackError as failure:
+            self._counters.errors += 1
+            self.delivery.report(failure)
+
+    def _report_gap(self, gap: Gap) -> None:
+        for function in self._gap_hooks.told(gap.key):
+            if self.delivery.is_over():
+                break
+            self._counters.busy_since_ns = time.monotonic_ns()
+            try:
+                function(gap)
+            except BaseException as error:  # noqa: BLE001
+                self._counters.errors += 1
+                who = f"{name_of(function)}, called for a gap,"
+                self.delivery.report(callback_error(who, error, str(gap)))
+
+    def begin_timers(self) -> None:
+        """Start timers."""
+        timers, state = self.timers, self.delivery.state
+        timers.begin(time.time_ns())
+        state.tick_ns, state.tick_within_ns = timers.next_ns, timers.least_ns
+
+    def call_timers(self) -> None:
+        """Call due timers once each; of several missed times, only for the last."""
+        now_ns = time.time_ns()
+        self.timers.skip_to(now_ns)
+        self._counters.busy_since_ns = time.monotonic_ns()
+        self.delivery.quit = not self.timers.advance(now_ns)
+        self._counters.busy_since_ns = 0
+        self.delivery.state.tick_ns = self.timers.next_ns
