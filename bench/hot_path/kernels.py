@@ -38,7 +38,7 @@ from blackbox.native.memory.intrinsics import bytes_at, copy_bytes
 from blackbox.native.tables.name_table import HINT_WORDS, Numbering
 from blackbox.native.tables.prefix_trie import Trie
 from blackbox.receive.callbacks.callbacks import Callback
-from blackbox.receive.callbacks.match_table import Table
+from blackbox.receive.callbacks.match_table import Filters, Table
 from blackbox.receive.deliver.conflation import Conflation
 from blackbox.receive.deliver.dispatch import group_by_set, match_topics
 from blackbox.receive.deliver.worker_state import WorkerAt, WorkerTableAt
@@ -230,7 +230,7 @@ class Subject:
         callbacks = [Callback("batch", b"S%d" % i, print) for i in range(_PREFIXES)]
         for number, callback in enumerate(callbacks):
             callback.worker = number % 2
-        self.table = Table(1, callbacks, frozenset([b""]), 2, 0)
+        self.table = Table(1, 0, callbacks, 2, Filters())
         self._topics = Numbering(2 * TOPICS, 16)
         self._sets = numpy.zeros(2 * TOPICS, numpy.int32)
         self._hints = numpy.zeros(2 * TOPICS * HINT_WORDS, numpy.uint64)

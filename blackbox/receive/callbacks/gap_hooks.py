@@ -24,16 +24,26 @@ class GapHook(NamedTuple):
     """The subscriber whose callbacks may miss messages."""
 
 
+class GapRules(NamedTuple):
+    """Reports of missing messages in a slice, for all its workers."""
+
+    hooks: Sequence[GapHook] = ()
+    hears_live: bool = False
+    """True if a hook is called when the slice switches to live, between the callbacks' messages."""
+    key_rule: int = 0
+    """The feed's key rule: it limits which callbacks a gap of a key concerns."""
+
+
+NO_RULES: Final = GapRules()
+
+
 class GapHooks:
     """Callbacks of one worker of a slice, and the hooks called there for messages that they miss."""
 
-    def __init__(
-        self, callbacks: Sequence[Callback], hooks: Sequence[GapHook], key_rule: int, hears_live: bool = False
-    ) -> None:
-        """`hears_live`: a hook is called when the slice switches to live, between the callbacks' messages."""
-        self.callbacks, self._key_rule = callbacks, key_rule
-        self._hears_live = hears_live and bool(callbacks)
-        self._hooks = [hook for hook in hooks if any(_is_of(hook, callback) for callback in callbacks)]
+    def __init__(self, callbacks: Sequence[Callback], rules: GapRules) -> None:
+        self.callbacks, self._key_rule = callbacks, rules.key_rule
+        self._hears_live = rules.hears_live and bool(callbacks)
+        self._hooks = [hook for hook in rules.hooks if any(_is_of(hook, callback) for callback in callbacks)]
         self._told: dict[bytes, list[Callable[[Gap], object]]] = {}
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from blackbox.feed.routing.symbol_trie import build_symbol_trie
 from blackbox.feed.symbol_choice import ALL_TOPICS, TopicChoice
 from blackbox.native.tables.prefix_trie import Trie, build_trie
 from blackbox.receive.callbacks.callbacks import Callback, CompiledCallback
-from blackbox.receive.callbacks.gap_hooks import GapHook, GapHooks
+from blackbox.receive.callbacks.gap_hooks import NO_RULES, GapHooks, GapRules
 from blackbox.receive.callbacks.timers import Timer
 from blackbox.receive.deliver.worker_state import WorkerTableAt
 from blackbox.receive.slice_memory import TableAt
@@ -30,17 +31,15 @@ class WorkerTable:
     def __init__(
         self,
         version: int,
+        slice_id: int,
         callbacks: Sequence[Callback],
         mine: Sequence[Callback],
-        gap_hooks: Sequence[GapHook],
         sets: list[list[int]],
-        slice_id: int,
-        hears_live: bool,
-        key_rule: int,
+        rules: GapRules,
     ) -> None:
         self.version = version
         self.callbacks = callbacks
-        self.gap_hooks = GapHooks(mine, gap_hooks, key_rule, hears_live)
+        self.gap_hooks = GapHooks(mine, rules)
         self.timers: Sequence[Timer] = ()
         self._starts = numpy.zeros(len(sets) + 1, numpy.int64)
         numpy.cumsum([len(each) for each in sets], out=self._starts[1:])
@@ -48,7 +47,7 @@ class WorkerTable:
         self._functions = numpy.zeros(len(callbacks) + 1, numpy.int64)
         self._states = numpy.zeros(len(callbacks) + 1, numpy.int64)
         self._lost = numpy.zeros(len(callbacks) + 1, numpy.int64)
-        keys = [start_of_keys(key_rule, callback.prefix) for callback in callbacks]
+        keys = [start_of_keys(rules.key_rule, callback.prefix) for callback in callbacks]
         self._key_ends = numpy.cumsum([0, *map(len, keys)], dtype=numpy.int64)
         self._keys = numpy.frombuffer(b"".join(keys) + b"\0", numpy.uint8)
         self._gets_all = numpy.array([each.gets_all for each in callbacks] or [False], numpy.uint8)
@@ -85,6 +84,17 @@ class WorkerTable:
             self._functions[self.callbacks.index(callback)] = REMOVED
 
 
+class Filters(NamedTuple):
+    """Topics of a slice that a table covers."""
+
+    upstream: frozenset[bytes] = frozenset((b"",))
+    """ZeroMQ filters."""
+    wanted: frozenset[bytes] = frozenset()
+    """Prefixes of the subscribed topics."""
+    within: TopicChoice = ALL_TOPICS
+    """Topics to match with callbacks."""
+
+
 class Table:
     """One version of a subscriber's topics in one slice. Immutable except for `remove`: a change makes a new one.
 
@@ -99,24 +109,17 @@ class Table:
     def __init__(
         self,
         version: int,
-        callbacks: Sequence[Callback],
-        upstream: frozenset[bytes],
-        workers: int,
         slice_id: int,
-        within: TopicChoice = ALL_TOPICS,
-        wanted: frozenset[bytes] = frozenset(),
-        gap_hooks: Sequence[GapHook] = (),
-        hears_live: bool = False,
-        key_rule: int = 0,
+        callbacks: Sequence[Callback],
+        workers: int,
+        filters: Filters,
+        rules: GapRules = NO_RULES,
     ) -> None:
-        """Match topics of `within` with `callbacks`. `gap_hooks` are called for lost messages.
-
-        `hears_live`: a hook is called when the slice switches to live. `key_rule`: the feed's.
-        """
+        """Match topics with `callbacks`, which run on `workers`."""
         self.version = version
-        self.upstream, self.wanted = upstream, wanted
+        self.upstream, self.wanted, within = filters
         worker_of = [callback.worker % workers for callback in callbacks]
-        self.keys: Trie = build_trie(sorted(upstream))
+        self.keys: Trie = build_trie(sorted(self.upstream))
         self.topics, sets = _match_sets(callbacks, within)
         self.set_workers: NDArray[numpy.uint64] = numpy.zeros(len(sets), numpy.uint64)
         for place, members in enumerate(sets):
@@ -124,13 +127,11 @@ class Table:
         self.workers = [
             WorkerTable(
                 version,
+                slice_id,
                 callbacks,
                 [callback for n, callback in enumerate(callbacks) if worker_of[n] == worker],
-                gap_hooks,
                 [[n for n in s if worker_of[n] == worker] for s in sets],
-                slice_id,
-                hears_live,
-                key_rule,
+                rules,
             )
             for worker in range(workers)
         ]

@@ -8,7 +8,7 @@ from typing import Any
 from blackbox.block.gap import Gap
 from blackbox.errors import CallbackError
 from blackbox.receive.callbacks.callbacks import Callback, CompiledCallback, callback_error
-from blackbox.receive.callbacks.gap_hooks import GapHook, GapHooks
+from blackbox.receive.callbacks.gap_hooks import GapHook, GapHooks, GapRules
 from blackbox.replay.tables.block_table import END, BlockTable
 from blackbox.replay.tables.recorded_gaps import RecordedGaps, Run
 
@@ -35,7 +35,7 @@ class LossReports:
     def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         """Report to these callbacks."""
         self._callbacks = callbacks
-        self._selected = GapHooks(callbacks, self.hooks, 0)
+        self._selected = GapHooks(callbacks, GapRules(self.hooks))
         self.books: list[Any] = [callback.function for callback in callbacks if callback.kind == "book"]
 
     def begin(self) -> None:

@@ -16,7 +16,7 @@ from blackbox.native.system.cgroup import usable_cpus
 from blackbox.native.tables.name_table import HINT_WORDS, Numbering
 from blackbox.native.tables.prefix_trie import longest_prefix
 from blackbox.receive.callbacks.callbacks import Callback
-from blackbox.receive.callbacks.match_table import Table
+from blackbox.receive.callbacks.match_table import Filters, Table
 from blackbox.receive.statistics import Counted, Counters, Statistics, statistics_of
 from blackbox.replay.play.player_loop import SLICE_WORDS, slice_words
 from blackbox.replay.slice_numbering import ReplayedFeeds
@@ -69,8 +69,8 @@ class MatchedCallbacks:
 
     def __init__(self, callbacks: Sequence[Callback], slices: PlayedSlices, within: TopicChoice, workers: int) -> None:
         """Match topics of `within`. Slices are shared by `workers`."""
-        upstream = frozenset((b"",))
-        self._tables = [Table(_VERSION, callbacks, upstream, 1, n, within) for n in range(len(slices.topics))]
+        filters = Filters(within=within)
+        self._tables = [Table(_VERSION, n, callbacks, 1, filters) for n in range(len(slices.topics))]
         self.table = self._tables[0]
         self._sets = [self._match_known(numbering) for numbering in slices.topics]
         words = [
