@@ -20,6 +20,7 @@ from bench.measure.contest import Contest, expect
 from bench.measure.results import Kind
 from bench.workload.captures import CAPTURES, DATA, source_of
 from blackbox.block.form.block import Block
+from blackbox.block.form.rows import PayloadColumns
 
 BLOCK_BYTES = 256 << 10
 LEAST_S = 0.05
@@ -64,10 +65,12 @@ def bodies_of(name: str) -> list[bytes]:
             block = Block.encode(
                 chunk.topics,
                 chunk.topic_index[part],
-                chunk.payloads,
-                ts_event=chunk.ts_event[part],
-                offsets=chunk.starts[part],
-                lengths=chunk.lengths[part],
+                PayloadColumns(
+                    chunk.payloads,
+                    ts_event=chunk.ts_event[part],
+                    offsets=chunk.starts[part],
+                    lengths=chunk.lengths[part],
+                ),
             )
             found.append(block.body.tobytes())
     return found

@@ -21,9 +21,10 @@ import numpy
 import zmq
 
 from blackbox.block.batch.batch import Batch, Message
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.encode import finish_header
 from blackbox.block.form.format import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import End
 from blackbox.errors import PublisherError
 from blackbox.feed.feed import Feed
@@ -215,21 +216,22 @@ class RawPublisher:
         return Block.encode(
             topics,
             [topics.index(topic) for topic, _ in messages],
-            b"".join(payloads),
-            ts_event=ts_event,
-            offsets=numpy.cumsum([0, *map(len, payloads)]),
-            same=same,
+            PayloadColumns(
+                b"".join(payloads), ts_event=ts_event, offsets=numpy.cumsum([0, *map(len, payloads)]), same=same
+            ),
+            HeaderFields(
+                key_rule=self.feed.key_rule,
+                slice_id=slice_id,
+                schema_id=load_schema(self.feed.schema).schema_id,
+                epoch=self.epoch,
+                sequence=first,
+                previous=previous,
+                key_sequence=key_sequence,
+                ts_out=sent,
+                ts_in=sent if ts_in is None else ts_in,
+                flags=flags,
+            ),
             key=key,
-            key_rule=self.feed.key_rule,
-            slice_id=slice_id,
-            schema_id=load_schema(self.feed.schema).schema_id,
-            epoch=self.epoch,
-            sequence=first,
-            previous=previous,
-            key_sequence=key_sequence,
-            ts_out=sent,
-            ts_in=sent if ts_in is None else ts_in,
-            flags=flags,
             checksum=checksum,
         )
 
@@ -345,12 +347,14 @@ class RawPublisher:
         return Block.encode_ends(
             key,
             ends if self.feed.key_rule else {b"": End(following, following)},
-            sequence=following,
-            slice_id=slice_id,
-            epoch=self.epoch,
-            ts_out=time.time_ns(),
-            key_rule=self.feed.key_rule,
-            flags=flags | (FLAG_LINE_B if line else 0),
+            HeaderFields(
+                sequence=following,
+                slice_id=slice_id,
+                epoch=self.epoch,
+                ts_out=time.time_ns(),
+                key_rule=self.feed.key_rule,
+                flags=flags | (FLAG_LINE_B if line else 0),
+            ),
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from blackbox import Feed
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.format import CONFIRM_KEY
 from blackbox.testing import RawPublisher
 
@@ -27,7 +27,9 @@ def late_answers(feed: Feed, beats: int) -> Iterator[RawPublisher]:
             for key in publisher.subscriptions():
                 if key.startswith(CONFIRM_KEY) and due.setdefault(key, beat + beats) == beat:
                     answer = Block.encode_ends(
-                        key, {}, slice_id=0, epoch=publisher.epoch, ts_out=time.time_ns(), key_rule=feed.key_rule
+                        key,
+                        {},
+                        HeaderFields(slice_id=0, epoch=publisher.epoch, ts_out=time.time_ns(), key_rule=feed.key_rule),
                     )
                     publisher.send_frames(answer.frames)
 

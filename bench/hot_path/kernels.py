@@ -32,7 +32,7 @@ from blackbox.block.form.encode import (
     write_template,
 )
 from blackbox.block.form.format import FLAG_NUMBERS, HEADER_BYTES, MAX_BODY_BYTES, read_header
-from blackbox.block.form.rows import as_rows
+from blackbox.block.form.rows import PayloadColumns, as_rows
 from blackbox.block.form.validate import check_block
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes
 from blackbox.native.tables.name_table import HINT_WORDS, Numbering
@@ -220,11 +220,11 @@ class Subject:
         pool = make_pool()
         index, payloads = pool.topic_index[:BLOCK_MESSAGES], pool.payloads[:BLOCK_MESSAGES]
         times = pool.ts_event[:BLOCK_MESSAGES]
-        rows, self._alive = as_rows(payloads, times, None, None, BLOCK_MESSAGES)
+        rows, self._alive = as_rows(PayloadColumns(payloads, ts_event=times), BLOCK_MESSAGES)
         order = numpy.arange(BLOCK_MESSAGES, dtype=numpy.int32)
         self._columns = rows, order, index, topic_table(pool.topics), distinct_scratch(len(pool.topics))
         self.block = self._encoded()
-        plain = Block.encode(pool.topics, index, payloads, ts_event=times)
+        plain = Block.encode(pool.topics, index, PayloadColumns(payloads, ts_event=times))
         assert self.block.topics == plain.topics
         assert numpy.array_equal(self.block.payloads, plain.payloads)
         callbacks = [Callback("batch", b"S%d" % i, print) for i in range(_PREFIXES)]

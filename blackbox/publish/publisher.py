@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from blackbox.arguments import as_bytes, check_function
 from blackbox.block.columns.user_columns import columns_of, parts_of
 from blackbox.block.form.encode import NO_VALUE, Rows
-from blackbox.block.form.rows import as_rows, as_topic_index
+from blackbox.block.form.rows import PayloadColumns, as_rows, as_topic_index
 from blackbox.block.gap import shares_of
 from blackbox.errors import JournalError, NoSubscriberError, PublisherError
 from blackbox.feed.feed import Feed, check_is_feed, missing_peer_hint
@@ -242,7 +242,9 @@ class Publisher:
         index = as_topic_index(topic_index, topics)
         if ts_event is None:
             ts_event = numpy.full(len(index), time_ns(), numpy.int64)
-        rows, _alive = as_rows(payloads, ts_event, offsets, lengths, len(index), valid=valid)
+        rows, _alive = as_rows(
+            PayloadColumns(payloads, ts_event=ts_event, offsets=offsets, lengths=lengths, valid=valid), len(index)
+        )
         if checks_records:
             self._packers.check_rows(rows, len(index))
         self._publish_rows(self._routes.resolve(topics), index, rows)

@@ -23,7 +23,8 @@ from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskBlocks, Piece, Refusal
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.batch.block_handler import BLOCK
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, EndpointError
 from blackbox.native.system.awake_clock import awake_s
@@ -69,9 +70,8 @@ SENT = st.lists(
 def put(journal: Journal, key: bytes, key_bytes: int, count: int, time: int, **fields: Any) -> None:
     """Record a block as its publisher sends it. `fields`: header fields."""
     payloads, topic = numpy.zeros((count, 1), numpy.uint8), key + b".x"
-    sent = Block.encode(
-        [topic], [0] * count, payloads, key=topic[:key_bytes], key_rule=key_bytes, ts_out=time * SECOND, **fields
-    )
+    head = HeaderFields(key_rule=key_bytes, ts_out=time * SECOND, **fields)
+    sent = Block.encode([topic], [0] * count, PayloadColumns(payloads), head, key=topic[:key_bytes])
     journal._give(BLOCK, sent.header, sent.body.tobytes(), time * SECOND)
 
 

@@ -18,7 +18,8 @@ import pytest
 from blackbox import ConfigError, Feed, Message, Publisher, Recording, Replay, SlowPolicy, Subscriber
 from blackbox.archive.files.mapping import Mapping
 from blackbox.archive.record.crash_recovery import recover_day
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.errors import JournalError
 from blackbox.publish.send.batcher import Stored
 from blackbox.testing import wait_until
@@ -127,7 +128,7 @@ def test_a_file_cut_within_its_last_page_while_sent_is_reported_at_the_end(
 @pytest.mark.parametrize("form", ["messages", "blocks", "header"])
 def test_lost_pages_of_a_mapped_file_are_not_published(tmp_path: Path, form: str) -> None:
     path = tmp_path / "file"
-    block = Block.encode([b"T"], [0], b"\1" * 100_000, offsets=[0, 100_000], epoch=1)
+    block = Block.encode([b"T"], [0], PayloadColumns(b"\1" * 100_000, offsets=[0, 100_000]), HeaderFields(epoch=1))
     header = numpy.frombuffer(block.header, numpy.uint8).copy()
     path.write_bytes((bytes(header) if form == "header" else b"") + bytes(block.body))
     mapping = Mapping(path)

@@ -26,8 +26,9 @@ from blackbox.archive.serve.newest_of_slice import Newest, warm_up_images
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
 from blackbox.archive.serve.protocol import ENCODER, REQUESTS, About, AskAbout, AskImage, Image, check_version
 from blackbox.archive.serve.server import ArchiveServer
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.layout import VERSION
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
 from blackbox.testing import wait_until
@@ -245,7 +246,10 @@ def test_damaged_messages_are_left_out_and_reported(tmp_path: Path, caplog: pyte
 
 
 BLOCK = [
-    bytes(each) for each in Block.encode([b"A"], [0], numpy.zeros((1, 4), numpy.uint8), sequences=[3], epoch=1).frames
+    bytes(each)
+    for each in Block.encode(
+        [b"A"], [0], PayloadColumns(numpy.zeros((1, 4), numpy.uint8), sequences=[3]), HeaderFields(epoch=1)
+    ).frames
 ]
 
 

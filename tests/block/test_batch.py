@@ -14,7 +14,8 @@ import pytest
 from blackbox_feeds.itch50 import SCHEMA
 
 from blackbox import Batch, ConfigError, Feed, Publisher, Subscriber
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.feed.schema.typed_record import record_type
 from tests.receive.subscribers import publishing
 
@@ -24,17 +25,10 @@ PAYLOADS = [b"zero", b"", b"two", b"three3", b"4"]
 TIMES = [10, 0, -30, 40, 2**62]
 
 
-def block_of(payloads: list[bytes], **fields: Any) -> Block:
-    return Block.encode(
-        TOPICS,
-        INDEX,
-        b"".join(payloads),
-        offsets=numpy.cumsum([0, *map(len, payloads)]),
-        ts_event=TIMES,
-        sequence=100,
-        ts_out=77,
-        **fields,
-    )
+def block_of(payloads: list[bytes]) -> Block:
+    offsets = numpy.cumsum([0, *map(len, payloads)])
+    columns = PayloadColumns(b"".join(payloads), TIMES, offsets)
+    return Block.encode(TOPICS, INDEX, columns, HeaderFields(sequence=100, ts_out=77))
 
 
 SOME_ROWS = numpy.array([1, 3, 4], numpy.int32)
@@ -276,7 +270,9 @@ def test_messages_of_a_large_block_have_the_payloads_of_its_list(
     count = 5_000
     payloads = numpy.arange(count, dtype=numpy.int64).view(numpy.uint8).reshape(count, 8)[:, :stride]
     valid = numpy.arange(count) % 7 < (7 if is_valid else 5)
-    block = Block.encode([b"A"], numpy.zeros(count, numpy.int32), numpy.ascontiguousarray(payloads), valid=valid)
+    block = Block.encode(
+        [b"A"], numpy.zeros(count, numpy.int32), PayloadColumns(numpy.ascontiguousarray(payloads), valid=valid)
+    )
     rows = None if chosen is None else numpy.arange(count, dtype=numpy.int32)[chosen]
     places = iter(range(len(Batch(block, rows))))
     messages = list(Batch(block, rows).messages(places))

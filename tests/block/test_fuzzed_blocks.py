@@ -10,7 +10,8 @@ import numpy
 import pytest
 
 from blackbox import Feed
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.form.validate import Fault
 from blackbox.block.position import End
 from blackbox.errors import BlockError
@@ -98,8 +99,10 @@ def test_a_valid_block_in_the_wrong_place_is_rejected_and_logged(caplog: pytest.
     subscriber, got = subscribed(feed := Feed.local("fuzz", slices=1))
     with publishing(feed, subscriber) as publisher:
         good = publisher.encode([(b"T", b"0")])
-        other_slice = Block.encode([b"T"], [0], numpy.ones((1, 1), numpy.uint8), slice_id=7, epoch=1)
-        control = Block.encode_ends(b"", {b"": End(9, 9)}, slice_id=0, epoch=1, ts_out=0)
+        other_slice = Block.encode(
+            [b"T"], [0], PayloadColumns(numpy.ones((1, 1), numpy.uint8)), HeaderFields(slice_id=7, epoch=1)
+        )
+        control = Block.encode_ends(b"", {b"": End(9, 9)}, HeaderFields(slice_id=0, epoch=1, ts_out=0))
         for block in (other_slice, control):
             publisher.send_frames(block.frames)
         publisher.send_frames((b"\0H", *good.frames[1:]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from blackbox.block.form.block import Block, distinct_scratch, topic_table
 from blackbox.block.form.encode import Origin, plan_block, plan_bytes, write_body, write_template
 from blackbox.block.form.format import HEADER_BYTES, is_same, layout_of, read_header
-from blackbox.block.form.rows import as_rows
+from blackbox.block.form.rows import PayloadColumns, as_rows
 from blackbox.errors import BlockError
 from tests import wire
 
@@ -66,13 +66,14 @@ def encoded(rows: list[Row], chosen: list[int], numbers: list[int] | None, block
     """Encode some rows as blocks. `numbers`: sequence of every row; None: those of the blocks follow each other."""
     source = list(range(len(rows))) if numbers is None else numbers
     columns, _alive = as_rows(
-        numpy.frombuffer(b"".join(row.payload for row in rows) or b"\0", numpy.uint8),
-        None,
-        numpy.cumsum([0, *(len(row.payload) for row in rows)])[:-1],
-        [len(row.payload) for row in rows],
+        PayloadColumns(
+            numpy.frombuffer(b"".join(row.payload for row in rows) or b"\0", numpy.uint8),
+            offsets=numpy.cumsum([0, *(len(row.payload) for row in rows)])[:-1],
+            lengths=[len(row.payload) for row in rows],
+            sequences=numbers,
+            same=distances(source, rows),
+        ),
         len(rows),
-        sequences=numbers,
-        same=distances(source, rows),
     )
     order = numpy.array(chosen, numpy.int32)
     topics = numpy.array([TOPICS.index(rows[row].topic) for row in chosen], numpy.int32)

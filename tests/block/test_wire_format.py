@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from blackbox import Feed, Publisher, Subscriber
 from blackbox.block.form import format as places
 from blackbox.block.form import layout
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import End
 from blackbox.errors import BlockError
 from blackbox.native.tables.xxh3 import xxh3
@@ -64,13 +65,15 @@ def test_the_reference_reads_and_writes_the_same_blocks(
     block = Block.encode(
         topics,
         index,
-        b"".join(payloads),
-        offsets=numpy.cumsum([0, *map(len, payloads)]),
-        ts_event=times,
-        valid=None if valid is None else numpy.array(valid),
-        sequences=sequences,
+        PayloadColumns(
+            b"".join(payloads),
+            offsets=numpy.cumsum([0, *map(len, payloads)]),
+            ts_event=times,
+            valid=None if valid is None else numpy.array(valid),
+            sequences=sequences,
+        ),
+        HeaderFields(sequence=5),
         checksum=checksum,
-        sequence=5,
     )
     values = [payload if valid is None or valid[i] else None for i, payload in enumerate(payloads)]
     fixed = len({len(value or b"") for value in values}) == 1
@@ -87,7 +90,7 @@ def test_the_reference_reads_and_writes_the_same_blocks(
 @given(st.dictionaries(st.binary(max_size=8), st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), max_size=20))
 def test_the_reference_reads_the_ends_of_control_blocks(numbers: dict[bytes, tuple[int, int]]) -> None:
     ends = {key: End(max(both), min(both)) for key, both in numbers.items()}
-    block = Block.encode_ends(b"\0H", ends, slice_id=3, epoch=2**63 - 1, ts_out=9)
+    block = Block.encode_ends(b"\0H", ends, HeaderFields(slice_id=3, epoch=2**63 - 1, ts_out=9))
     said = wire.decode(*map(bytes, block.frames))
     assert wire.ends_of(said) == ends == block.ends()
     assert said.fields.sequence == block.sequence == max((end.sequence for end in ends.values()), default=0)
@@ -122,12 +125,14 @@ def encoded_control(block: Block) -> Block:
     return Block.encode_ends(
         block.key,
         block.ends(),
-        slice_id=block.slice_id,
-        epoch=block.epoch,
-        ts_out=block.ts_out,
-        sequence=block.sequence,
-        key_rule=block.key_rule,
-        flags=flags,
+        HeaderFields(
+            slice_id=block.slice_id,
+            epoch=block.epoch,
+            ts_out=block.ts_out,
+            sequence=block.sequence,
+            key_rule=block.key_rule,
+            flags=flags,
+        ),
     )
 
 
@@ -135,23 +140,27 @@ def encoded(block: Block) -> Block:
     return Block.encode(
         block.topics,
         block.topic_index,
-        block.payloads.reshape(block.count, block.stride) if block.is_fixed else block.payloads,
-        ts_event=block.ts_event,
-        offsets=None if block.is_fixed else block.payload_offsets,
+        PayloadColumns(
+            block.payloads.reshape(block.count, block.stride) if block.is_fixed else block.payloads,
+            ts_event=block.ts_event,
+            offsets=None if block.is_fixed else block.payload_offsets,
+            valid=None if block.validity is None else block.valid,
+            sequences=block.sequences if block.has_sequences else None,
+            same=block.same,
+        ),
+        HeaderFields(
+            slice_id=block.slice_id,
+            schema_id=block.schema_id,
+            epoch=block.epoch,
+            sequence=block.sequence,
+            previous=block.previous,
+            key_sequence=block.key_sequence,
+            ts_out=block.ts_out,
+            ts_in=block.ts_in,
+            key_rule=block.key_rule,
+            flags=block.flags & wire.LINE_B,
+        ),
         key=block.key,
-        slice_id=block.slice_id,
-        schema_id=block.schema_id,
-        epoch=block.epoch,
-        sequence=block.sequence,
-        previous=block.previous,
-        key_sequence=block.key_sequence,
-        ts_out=block.ts_out,
-        ts_in=block.ts_in,
-        key_rule=block.key_rule,
-        valid=None if block.validity is None else block.valid,
-        sequences=block.sequences if block.has_sequences else None,
-        same=block.same,
-        flags=block.flags & wire.LINE_B,
         checksum=bool(block.flags & wire.CHECKSUM),
     )
 
@@ -243,7 +252,7 @@ def test_encode_rejects_invalid_blocks(
     topics: list[bytes], index: list[int], payloads: tuple[int, int], settings: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(BlockError, match=text):
-        Block.encode(topics, index, numpy.zeros(payloads, numpy.uint8), **settings)
+        Block.encode(topics, index, PayloadColumns(numpy.zeros(payloads, numpy.uint8)), **settings)
 
 
 def test_decode_names_the_fault_and_the_sizes() -> None:

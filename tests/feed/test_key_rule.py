@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.format import HEADER_BYTES
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.form.validate import Fault, check_block
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
@@ -72,9 +73,17 @@ def test_a_symbol_requests_one_channel(feed: Feed, symbol: bytes) -> None:
 def test_a_block_is_valid_exactly_if_all_its_topics_have_its_key(feed: Feed, topics: list[bytes]) -> None:
     key = feed.key_of(topics[0])
     sizes = numpy.zeros(len(topics) + 1, numpy.int64)
-    block = Block.encode([topics[0]], [0], b"", offsets=sizes[:2], key=key, key_rule=feed.key_rule, epoch=1)
+    block = Block.encode(
+        [topics[0]], [0], PayloadColumns(b"", offsets=sizes[:2]), HeaderFields(key_rule=feed.key_rule, epoch=1), key=key
+    )
     if all(feed.key_of(topic) == key for topic in topics):
-        block = Block.encode(topics, range(len(topics)), b"", offsets=sizes, key=key, key_rule=feed.key_rule, epoch=1)
+        block = Block.encode(
+            topics,
+            range(len(topics)),
+            PayloadColumns(b"", offsets=sizes),
+            HeaderFields(key_rule=feed.key_rule, epoch=1),
+            key=key,
+        )
     head = numpy.frombuffer(block.header + key + b"\0", numpy.uint8).copy()
     frames = head.ctypes.data, HEADER_BYTES, block.body.ctypes.data, block.body.nbytes, head.ctypes.data + HEADER_BYTES
     assert check_block(*frames, len(key), feed.key_rule) == Fault.NONE

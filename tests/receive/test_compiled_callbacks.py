@@ -10,7 +10,8 @@ import numpy
 import pytest
 
 from blackbox import Message, Publisher, SlowPolicy, Subscriber
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.native.memory.intrinsics import load_acquire
 from blackbox.receive.callbacks.compiled_callback import (
     CompiledBatch,
@@ -156,13 +157,13 @@ def test_each_row_has_its_sequence_and_an_absent_value_is_not_an_empty_one(
     block = Block.encode(
         [b"T"],
         [0] * ROWS,
-        bytes(sum(sizes)),
-        offsets=numpy.cumsum([0, *sizes]),
-        valid=[row not in absent for row in range(ROWS)],
-        epoch=1,
-        sequence=numbers[0],
-        sequences=numbers if is_numbered else None,
-        ts_out=time.time_ns(),
+        PayloadColumns(
+            bytes(sum(sizes)),
+            offsets=numpy.cumsum([0, *sizes]),
+            valid=[row not in absent for row in range(ROWS)],
+            sequences=numbers if is_numbered else None,
+        ),
+        HeaderFields(epoch=1, sequence=numbers[0], ts_out=time.time_ns()),
     )
     with publishing(feed, subscriber) as publisher:
         publisher.send(block)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy
@@ -12,9 +11,10 @@ import pytest
 import zmq
 
 from blackbox import Batch, Feed, Publisher, Recorder, SlowPolicy, Subscriber
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.format import ACCEPT_KEY
 from blackbox.block.form.layout import VERSION
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.errors import NotConfirmedError
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
@@ -121,8 +121,8 @@ def test_both_lengths_of_keys_are_named_and_nothing_is_received(tmp_path: Path, 
 def test_one_block_with_a_key_on_a_feed_without_keys_changes_nothing(key_rule: int) -> None:
     feed = Feed.local("keys", slices=1)
     subscriber, got = subscribed(feed)
-    message: dict[str, Any] = {"offsets": [0, 1], "slice_id": 0, "epoch": 1}
-    forged = Block.encode([b"AAPL"], [0], b"x", key=b"AA"[:key_rule], key_rule=key_rule, **message)
+    columns = PayloadColumns(b"x", offsets=[0, 1])
+    forged = Block.encode([b"AAPL"], [0], columns, HeaderFields(key_rule=key_rule), key=b"AA"[:key_rule])
     with publishing(feed, subscriber) as publisher:
         publisher.send(publisher.encode([(b"AAPL", b"0")]))
         publisher.send_frames((b"AA", forged.header, forged.body.tobytes()))

@@ -14,7 +14,8 @@ import numpy
 import pytest
 
 from blackbox import Feed, Message, Publisher, SlowPolicy, Subscriber
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.testing import Received, wait_until
 from tests.receive.subscribers import PATIENT, numbers_of, publishing, subscribed
 
@@ -139,12 +140,8 @@ def of_numbers(numbers: list[int]) -> Block:
     return Block.encode(
         [b"T"],
         [0] * len(numbers),
-        b"".join(payloads),
-        offsets=numpy.cumsum([0, *map(len, payloads)]),
-        epoch=1,
-        sequence=numbers[0],
-        sequences=numbers,
-        ts_out=time.time_ns(),
+        PayloadColumns(b"".join(payloads), offsets=numpy.cumsum([0, *map(len, payloads)]), sequences=numbers),
+        HeaderFields(epoch=1, sequence=numbers[0], ts_out=time.time_ns()),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.block.form.block import Block
-from blackbox.block.form.rows import as_rows
+from blackbox.block.form.rows import PayloadColumns, as_rows
 from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.testing import Collector
 from tests.callbacks import count_rows
@@ -49,12 +49,13 @@ def publish(publisher: Publisher, messages: list[Message], times: list[int] | No
     stamps = [1] * len(messages) if times is None else times
     payloads = [payload for topics, payload in messages for _ in topics]
     rows, _alive = as_rows(
-        b"".join(payloads),
-        [stamp for stamp, (topics, _) in zip(stamps, messages, strict=True) for _ in topics],
-        numpy.cumsum([0, *map(len, payloads)]),
-        None,
+        PayloadColumns(
+            b"".join(payloads),
+            ts_event=[stamp for stamp, (topics, _) in zip(stamps, messages, strict=True) for _ in topics],
+            offsets=numpy.cumsum([0, *map(len, payloads)]),
+            same=[place for topics, _ in messages for place in range(len(topics))],
+        ),
         len(payloads),
-        same=[place for topics, _ in messages for place in range(len(topics))],
     )
     index = numpy.array([TOPICS.index(topic) for topics, _ in messages for topic in topics], numpy.int32)
     publisher._publish_rows(publisher._routes.resolve(TOPICS), index, rows)
@@ -145,6 +146,6 @@ def test_a_publisher_refuses_several_topics() -> None:
 
 
 def test_a_block_has_the_rows_of_a_message_side_by_side() -> None:
-    block = Block.encode([b"A", b"B"], [0, 1, 0], numpy.ones((3, 1), numpy.uint8), same=[0, 1, 0])
+    block = Block.encode([b"A", b"B"], [0, 1, 0], PayloadColumns(numpy.ones((3, 1), numpy.uint8), same=[0, 1, 0]))
     assert block.same is not None
     assert block.same.tolist() == [0, 1, 0]

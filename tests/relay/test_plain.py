@@ -13,6 +13,7 @@ import zmq
 
 from blackbox import ConfigError, Feed, Publisher
 from blackbox.block.form.block import Block
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.errors import EndpointError, NotConfirmedError, RelayError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.services.relay import plain_clients as plain
@@ -119,11 +120,13 @@ def test_rows_of_any_block_are_sent(
     block = Block.encode(
         topics,
         index,
-        data,
-        ts_event=times,
-        offsets=numpy.cumsum([0, *(len(payload or b"") for payload in payloads)]),
-        valid=None if valid is None else numpy.array(valid),
-        sequences=sequences,
+        PayloadColumns(
+            data,
+            ts_event=times,
+            offsets=numpy.cumsum([0, *(len(payload or b"") for payload in payloads)]),
+            valid=None if valid is None else numpy.array(valid),
+            sequences=sequences,
+        ),
     )
     head, state = numpy.frombuffer(block.header, numpy.uint8), PlainState()
     scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from blackbox import Batch, CallbackError, ConfigError, Feed, Publisher, Recorder, Recording, Subscriber
 from blackbox.archive.serve.server import ArchiveServer
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import NOWHERE, Place, Position
 from blackbox.errors import SubscriberError
 from blackbox.subscriber.table import Table
@@ -195,12 +196,13 @@ def test_a_table_matches_a_dict_that_is_changed_message_by_message(blocks: Messa
         made = Block.encode(
             topics,
             [topic for topic, _, _ in block],
-            b"".join(payloads),
-            ts_event=[time for _, time, _ in block],
-            offsets=numpy.cumsum([0, *map(len, payloads)]),
-            valid=[payload is not None for _, _, payload in block],
-            epoch=epoch,
-            sequence=sequence,
+            PayloadColumns(
+                b"".join(payloads),
+                ts_event=[time for _, time, _ in block],
+                offsets=numpy.cumsum([0, *map(len, payloads)]),
+                valid=[payload is not None for _, _, payload in block],
+            ),
+            HeaderFields(epoch=epoch, sequence=sequence),
         )
         wanted = [row for row in range(len(block)) if not is_part or row % 3 != 1]
         table._take(Batch(made, numpy.array(wanted, numpy.int32) if is_part else None))
@@ -228,7 +230,17 @@ def test_a_table_matches_a_dict_that_is_changed_message_by_message(blocks: Messa
 def test_late_messages_of_a_key_do_not_move_the_position_back() -> None:
     table = Table(Feed.local("table", slices=1, key_bytes=1), b"")
     for topic, epoch, sequence in ((b"A", 7, 4), (b"B", 7, 2), (b"B", 3, 1)):
-        table._take(Batch(Block.encode([topic], [0], b"x", offsets=[0, 1], key=topic, epoch=epoch, sequence=sequence)))
+        table._take(
+            Batch(
+                Block.encode(
+                    [topic],
+                    [0],
+                    PayloadColumns(b"x", offsets=[0, 1]),
+                    HeaderFields(epoch=epoch, sequence=sequence),
+                    key=topic,
+                )
+            )
+        )
         assert table.at == {0: Position(7, 5) if epoch == 7 else Position(3, 2)}
 
 
@@ -236,18 +248,20 @@ def test_growing_payloads_keep_their_topics() -> None:
     table, topics = Table(Feed.local("table", slices=1), b""), [b"%03d.t" % number for number in range(500)]
     for size in (1, 40, 200, 3, 1_000):
         payloads = numpy.arange(500 * size).astype(numpy.uint8).reshape(500, size)
-        table._take(Batch(Block.encode(topics, numpy.arange(500), payloads)))
+        table._take(Batch(Block.encode(topics, numpy.arange(500), PayloadColumns(payloads))))
         assert dict(table) == dict(zip(topics, map(bytes, payloads), strict=True))
 
 
 def test_more_topics_or_bytes_than_the_limits_are_an_error() -> None:
     feed = msgspec.structs.replace(Feed.local("table", slices=1), max_topics=4)
     many = Batch(
-        Block.encode([b"%d" % number for number in range(5)], numpy.arange(5), numpy.zeros((5, 8), numpy.uint8))
+        Block.encode(
+            [b"%d" % number for number in range(5)], numpy.arange(5), PayloadColumns(numpy.zeros((5, 8), numpy.uint8))
+        )
     )
     with pytest.raises(SubscriberError, match=r"table b'' had more than 4 topics, .*\(max_topics\)"):
         Table(feed, b"")._take(many)
-    large = Batch(Block.encode([b"A"], [0], numpy.zeros((1, 1 << 17), numpy.uint8)))
+    large = Batch(Block.encode([b"A"], [0], PayloadColumns(numpy.zeros((1, 1 << 17), numpy.uint8))))
     table = Table(feed, b"")
     table._rows._most_bytes = 1 << 16
     with pytest.raises(SubscriberError, match="had newest messages of 131072 bytes or more, expected at most 65536"):
@@ -364,7 +378,7 @@ def test_records_of_a_schema_are_columns() -> None:
     records = numpy.zeros(2, dtype)
     payloads = records.view(numpy.uint8).reshape(2, -1)
     payloads[:, table.schema.type_offset] = ord(kind)
-    table._take(Batch(Block.encode([b"A", b"B"], [0, 1], payloads)))
+    table._take(Batch(Block.encode([b"A", b"B"], [0, 1], PayloadColumns(payloads))))
     frame = table.to_arrow(message_type=kind)
     assert frame["topic"].to_pylist() == ["A", "B"]
     assert {field.name for field in table.schema.arrow(kind)} - {"payload"} <= {

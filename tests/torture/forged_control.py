@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from random import Random
-from typing import Any
 
 import msgspec
 
 from blackbox import Feed, SlowPolicy, Subscriber
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.format import FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import End
 from blackbox.testing import Collector, RawPublisher
 from tests.torture.outcome import Outcome
@@ -36,14 +36,15 @@ def attack(random: Random, seconds: float) -> Outcome:
             if "run" in kind:
                 epoch = random.choice([1, EPOCH - 1, EPOCH + 1, time.time_ns(), (1 << 63) - 1])
             flags = FLAG_LINE_B if line else 0
-            common: dict[str, Any] = {"slice_id": 0, "epoch": epoch, "ts_out": time.time_ns(), "key_rule": 0}
+            head = HeaderFields(key_rule=0, epoch=epoch, ts_out=time.time_ns())
             if "heartbeat" in kind or kind == "end":
                 told = publisher.sequences[0] if kind == "end" else number
                 flags |= FLAG_END if random.random() < 0.5 or kind == "end" else 0
-                block = Block.encode_ends(HEARTBEAT_KEY, {b"": End(told, told)}, flags=flags, **common)
+                block = Block.encode_ends(HEARTBEAT_KEY, {b"": End(told, told)}, head._replace(flags=flags))
             else:
                 sequence = 0 if kind == "run" else number
-                block = Block.encode([b"forged"], [0], b"", offsets=[0, 0], sequence=sequence, flags=flags, **common)
+                head = head._replace(sequence=sequence, flags=flags)
+                block = Block.encode([b"forged"], [0], PayloadColumns(b"", offsets=[0, 0]), head)
             publisher.send_frames(block.frames, line=line)
 
         def send() -> Block:

@@ -25,10 +25,10 @@ from blackbox.archive.record.append import append
 from blackbox.archive.record.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.record.settings import JournalSettings
 from blackbox.block.batch.block_handler import CONTROL
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.encode import Origin, Rows
 from blackbox.block.form.format import FLAG_END, HEADER_BYTES, HEARTBEAT_KEY
-from blackbox.block.form.rows import as_rows, as_topic_index
+from blackbox.block.form.rows import PayloadColumns, as_rows, as_topic_index
 from blackbox.block.gap import shares_of
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
@@ -139,17 +139,16 @@ class _DayJournals:
         """Append a heartbeat with the slice's next sequence, as a recorder does; see `Block.encode_ends`."""
         now, writer = int(self.clocks[slice_id]), self._writers[slice_id]
         state = writer.state
-        block = Block.encode_ends(
-            HEARTBEAT_KEY,
-            {},
+        fields = HeaderFields(
             slice_id=slice_id,
             epoch=self._origin.epoch,
             ts_out=now,
             sequence=following,
-            ts_event=ts_event,
             key_rule=self._origin.key_rule,
             flags=flags,
+            ts_in=ts_event,
         )
+        block = Block.encode_ends(HEARTBEAT_KEY, {}, fields)
         header = numpy.frombuffer(block.header, numpy.uint8)
         state.kind, state.head = CONTROL, header.ctypes.data
         state.body, state.body_bytes = block.body.ctypes.data, block.body.nbytes
@@ -269,7 +268,8 @@ class ColumnWriter:
         """
         index = as_topic_index(topic_index, topics)
         count = len(index)
-        rows, columns = as_rows(payloads, ts_event, offsets, lengths, count, valid=valid, borrowed=True)
+        given = PayloadColumns(payloads, ts_event, offsets, lengths, valid)
+        rows, columns = as_rows(given, count, borrowed=True)
         numbers = self._groups.numbers_of(topics)
         if self._gathering is not None:
             outside = self._gather(self._gathering, index, numbers, rows, columns[0])

@@ -21,8 +21,9 @@ from blackbox.archive.files.segment import Segment
 from blackbox.archive.maintain.slice_writer import SliceWriter, copied_marks
 from blackbox.archive.read.reader import Recorded, read_blocks
 from blackbox.archive.recording import Recording
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.format import FLAG_LINE_B
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import Position
 from blackbox.errors import JournalError
 
@@ -183,24 +184,28 @@ def _part(block: Block, rows: NDArray[numpy.int64]) -> Block:
     return Block.encode(
         [topics[number] for number in used.tolist()],
         index,
-        block.payloads,
-        ts_event=block.ts_event[rows],
-        offsets=starts,
-        lengths=stops - starts,
-        valid=None if block.validity is None else block.valid[rows],
-        same=None if block.same is None else block.same[rows],
-        sequences=block.sequences[rows] if has_sequences else None,
+        PayloadColumns(
+            block.payloads,
+            ts_event=block.ts_event[rows],
+            offsets=starts,
+            lengths=stops - starts,
+            valid=None if block.validity is None else block.valid[rows],
+            same=None if block.same is None else block.same[rows],
+            sequences=block.sequences[rows] if has_sequences else None,
+        ),
+        HeaderFields(
+            key_rule=block.key_rule,
+            slice_id=block.slice_id,
+            schema_id=block.schema_id,
+            epoch=block.epoch,
+            sequence=sequence,
+            previous=sequence if begin else block.previous,
+            key_sequence=block.key_sequence + begin,
+            ts_out=block.ts_out,
+            ts_in=block.ts_in,
+            flags=block.flags & FLAG_LINE_B,
+        ),
         key=block.key,
-        key_rule=block.key_rule,
-        slice_id=block.slice_id,
-        schema_id=block.schema_id,
-        epoch=block.epoch,
-        sequence=sequence,
-        previous=sequence if begin else block.previous,
-        key_sequence=block.key_sequence + begin,
-        ts_out=block.ts_out,
-        ts_in=block.ts_in,
-        flags=block.flags & FLAG_LINE_B,
     )
 
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from blackbox.block.batch.batch import Batch
 from blackbox.block.batch.batch_rows import read_only
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.encode import NO_VALUE
 from blackbox.block.form.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header, sequence_of
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import Place
 from blackbox.errors import JournalError
 from blackbox.feed.routing.key_rule import key_of
@@ -321,17 +322,21 @@ class NewestBlocks:
         return Block.encode(
             topics,
             numpy.arange(len(rows), dtype=numpy.int32),
-            self._payloads,
-            ts_event=rows["ts_event"],
-            offsets=rows["start"],
-            lengths=rows["size"],
-            sequences=rows["sequence"],
+            PayloadColumns(
+                self._payloads,
+                ts_event=rows["ts_event"],
+                offsets=rows["start"],
+                lengths=rows["size"],
+                sequences=rows["sequence"],
+            ),
+            HeaderFields(
+                key_rule=self._key_rule,
+                slice_id=int(rows["slice_id"][0]),
+                schema_id=int(rows["schema"][0]),
+                epoch=int(rows["epoch"][0]),
+                ts_out=int(rows["ts_out"].max()),
+            ),
             key=key_of(self._key_rule, topics[0]),
-            key_rule=self._key_rule,
-            slice_id=int(rows["slice_id"][0]),
-            schema_id=int(rows["schema"][0]),
-            epoch=int(rows["epoch"][0]),
-            ts_out=int(rows["ts_out"].max()),
         )
 
 

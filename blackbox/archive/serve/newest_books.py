@@ -13,7 +13,8 @@ from blackbox.archive.serve.newest import Entry, NewestBlocks, NewestRows
 from blackbox.archive.serve.newest_of_slice import Newest
 from blackbox.block.batch.batch import Batch
 from blackbox.block.batch.received_block import BatchFeed, ReceivedBlock
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import Position, is_restart
 from blackbox.book.books import Books
 from blackbox.book.feed import BookFeed, Resting, load_book_feed
@@ -236,14 +237,14 @@ class BooksBlocks:
         return Block.encode(
             [*topics],
             index,
-            b"".join(payloads),
-            ts_event=times,
-            offsets=numpy.cumsum(sizes),
+            PayloadColumns(b"".join(payloads), ts_event=times, offsets=numpy.cumsum(sizes)),
+            HeaderFields(
+                key_rule=self._key_rule,
+                slice_id=self._slice_id,
+                schema_id=self._schema_id,
+                epoch=self._epoch,
+                sequence=planned.first,
+                ts_out=self._ts_out,
+            ),
             key=planned.key,
-            key_rule=self._key_rule,
-            slice_id=self._slice_id,
-            schema_id=self._schema_id,
-            epoch=self._epoch,
-            sequence=planned.first,
-            ts_out=self._ts_out,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from blackbox.block.form import layout
 from blackbox.block.form.encode import (
     Distinct,
     Origin,
+    Plan,
     TopicTable,
     finish_header,
     number_header,
@@ -38,7 +39,7 @@ from blackbox.block.form.format import (
     BodyLayout,
     body_layout,
 )
-from blackbox.block.form.rows import as_integers, as_rows
+from blackbox.block.form.rows import PayloadColumns, as_integers, as_rows
 from blackbox.block.form.validate import FAULT_TEXT, RULE_OF_HEADER, Fault, check_block, version_text
 from blackbox.block.position import End
 from blackbox.errors import BlockError
@@ -69,6 +70,39 @@ def topic_table(topics: Sequence[bytes]) -> TopicTable:
 def distinct_scratch(topics: int) -> Distinct:
     """Return scratch for `plan_block` over at most `topics` topic ids."""
     return Distinct(numpy.zeros(topics, numpy.int64), numpy.zeros(topics + 1, numpy.int32), numpy.zeros(1, numpy.int64))
+
+
+class HeaderFields(NamedTuple):
+    """Fields of a header that do not follow from the messages."""
+
+    key_rule: int | None = None
+    """Rule of the feed, see `blackbox.feed.routing.key_rule`; None: the length of the key."""
+    slice_id: int = 0
+    schema_id: int = 0
+    epoch: int = 1
+    sequence: int | None = None
+    """Sequence of the first message; None: 0."""
+    previous: int | None = None
+    """None: equal to `sequence`, as if all messages had one key."""
+    key_sequence: int | None = None
+    """None: equal to `previous`."""
+    ts_out: int = 0
+    ts_in: int = 0
+    flags: int = 0
+
+
+_NO_FIELDS: Final = HeaderFields()
+
+
+def _header(plan: Plan, body: NDArray[numpy.uint8], fields: HeaderFields, checksum: bool) -> bytes:
+    header, sequence = numpy.zeros(HEADER_BYTES, numpy.uint8), fields.sequence or 0
+    origin = Origin(fields.schema_id, fields.slice_id, fields.key_rule or 0, fields.epoch)
+    write_template(header.ctypes.data, plan, body.ctypes.data, checksum, origin, fields.ts_in)
+    previous = sequence if fields.previous is None else fields.previous
+    key_sequence = previous if fields.key_sequence is None else fields.key_sequence
+    number_header(header.ctypes.data, sequence, previous, key_sequence)
+    finish_header(header.ctypes.data, fields.ts_out, fields.flags)
+    return header.tobytes()
 
 
 class Block:
@@ -147,53 +181,34 @@ class Block:
         cls,
         topics: Sequence[bytes],
         topic_index: Any,
-        payloads: Any,
+        columns: PayloadColumns,
+        fields: HeaderFields = _NO_FIELDS,
         *,
-        ts_event: Any = None,
-        offsets: Any = None,
-        lengths: Any = None,
-        valid: Any = None,
-        sequences: Any = None,
-        same: Any = None,
         key: bytes = b"",
-        key_rule: int | None = None,
-        slice_id: int = 0,
-        schema_id: int = 0,
-        epoch: int = 1,
-        sequence: int = 0,
-        previous: int | None = None,
-        key_sequence: int | None = None,
-        ts_out: int = 0,
-        ts_in: int = 0,
-        flags: int = 0,
         checksum: bool = True,
     ) -> Block:
-        """Encode columns (see `Publisher.publish_many`) as one block. Only topics that occur are written.
+        """Encode messages as one block. Only topics that occur are written.
 
-        `sequences`: int64[n], ascending, for messages that are not consecutive from `sequence` on. `same`: uint8[n],
-        for messages with several topics, see `same`. `key_rule`: the rule
-        of the feed, see `blackbox.feed.routing.key_rule`; None: the length of `key`. `previous` and `key_sequence`
-        default to `sequence`, as if all messages had one key.
+        `topic_index`: the index of each message's topic in `topics`.
 
         Raises BlockError if there are no messages, an index is out of range, a topic lacks the key, or sequences do not
         ascend.
         """
         index = numpy.array(as_integers(topic_index, numpy.int32, "topic_index"))  # a copy, as in `as_rows`
-        rule = len(key) if key_rule is None else key_rule
+        rule = len(key) if fields.key_rule is None else fields.key_rule
         if any(key_of(rule, topic) != key or topic[:1] in (b"", b"\0") for topic in topics):
             raise BlockError(f"a topic was empty, reserved, or did not have key {key!r}: {list(topics)[:5]!r}")
         if index.size and (index.min() < 0 or index.max() >= len(topics)):
             raise BlockError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
         if not index.size:
             raise BlockError("a block had 0 messages, expected at least 1")
-        if sequences is not None:
-            numbers = as_integers(sequences, numpy.int64, "sequences")
+        sequence = fields.sequence or 0
+        if columns.sequences is not None:
+            numbers = as_integers(columns.sequences, numpy.int64, "sequences")
             if (numpy.diff(numbers) <= 0).any():
                 raise BlockError(f"sequences were {numbers[:5].tolist()}..., expected them to ascend")
             sequence = int(numbers[0])
-        rows, alive = as_rows(
-            payloads, ts_event, offsets, lengths, len(index), valid=valid, sequences=sequences, same=same
-        )
+        rows, alive = as_rows(columns, len(index))
         order = numpy.arange(len(index), dtype=numpy.int32)
         table, distinct = topic_table(topics), distinct_scratch(len(topics))
         plan = plan_block(rows, order, index, 0, len(index), MAX_BODY_BYTES, table, distinct)
@@ -201,32 +216,14 @@ class Block:
             raise BlockError(f"the messages needed more than {MAX_BODY_BYTES} bytes, the largest body")
         body = numpy.zeros(plan_bytes(plan), numpy.uint8)
         write_body(body.ctypes.data, plan, rows, order, index, table, distinct)
-        header = numpy.zeros(HEADER_BYTES, numpy.uint8)
-        origin = Origin(schema_id, slice_id, rule, epoch)
-        write_template(header.ctypes.data, plan, body.ctypes.data, checksum, origin, ts_in)
-        previous = sequence if previous is None else previous
-        number_header(header.ctypes.data, sequence, previous, previous if key_sequence is None else key_sequence)
-        finish_header(header.ctypes.data, ts_out, flags)
         del alive
-        return cls(key, header.tobytes(), body)
+        return cls(key, _header(plan, body, fields._replace(key_rule=rule, sequence=sequence), checksum), body)
 
     @classmethod
-    def encode_ends(
-        cls,
-        key: bytes,
-        ends: Mapping[bytes, End],
-        *,
-        slice_id: int,
-        epoch: int,
-        ts_out: int,
-        sequence: int | None = None,
-        ts_event: int = 0,
-        key_rule: int = 0,
-        flags: int = 0,
-    ) -> Block:
+    def encode_ends(cls, key: bytes, ends: Mapping[bytes, End], fields: HeaderFields) -> Block:
         """Return a control block with the end of each key.
 
-        `sequence`: next sequence of the slice; default: the largest of the ends. `ts_event`: latest time before
+        `fields.sequence`: next sequence of the slice; None: the largest of the ends. `fields.ts_in`: latest time before
         messages lost by the source, if the block reports such a loss; else 0.
         """
         keys = topic_table(list(ends))
@@ -234,13 +231,10 @@ class Block:
         body = numpy.zeros(plan_bytes(plan), numpy.uint8)
         columns = numpy.array([*ends.values()], numpy.int64).reshape(-1, 2).T.copy()
         write_ends(body.ctypes.data, plan, keys, *columns)
-        header = numpy.zeros(HEADER_BYTES, numpy.uint8)
-        origin = Origin(0, slice_id, key_rule, epoch)
-        write_template(header.ctypes.data, plan, body.ctypes.data, True, origin, ts_event)
-        following = max((end.sequence for end in ends.values()), default=0) if sequence is None else sequence
-        number_header(header.ctypes.data, following, following, 0)
-        finish_header(header.ctypes.data, ts_out, flags | FLAG_CONTROL)
-        return cls(key, header.tobytes(), body)
+        following = max((end.sequence for end in ends.values()), default=0)
+        following = following if fields.sequence is None else fields.sequence
+        fields = fields._replace(sequence=following, key_sequence=0, flags=fields.flags | FLAG_CONTROL)
+        return cls(key, _header(plan, body, fields, True), body)
 
     def ends(self) -> dict[bytes, End]:
         """Return the end of each key in a control block."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -12,6 +12,25 @@ from blackbox.block.form.encode import NO_VALUE, Rows
 from blackbox.block.form.format import MAX_BODY_BYTES
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import int32s_at, int64s_at
+
+
+class PayloadColumns(NamedTuple):
+    """Payloads of messages, and what belongs to each, as a caller gives them; None: not given.
+
+    Payloads are a 2-D array (n, size) of bytes; or one buffer with `offsets` (n + 1); or one buffer with `offsets` (n
+    starts) and `lengths` (n).
+    """
+
+    payloads: Any
+    ts_event: Any = None
+    offsets: Any = None
+    lengths: Any = None
+    valid: Any = None
+    """bool (n): False for messages without a value."""
+    sequences: Any = None
+    """int64 (n), ascending, of messages that are not consecutive."""
+    same: Any = None
+    """uint8 (n), for messages with several topics: see `Rows`."""
 
 
 def as_integers(column: Any, dtype: type[numpy.integer[Any]], name: str) -> NDArray[Any]:
@@ -44,27 +63,14 @@ def _as_column(column: Any, dtype: type[numpy.integer[Any]], name: str, count: i
     return found
 
 
-def as_rows(
-    payloads: Any,
-    ts_event: Any,
-    offsets: Any,
-    lengths: Any,
-    count: int,
-    name: str = "payloads",
-    *,
-    valid: Any = None,
-    sequences: Any = None,
-    same: Any = None,
-    borrowed: bool = False,
-) -> tuple[Rows, tuple[Any, ...]]:
-    """Return checked columns for compiled code, and the objects to keep alive while they are used.
+def as_rows(columns: PayloadColumns, count: int, *, borrowed: bool = False) -> tuple[Rows, tuple[Any, ...]]:
+    """Return `count` rows of checked columns for compiled code, and the objects to keep alive while they are used.
 
-    Payloads are a 2-D array (n, size) of bytes; or one buffer with `offsets` (n + 1); or one buffer with `offsets` (n
-    starts) and `lengths` (n). Messages where `valid` (bool, n) is False have no value. `sequences` (n) are needed if
-    messages are not consecutive. `same` (n): see `Rows`. `borrowed`: no thread changes the columns while they are used.
+    `borrowed`: no thread changes the columns while they are used.
 
     Raises ValueError naming the column that does not fit.
     """
+    payloads, ts_event, offsets, lengths, valid, sequences, same = columns
     stamps = numbers = numpy.empty(0, numpy.int64)
     if ts_event is not None:
         stamps = _as_column(ts_event, numpy.int64, "ts_event", count)
@@ -76,7 +82,7 @@ def as_rows(
         data = numpy.ascontiguousarray(payloads)
         if data.ndim != 2 or data.dtype.itemsize != 1 or data.shape[0] != count:
             raise ValueError(
-                f"{name} without offsets had shape {data.shape} of {data.dtype}, expected ({count}, size) of bytes"
+                f"payloads without offsets had shape {data.shape} of {data.dtype}, expected ({count}, size) of bytes"
             )
         stride = data.shape[1]
         _check_size(stride)
@@ -102,7 +108,7 @@ def as_rows(
                 places.ctypes.data, extent.ctypes.data, count, data.nbytes, starts.ctypes.data, sizes.ctypes.data
             )
         if longest < 0:
-            raise ValueError(f"offsets reached outside the {data.nbytes} bytes of {name}, or ran backwards")
+            raise ValueError(f"offsets reached outside the {data.nbytes} bytes of payloads, or ran backwards")
         _check_size(longest)
     spaced = offsets is not None
     if valid is not None:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy
 import zmq
 
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.format import FLAG_LINE_B, FLAG_REFUSED, HEARTBEAT_KEY
 from blackbox.block.position import End
 from blackbox.native.compile.jit import warm_up
@@ -78,11 +78,13 @@ class ControlLine:
         block = Block.encode_ends(
             ask.key,
             {prefix: End(int(why), 0) for prefix, why in refused.items()},
-            slice_id=self._sender.slice_id,
-            key_rule=self._sender.key_rule,
-            epoch=max(1, self.state.epoch),
-            ts_out=time.time_ns(),
-            flags=FLAG_REFUSED | (FLAG_LINE_B if self.line else 0),
+            HeaderFields(
+                slice_id=self._sender.slice_id,
+                key_rule=self._sender.key_rule,
+                epoch=max(1, self.state.epoch),
+                ts_out=time.time_ns(),
+                flags=FLAG_REFUSED | (FLAG_LINE_B if self.line else 0),
+            ),
         )
         self.socket.setsockopt(zmq.XPUB_NODROP, 1)
         try:

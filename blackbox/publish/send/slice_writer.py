@@ -10,7 +10,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.form.encode import Rows
-from blackbox.block.form.rows import as_rows
+from blackbox.block.form.rows import PayloadColumns, as_rows
 from blackbox.errors import JournalError, NotRecordedError, PublisherError
 from blackbox.native.compile.jit import warm_up
 from blackbox.native.system.waits import acquire, step_of
@@ -70,7 +70,7 @@ class SliceWriter:
     def warm_up(self) -> None:
         """Compile what `publish_many` runs."""
         ring, encoder, column = self.ring.at, self._encoder, numpy.empty(0, numpy.int32)
-        rows, _ = as_rows(numpy.empty((0, 1), numpy.uint8), None, None, None, 0)
+        rows, _ = as_rows(PayloadColumns(numpy.empty((0, 1), numpy.uint8)), 0)
         warm_up(select_rows, encoder.selection, 0, 0, 0, column, column, 0)
         warm_up(group_by_key, encoder.selection, 0, encoder.key_of_topic, 0)
         warm_up(first_misfit, rows, 0, 0, numpy.empty(0, numpy.int64))

@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 import zmq
 
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.format import FLAG_CONTROL, HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.block.position import End
 from blackbox.errors import BlockError, EndpointError
@@ -84,7 +84,7 @@ class Heartbeats:
 
     def __enter__(self) -> Self:
         """Connect. Raises EndpointError naming the endpoint that cannot be connected."""
-        own = Block.encode_ends(HEARTBEAT_KEY, {b"": End(0, 0)}, slice_id=0, epoch=1, ts_out=0)
+        own = Block.encode_ends(HEARTBEAT_KEY, {b"": End(0, 0)}, HeaderFields(slice_id=0, epoch=1, ts_out=0))
         Block.decode(*map(bytes, own.frames))  # loads compiled code before the first heartbeat arrives
         try:
             for slice_id, feed_slice in enumerate(self.feed.slices):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Final, NamedTuple
 
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.encode import Origin
 from blackbox.block.form.format import PATH_KEY
 from blackbox.block.position import End
@@ -35,7 +35,9 @@ def encode_path(hops: tuple[Hop, ...], origin: Origin) -> Block:
     names = [hop.id + hop.name.encode()[:_MOST_NAME_BYTES] for hop in hops]
     ends = {name: End(place, 0) for place, name in enumerate(names, start=1)}
     _, slice_id, key_rule, epoch = origin
-    return Block.encode_ends(PATH_KEY, ends, slice_id=slice_id, key_rule=key_rule, epoch=max(1, epoch), ts_out=0)
+    return Block.encode_ends(
+        PATH_KEY, ends, HeaderFields(slice_id=slice_id, key_rule=key_rule, epoch=max(1, epoch), ts_out=0)
+    )
 
 
 def decode_path(header: bytes, body: bytes) -> tuple[Hop, ...] | None:

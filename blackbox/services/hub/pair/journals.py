@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 import numpy
 
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import load_schema
@@ -72,22 +73,23 @@ class PairJournals:
             for part in numpy.split(mine, cuts):
                 rows, (mine_used, index) = fresh.rows[part], numpy.unique(places[part], return_inverse=True)
                 names = [topics[each] for each in mine_used.tolist()]
-                block = Block.encode(
-                    names,
-                    index.astype(numpy.int32),
+                chosen = PayloadColumns(
                     columns.data,
                     ts_event=numpy.zeros(len(rows), numpy.int64) if columns.times is None else columns.times[rows],
                     offsets=starts[rows],
                     lengths=sizes[rows].astype(numpy.int32),
                     valid=None if columns.valid is None else columns.valid[rows],
                     same=columns.same_of(rows),
-                    key=self._feed.key_of(names[0]),
+                )
+                fields = HeaderFields(
                     key_rule=self._feed.key_rule,
                     slice_id=slice_id,
                     schema_id=load_schema(self._feed.schema).schema_id,
                     epoch=self._store.publisher.epoch,
                     sequence=ends[slice_id],
                 )
+                key = self._feed.key_of(names[0])
+                block = Block.encode(names, index.astype(numpy.int32), chosen, fields, key=key)
                 ends[slice_id] += len(rows)
                 found.append((slice_id, block))
         return found

@@ -19,7 +19,7 @@ from blackbox.archive.maintain.retention import Retention
 from blackbox.archive.record.check import check_days
 from blackbox.archive.record.crash_recovery import recover_day
 from blackbox.archive.record.outbox import Outbox, has_lost_power
-from blackbox.block.form.rows import as_rows
+from blackbox.block.form.rows import PayloadColumns, as_rows
 from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed
 from blackbox.publish.publisher import Publisher
@@ -123,15 +123,15 @@ class Store:
             time_ns = 0 if columns.times is None else int(columns.times[row])
             self.publisher.publish(topics[columns.index.item(row)], payload, time_ns)
         elif len(rows):
-            columns_of_rows, _alive = as_rows(
+            chosen = PayloadColumns(
                 columns.data,
-                None if columns.times is None else columns.times[rows],
-                starts[rows],
-                (stops - starts)[rows].astype(numpy.int32),
-                len(rows),
+                ts_event=None if columns.times is None else columns.times[rows],
+                offsets=starts[rows],
+                lengths=(stops - starts)[rows].astype(numpy.int32),
                 valid=None if columns.valid is None else columns.valid[rows],
                 same=columns.same_of(rows),
             )
+            columns_of_rows, _alive = as_rows(chosen, len(rows))
             numbers = judge.topics.numbers(topics) if numbers is None else numbers
             slices, routes = judge.topics.routes(topics, numbers, self.publisher)
             self.publisher._publish_rows(Resolved.of(slices, routes), columns.index[rows], columns_of_rows)
