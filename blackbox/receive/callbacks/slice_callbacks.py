@@ -11,11 +11,15 @@ from blackbox.receive.callbacks.callback_turns import warm_up_python_callbacks
 from blackbox.receive.callbacks.callbacks import IN_SLICE
 from blackbox.receive.callbacks.match_table import Table
 from blackbox.receive.deliver.live_delivery import CallbackHost, LiveDelivery
-from blackbox.receive.deliver.worker_loop import DELIVER, EPOCH, FEW, GAP, GROW, TICK
+from blackbox.receive.deliver.worker_loop import WorkerReason
 from blackbox.receive.deliver.worker_state import WorkerAt
 from blackbox.receive.state import Stopping
 
 _ASK: Final = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+# Once per block; a look-up in an enum takes six times as long.
+_DELIVER: Final = int(WorkerReason.DELIVER)
+_FEW: Final = int(WorkerReason.FEW)
+_RAISED: Final = int(WorkerReason.RAISED)
 
 
 class SliceCallbacks:
@@ -47,24 +51,24 @@ class SliceCallbacks:
         live = self._live
         delivery = live.delivery
         try:
-            if reason == FEW:
+            if reason == _FEW:
                 delivery.deliver_few()
-            elif reason == GROW:
+            elif reason in (_DELIVER, _RAISED):
+                if delivery.state.raised:
+                    delivery.compiled_raised()
+                if reason == _DELIVER:
+                    delivery.deliver()
+            elif reason == WorkerReason.GROW:
                 delivery.memory.grow()
-            elif reason == EPOCH:
+            elif reason == WorkerReason.EPOCH:
                 self._own_counters.busy_since_ns = time.monotonic_ns()  # a hook may hang, or a worker it waits for
                 live.enter_epoch()
                 self._own_counters.busy_since_ns = 0
-            elif reason == GAP:
+            elif reason == WorkerReason.GAP:
                 self._own_counters.busy_since_ns = time.monotonic_ns()
                 live.take_notice()
-            elif reason == TICK:
-                live.call_timers()
             else:
-                if delivery.state.raised:
-                    delivery.compiled_raised()
-                if reason == DELIVER:
-                    delivery.deliver()
+                live.call_timers()
         except BaseException as error:  # noqa: BLE001 - nothing can be raised through compiled code
             failure = SubscriberError(f"slice {self._host.slice_id}: its callbacks failed: {error}")
             failure.__cause__ = error

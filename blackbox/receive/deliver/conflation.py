@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int32
 from blackbox.native.memory.records import Field, SharedRecord, record_at
 from blackbox.native.tables.name_table import FULL
 from blackbox.native.tables.prefix_trie import Trie
-from blackbox.receive.deliver.dispatch import any_full, dispatch, match_topics
+from blackbox.receive.deliver.dispatch import DueBlock, any_full, dispatch, match_topics
 from blackbox.receive.deliver.worker_queues import fail, tell_losses
 from blackbox.receive.order.losses import has_losses, number_key
 from blackbox.receive.slice_memory import ENVELOPE_AT, NEWEST_AT, NEWEST_HEAD_AT, ConflationAt, SliceAt, TableAt
@@ -112,21 +112,20 @@ def _count_matched(at: SliceAt, callbacks: int) -> None:
     counters.due += callbacks
 
 
+class _Message(NamedTuple):
+    payload: int
+    size: int
+    ts_event: int
+    sequence: int
+    same: int
+
+
 @inner
-def _keep(
-    at: SliceAt,
-    topic: int,
-    payload: int,
-    length: int,
-    ts_event: int,
-    sequence: int,
-    same: int,
-    topic_bytes: int,
-    callbacks: int,
-) -> bool:
+def _keep(at: SliceAt, topic: int, topic_bytes: int, message: _Message, callbacks: int) -> bool:
     """Store this as the newest message of `topic`; return False if the arena is full."""
     newest = at.conflation
     state = _state_at(newest.state)
+    length = message.size
     start = int64s_at(newest.starts + 8 * topic, 1)
     room = int32s_at(newest.rooms + 4 * topic, 1)
     waiting = int32s_at(newest.topic_sizes + 4 * topic, 1)
@@ -145,11 +144,11 @@ def _keep(
     else:
         _count_matched(at, callbacks)
         slice_counters_at(at.counters).conflated += callbacks
-    copy_bytes(newest.arena + start[0], payload, max(length, numpy.int64(0)))
+    copy_bytes(newest.arena + start[0], message.payload, max(length, numpy.int64(0)))
     int32s_at(newest.lengths + 4 * topic, 1)[0] = length
-    int64s_at(newest.ts_event + 8 * topic, 1)[0] = ts_event
-    int64s_at(newest.sequences + 8 * topic, 1)[0] = sequence
-    bytes_at(newest.same + topic, 1)[0] = same
+    int64s_at(newest.ts_event + 8 * topic, 1)[0] = message.ts_event
+    int64s_at(newest.sequences + 8 * topic, 1)[0] = message.sequence
+    bytes_at(newest.same + topic, 1)[0] = message.same
     return True
 
 
@@ -235,7 +234,7 @@ def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> i
         first = int64s_at(newest.sequences + 8 * order[done], 1)[0]
         number_header(head, first, first, numpy.int64(0))
         finish_header(head, state.ts_out, numpy.int64(0))
-        result = dispatch(at, table, trie, head, message, numpy.int64(0), now, numpy.int64(1), numpy.int64(0))
+        result = dispatch(at, table, trie, DueBlock(head, message, numpy.int64(0), now, _YES), numpy.int64(0))
         msg_close(message)
         done = plan.stop
     if result != 0:
@@ -252,22 +251,22 @@ def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> i
 
 
 @inner
-def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int, first_row: int, now: int) -> int:
+def absorb(at: SliceAt, table: TableAt, trie: Trie, block: DueBlock) -> int:
     """Store the newest messages of a block; if the arena is full, deliver the waiting ones first.
 
     Return 0 or FAILED.
     """
-    header = read_header(head)
+    header = read_header(block.head)
     newest = at.conflation
     state = _state_at(newest.state)
     if state.pending > 0 and state.epoch != header.epoch:
-        result = flush(at, table, trie, now, _YES)
+        result = flush(at, table, trie, block.ts_recv, _YES)
         if result != 0:
             return result
     envelope_message = at.scratch + ENVELOPE_AT
     if msg_init_size(envelope_message, TOPICS_AT + 8 * header.topics) != 0:
         return fail(at)
-    body = msg_data(body_message)
+    body = msg_data(block.body_message)
     envelope = msg_data(envelope_message)
     fixed = header.flags & FLAG_FIXED != 0
     layout = layout_of(header)
@@ -286,7 +285,7 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int
     state.epoch = header.epoch
     has_same = header.flags & FLAG_SAME != 0
     state.has_same |= numpy.int64(has_same)
-    for row in range(first_row, header.count):
+    for row in range(block.first_row, header.count):
         topic = topic_index[row]
         number = numpy.int64(matched[topic])
         if matched[header.topics + topic] == 0:
@@ -300,15 +299,15 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, head: int, body_message: int
         length = header.stride if fixed else numpy.int64(offsets[row + 1]) - start
         if not has_value(header, layout, body, row):
             length = numpy.int64(NO_VALUE)
-        place = body + layout.payloads + start
-        size = numpy.int64(topic_offsets[topic + 1] - topic_offsets[topic])
-        sequence = sequence_of(header, layout, body, row)
         same = numpy.int64(bytes_at(body + layout.same, header.count)[row]) if has_same else numpy.int64(0)
-        if not _keep(at, number, place, length, ts_event[row], sequence, same, size, wanted):
-            result = flush(at, table, trie, now, _YES)
+        payload, sequence = body + layout.payloads + start, sequence_of(header, layout, body, row)
+        message = _Message(payload, length, ts_event[row], sequence, same)
+        size = numpy.int64(topic_offsets[topic + 1] - topic_offsets[topic])
+        if not _keep(at, number, size, message, wanted):
+            result = flush(at, table, trie, block.ts_recv, _YES)
             if result != 0:
                 return result
-            if not _keep(at, number, place, length, ts_event[row], sequence, same, size, wanted):
+            if not _keep(at, number, size, message, wanted):
                 _count_matched(at, wanted)
                 slice_counters_at(at.counters).dropped += wanted
     return 0

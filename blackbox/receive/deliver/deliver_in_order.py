@@ -25,7 +25,7 @@ from blackbox.native.system.posix import monotonic_ns, now_ns, poke
 from blackbox.native.tables.name_table import FULL
 from blackbox.native.tables.prefix_trie import Trie
 from blackbox.receive.deliver.conflation import absorb, flush, pending
-from blackbox.receive.deliver.dispatch import any_full, dispatch
+from blackbox.receive.deliver.dispatch import DueBlock, any_full, dispatch
 from blackbox.receive.deliver.worker_queues import tell_live, tell_losses
 from blackbox.receive.order.held import let_go
 from blackbox.receive.order.losses import has_losses
@@ -67,29 +67,29 @@ def note_late(at: SliceAt, key: int) -> None:
 @inner
 def deliver_block(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: int) -> int:
     """Deliver the current block under the slow-subscriber policy. Return 0 or FAILED."""
-    head, body_message = at.scratch + HEAD_AT, at.scratch + BODY_AT
+    block = DueBlock(at.scratch + HEAD_AT, at.scratch + BODY_AT, first_row, now, NO)
     if is_over(at):
-        return dispatch(at, table, trie, head, body_message, first_row, now, NO, NO)
-    header = read_header(head)
+        return dispatch(at, table, trie, block, NO)
+    header = read_header(block.head)
     action = Action.PROCEED
     if header.flags & FLAG_RECORDED == 0:
         action = act_on_lag(at, lag_of(at, header.ts_out, now), age_of(at, header.ts_in, now))
     if action != Action.PROCEED:
         slice_counters_at(at.counters).slow += 1
     if action == Action.DROP:
-        return dispatch(at, table, trie, head, body_message, first_row, now, NO, YES)
+        return dispatch(at, table, trie, block, YES)
     if at.action == Action.CONFLATE:
         if action != Action.CONFLATE and pending(at) > 0:
             result = flush(at, table, trie, now, NO)
             if result != 0:
                 return result
         if action == Action.CONFLATE or pending(at) > 0 or any_full(at):
-            return absorb(at, table, trie, head, body_message, first_row, now)
+            return absorb(at, table, trie, block)
     if has_losses(at.order):
         result = tell_losses(at, table, header.ts_out)
         if result != 0:
             return result
-    return dispatch(at, table, trie, head, body_message, first_row, now, NO, NO)
+    return dispatch(at, table, trie, block, NO)
 
 
 @inner

@@ -5,6 +5,8 @@ Compiled; runs in the slice thread.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy
 
 from blackbox.block.batch.block_handler import BLOCK, IDLE, handed_block_at
@@ -49,6 +51,18 @@ from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size, msg_si
 
 _AHEAD = 8
 """Topics to prefetch ahead: of 100,000 topics most are not in the cache."""
+
+
+class DueBlock(NamedTuple):
+    """A block to deliver, as addresses."""
+
+    head: int
+    body_message: int
+    first_row: int
+    """First row to deliver."""
+    ts_recv: int
+    conflated: int
+    """1: the newest messages of several blocks, from `conflation`."""
 
 
 @inner
@@ -173,26 +187,17 @@ def _leave_all_untold(at: SliceAt, table: TableAt, wanted: int, count: int) -> N
 
 
 @inner
-def dispatch(
-    at: SliceAt,
-    table: TableAt,
-    trie: Trie,
-    head: int,
-    body_message: int,
-    first_row: int,
-    now: int,
-    conflated: int,
-    drop: int,
-) -> int:
-    """Pass the block of header `head` to every worker that wants it, and call the slice thread's own callbacks.
+def dispatch(at: SliceAt, table: TableAt, trie: Trie, block: DueBlock, drop: int) -> int:
+    """Pass a block to every worker that wants it, and call the slice thread's own callbacks.
 
     Return 0 or FAILED. The body's message stays open.
 
     `drop`: count its deliveries as dropped instead. After TERMINATE they are only counted as due.
     """
+    head, body_message, first_row = block.head, block.body_message, block.first_row
     header = read_header(head)
     if at.handler.function != 0:
-        hand_block(at, numpy.int64(BLOCK), head, body_message, first_row, now)
+        hand_block(at, numpy.int64(BLOCK), head, body_message, first_row, block.ts_recv)
         slice_counters_at(at.counters).matched += header.count - first_row
         return 0
     envelope_message = at.scratch + ENVELOPE_AT
@@ -203,8 +208,8 @@ def dispatch(
     envelope = envelope_at(frame)
     envelope.version = table.version
     envelope.first_row = first_row
-    envelope.ts_recv = now
-    envelope.conflated = conflated
+    envelope.ts_recv = block.ts_recv
+    envelope.conflated = block.conflated
     envelope.groups = 0
     envelope.recorded = numpy.int64(header.flags & FLAG_RECORDED != 0)
     envelope.image = numpy.int64(header.flags & FLAG_IMAGE != 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import zmq
 
@@ -14,11 +14,15 @@ from blackbox.life import Life
 from blackbox.native.compile.jit import warm_up
 from blackbox.receive.callbacks.callback_turns import warm_up_python_callbacks
 from blackbox.receive.callbacks.match_table import WorkerTable
-from blackbox.receive.deliver import worker_loop
 from blackbox.receive.deliver.live_delivery import CallbackHost, LiveDelivery
+from blackbox.receive.deliver.worker_loop import SLOT_AT, WorkerReason, collect
 from blackbox.receive.deliver.worker_state import NEVER
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
+
+# Once per burst; a look-up in an enum takes six times as long.
+_DELIVER: Final = int(WorkerReason.DELIVER)
+_FEW: Final = int(WorkerReason.FEW)
 
 
 class WorkerLife(Life):
@@ -98,10 +102,10 @@ class Worker:
 
     def _work(self, socket: zmq.Socket[bytes], table: WorkerTable) -> None:
         memory = self._live.delivery.memory
-        slot = memory.scratch.ctypes.data + worker_loop.SLOT_AT
+        slot = memory.scratch.ctypes.data + SLOT_AT
         init_messages(slot, 2)
         try:
-            warm_up(worker_loop.collect, 0)
+            warm_up(collect, 0)
             warm_up_python_callbacks()
             self._enter(WorkerLife.RUNNING)
             socket.send(b"")  # from here on the slice thread can reach this worker
@@ -116,25 +120,25 @@ class Worker:
         address = self._use(table, dealer)
         live.begin_timers()
         while not delivery.quit:
-            reason = worker_loop.collect(address)
+            reason = collect(address)
             if delivery.state.raised:
                 delivery.compiled_raised()
-            if reason in (worker_loop.DELIVER, worker_loop.FEW):
-                delivery.deliver() if reason == worker_loop.DELIVER else delivery.deliver_few()
+            if reason in (_DELIVER, _FEW):
+                delivery.deliver() if reason == _DELIVER else delivery.deliver_few()
                 if not delivery.is_over() and timers.next_ns != NEVER and timers.is_due(time.time_ns()):
                     self._tick()
-            elif reason == worker_loop.TICK:
+            elif reason == WorkerReason.TICK:
                 self._tick()
-            elif reason == worker_loop.SWITCH:
+            elif reason == WorkerReason.SWITCH:
                 address = self._use(self._table_of_version(delivery.state.next_version), dealer)
-            elif reason == worker_loop.EPOCH:
+            elif reason == WorkerReason.EPOCH:
                 live.enter_epoch()
-            elif reason == worker_loop.GAP:
+            elif reason == WorkerReason.GAP:
                 live.take_notice()
                 self._counters.blocks += 1
-            elif reason == worker_loop.GROW:
+            elif reason == WorkerReason.GROW:
                 delivery.memory.grow()
-            elif reason == worker_loop.FAILED:
+            elif reason == WorkerReason.FAILED:
                 raise SubscriberError(zmq.strerror(delivery.state.errno))
             else:
                 return

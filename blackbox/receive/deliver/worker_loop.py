@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
 
 import numpy
@@ -58,27 +59,42 @@ from blackbox.transport.libzmq import (
 _AHEAD: Final = 4
 """Batches ahead for which a compiled callback's state is prefetched: of 10,000 callbacks most are not in the cache."""
 
-# Reasons for `collect` to return to Python.
-DELIVER: Final = 1
-"""There are batches for Python callbacks."""
-SWITCH: Final = 2
-"""The next block was matched with another version of the table: `next_version`."""
-ENDED: Final = 3
-"""The slice thread has sent its end mark, or the subscriber was terminated."""
-TICK: Final = 7
-"""A timer is due."""
-GROW: Final = 4
-"""`rows` must hold `rows_needed` for the current block."""
-FAILED: Final = 5
-"""libzmq returned an error; see `errno`."""
-EPOCH: Final = 6
-"""The next block is of another epoch: `next_epoch`."""
-RAISED: Final = 8
-"""Compiled callbacks raised, in a slice thread."""
-GAP: Final = 9
-"""Hooks or books must process the gap in `notice`."""
-FEW: Final = 10
-"""Like DELIVER, for a burst of one block of at most MOST_FEW messages that are all for one Python callback."""
+
+class WorkerReason(IntEnum):
+    """Reason for compiled code to need Python."""
+
+    DELIVER = 1
+    """There are batches for Python callbacks."""
+    FEW = 2
+    """Like DELIVER, for a burst of one block of at most MOST_FEW messages that are all for one Python callback."""
+    SWITCH = 3
+    """The next block was matched with another version of the table: `next_version`."""
+    EPOCH = 4
+    """The next block is of another epoch: `next_epoch`."""
+    GAP = 5
+    """Hooks or books must process the gap in `notice`."""
+    GROW = 6
+    """`rows` must hold `rows_needed` for the current block."""
+    TICK = 7
+    """A timer is due."""
+    RAISED = 8
+    """Compiled callbacks raised, in a slice thread."""
+    ENDED = 9
+    """The slice thread has sent its end mark, or the subscriber was terminated."""
+    FAILED = 10
+    """libzmq returned an error; see `errno`."""
+
+
+class _Received(IntEnum):
+    """What a worker has received."""
+
+    FAILED = -1
+    NOTHING = 0
+    BLOCK = 1
+    NOTICE = 2
+    END = 3
+
+
 MOST_FEW: Final = 16
 FEW_WORDS: Final = 3
 """Words per message of a FEW: address of its payload, its size, and `ts_event`."""
@@ -90,18 +106,18 @@ SLOT_AT: Final = EVENTS_SCRATCH_WORDS * 8
 
 @inner
 def _receive(at: WorkerAt) -> int:
-    """Receive envelope and body into scratch: return 1; 0: none; GAP; ENDED; -1: libzmq failed."""
+    """Receive envelope and body into scratch, or a notice; return a `_Received`."""
     envelope = at.scratch + SLOT_AT
     if msg_recv(envelope, at.dealer, DONTWAIT) < 0:
-        return 0 if zmq_errno() == EAGAIN else -1
+        return _Received.NOTHING if zmq_errno() == EAGAIN else _Received.FAILED
     if msg_recv(envelope + MESSAGE_BYTES, at.dealer, DONTWAIT) < 0:
-        return -1
+        return _Received.FAILED
     if msg_size(envelope + MESSAGE_BYTES) != 0:
-        return 1
+        return _Received.BLOCK
     if msg_size(envelope) == 0:
-        return ENDED
+        return _Received.END
     worker_state_at(at.state).notice = msg_data(envelope)
-    return GAP
+    return _Received.NOTICE
 
 
 @inner
@@ -142,11 +158,11 @@ def run_notice(at: WorkerAt, table: WorkerTableAt, ask: int, message: int) -> No
     state.notice = msg_data(message)
     state.next_epoch = gap_notice_at(state.notice).epoch
     if state.next_epoch != state.epoch:
-        call_with_address(ask, EPOCH)
+        call_with_address(ask, WorkerReason.EPOCH)
     if load_shared(slice_state_at(at.slice_state), "stopping") != Stopping.TERMINATE:
         _note_gap(at, table)
         if table.listens != 0:
-            call_with_address(ask, GAP)
+            call_with_address(ask, WorkerReason.GAP)
     state.notice = 0
 
 
@@ -315,9 +331,9 @@ def _how_to_deliver(at: WorkerAt) -> int:
     """Return DELIVER or FEW for the burst; with FEW its callback counts as busy."""
     if _are_few(at):
         store_shared(worker_counters_at(at.counters), "busy_since_ns", coarse_monotonic_ns())
-        return FEW
+        return WorkerReason.FEW
     worker_state_at(at.state).singles = _are_single(at)
-    return DELIVER
+    return WorkerReason.DELIVER
 
 
 @inner
@@ -359,7 +375,7 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
     epoch = _epoch_of(state.epoch, msg_data(envelope_message))
     if epoch != state.epoch:
         state.next_epoch = epoch
-        call_with_address(ask, EPOCH)
+        call_with_address(ask, WorkerReason.EPOCH)
         if load_shared(slice_state_at(at.slice_state), "stopping") == Stopping.TERMINATE:
             return
     counters = worker_counters_at(at.counters)
@@ -374,7 +390,7 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
     used = select(at, table, numpy.int64(0), numpy.int64(0))
     if used < 0:
         state.entries = 0
-        call_with_address(ask, GROW)
+        call_with_address(ask, WorkerReason.GROW)
         used = select(at, table, numpy.int64(0), numpy.int64(0))
     left = numpy.int64(0)
     if used >= 0:
@@ -390,12 +406,12 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
         return
     close_messages(slot, 2)
     if state.raised != 0:
-        call_with_address(ask, RAISED)
+        call_with_address(ask, WorkerReason.RAISED)
 
 
 @inner
 def _fill_burst(at: WorkerAt, table: WorkerTableAt) -> int:
-    """Take blocks from the queue up to a burst; return the last `_receive`, or 1 if a block is left pending."""
+    """Take blocks from the queue up to a burst; return the last `_receive`, or BLOCK if a block is left pending."""
     state = worker_state_at(at.state)
     state.blocks = 0
     state.entries = 0
@@ -403,12 +419,12 @@ def _fill_burst(at: WorkerAt, table: WorkerTableAt) -> int:
     while True:
         if state.pending == 0:
             status = _receive(at)
-            if status != 1:
+            if status != _Received.BLOCK:
                 return status
             state.pending = 1
         rows_used = _take(at, table, rows_used)
         if rows_used < 0:
-            return 1
+            return _Received.BLOCK
 
 
 @inner
@@ -428,13 +444,13 @@ def _take_notice(at: WorkerAt, table: WorkerTableAt) -> int:
     state = worker_state_at(at.state)
     state.next_version = gap_notice_at(state.notice).version
     if state.next_version != table.version:
-        return SWITCH
+        return WorkerReason.SWITCH
     state.next_epoch = gap_notice_at(state.notice).epoch
     if state.next_epoch != state.epoch:
-        return EPOCH
+        return WorkerReason.EPOCH
     _note_gap(at, table)
     if table.listens != 0:
-        return GAP
+        return WorkerReason.GAP
     state.notice = 0
     counters = worker_counters_at(at.counters)
     store_shared(counters, "blocks", counters.blocks + 1)
@@ -455,29 +471,29 @@ def collect(kept: int) -> int:
         close_messages(state.burst, 2 * state.blocks)
         if state.notice != 0:
             state.blocks = 0
-            status = _take_notice(at, table)
-            if status != 0:
-                return status
+            reason = _take_notice(at, table)
+            if reason != 0:
+                return reason
         status = _fill_burst(at, table)
         # An end mark after the burst is kept until the burst is delivered.
-        state.last = numpy.int64(status == ENDED)
+        state.last = numpy.int64(status == _Received.END)
         taken = state.blocks
         if taken > 0:
             if run_compiled(at, table, numpy.int64(0), numpy.int64(0)) > 0 or state.raised != 0:
                 return _how_to_deliver(at)
             close_messages(state.burst, 2 * taken)
             state.blocks = 0
-        if status < 0:
+        if status == _Received.FAILED:
             state.errno = zmq_errno()
-            return FAILED
-        if status == 0:
+            return WorkerReason.FAILED
+        if status == _Received.NOTHING:
             if wait_readable(at.dealer, numpy.int64(0), numpy.int64(-1), idle_ms(state), at.scratch) < 0:
-                return ENDED
-        elif status == 1 and state.next_version != table.version:
-            return SWITCH
-        elif status == 1 and taken == 0:
-            return GROW if state.next_epoch == state.epoch else EPOCH
+                return WorkerReason.ENDED
+        elif status == _Received.BLOCK and state.next_version != table.version:
+            return WorkerReason.SWITCH
+        elif status == _Received.BLOCK and taken == 0:
+            return WorkerReason.GROW if state.next_epoch == state.epoch else WorkerReason.EPOCH
         # After the burst, so that timers longer than their interval do not starve blocks.
         if idle_ms(state) == 0:
-            return TICK
-    return ENDED
+            return WorkerReason.TICK
+    return WorkerReason.ENDED

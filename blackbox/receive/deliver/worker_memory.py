@@ -13,8 +13,8 @@ from blackbox.block.form.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
 from blackbox.native.compile.kept_arguments import Kept
 from blackbox.native.memory.arrays import foreign_array
 from blackbox.receive.callbacks.match_table import WorkerTable
-from blackbox.receive.deliver import worker_loop
 from blackbox.receive.deliver.select_rows import SLOT_BYTES
+from blackbox.receive.deliver.worker_loop import BURST_BLOCKS, FEW_WORDS, MOST_FEW, SCRATCH_WORDS
 from blackbox.receive.deliver.worker_state import (
     ALL_ROWS,
     NEVER,
@@ -56,7 +56,7 @@ class BlockBurst:
     __slots__ = ("_memory", "address", "alive", "blocks")
 
     def __init__(self) -> None:
-        self._memory = numpy.zeros(worker_loop.BURST_BLOCKS * SLOT_BYTES // 8, numpy.int64)
+        self._memory = numpy.zeros(BURST_BLOCKS * SLOT_BYTES // 8, numpy.int64)
         self.address = self._memory.ctypes.data
         self.alive: object = None
         self.blocks = 0
@@ -79,12 +79,12 @@ class WorkerMemory:
         self._slices = slices
         self.state = WorkerState()
         self.state.tick_ns = NEVER
-        self.scratch = numpy.zeros(worker_loop.SCRATCH_WORDS, numpy.int64)
+        self.scratch = numpy.zeros(SCRATCH_WORDS, numpy.int64)
         self.burst = BlockBurst()
-        self.places = numpy.zeros(worker_loop.BURST_BLOCKS, BlockPlace.dtype)
+        self.places = numpy.zeros(BURST_BLOCKS, BlockPlace.dtype)
         self.place_bytes = self.places.view(numpy.uint8).data
         self._call = CallbackCall()
-        self._few = numpy.zeros(worker_loop.FEW_WORDS * worker_loop.MOST_FEW, numpy.int64)
+        self._few = numpy.zeros(FEW_WORDS * MOST_FEW, numpy.int64)
         self.few_bytes = self._few.data
         self._set_rows(_FIRST_ROWS)
 

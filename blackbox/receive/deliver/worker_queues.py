@@ -11,7 +11,7 @@ from blackbox.native.system.posix import now_ns
 from blackbox.receive.deliver.worker_loop import run_notice
 from blackbox.receive.deliver.worker_state import GAP_NOTICE_BYTES, gap_notice_at
 from blackbox.receive.order.epochs import epoch_state_at
-from blackbox.receive.order.losses import has_losses, next_loss
+from blackbox.receive.order.losses import Loss, has_losses, next_loss
 from blackbox.receive.order.state import UNKNOWN, order_state_at
 from blackbox.receive.slice_memory import COPY_AT, NOTICE_AT, SliceAt, TableAt
 from blackbox.receive.slow_subscriber import Action, act_on_lag, age_of, corrected, is_over
@@ -89,29 +89,26 @@ def hand_over(at: SliceAt, worker: int, ts_out: int, ts_in: int, head_message: i
 
 
 @inner
-def _make_notice(
-    at: SliceAt,
-    version: int,
-    epoch: int,
-    sequence: int,
-    count: int,
-    is_bound: int,
-    ts_out: int,
-    key: int,
-    key_bytes: int,
-) -> int:
-    """Write a notice into a new message; return the message, or 0 if out of memory: see `fail`."""
+def _make_notice(at: SliceAt, table: TableAt, loss: Loss, ts_out: int) -> int:
+    """Write a notice of missing messages into a new message; return the message, or 0 if out of memory: see `fail`.
+
+    A loss of no messages is the switch to live.
+    """
+    key, key_bytes = numpy.int64(0), numpy.int64(0)
+    if loss.key != UNKNOWN:
+        starts = int64s_at(at.order.keys.starts + 8 * loss.key, 2)
+        key, key_bytes = at.order.keys.text + starts[0], starts[1] - starts[0]
     message: int = at.scratch + NOTICE_AT
     if msg_init_size(message, GAP_NOTICE_BYTES + key_bytes) != 0:
         fail(at)
         return 0
     place: int = msg_data(message)
     notice = gap_notice_at(place)
-    notice.version = version
-    notice.epoch = epoch
-    notice.sequence = sequence
-    notice.count = count
-    notice.is_bound = is_bound
+    notice.version = table.version
+    notice.epoch = loss.epoch
+    notice.sequence = loss.sequence
+    notice.count = loss.count
+    notice.is_bound = loss.is_bound
     notice.ts_out = ts_out
     notice.key_bytes = key_bytes
     copy_bytes(place + GAP_NOTICE_BYTES, key, key_bytes)
@@ -142,7 +139,7 @@ def tell_dropped(at: SliceAt, table: TableAt, worker: int, epoch: int, ts_out: i
     counters = worker_counters(at, worker)
     if counters.untold == 0:
         return 0
-    message: int = _make_notice(at, table.version, epoch, UNKNOWN, counters.untold, 0, ts_out, 0, 0)
+    message: int = _make_notice(at, table, Loss(epoch, UNKNOWN, counters.untold, UNKNOWN, 0), ts_out)
     if message == 0:
         return Reason.FAILED
     result: int = _tell(at, worker, ts_out, message)
@@ -158,7 +155,7 @@ def tell_live(at: SliceAt, table: TableAt) -> int:
     if table.listeners == 0:
         return 0
     epoch, turn = epoch_state_at(at.order.epochs).epoch, order_state_at(at.order.state).lives
-    message = _make_notice(at, table.version, epoch, turn, 0, 0, now_ns(), 0, 0)
+    message = _make_notice(at, table, Loss(epoch, turn, 0, UNKNOWN, 0), now_ns())
     if message == 0:
         return Reason.FAILED
     result: int = 0
@@ -192,13 +189,7 @@ def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
             return Reason.FAILED
         if table.listeners == 0:
             continue
-        name, size = numpy.int64(0), numpy.int64(0)
-        if loss.key != UNKNOWN:
-            starts = int64s_at(at.order.keys.starts + 8 * loss.key, 2)
-            name, size = at.order.keys.text + starts[0], starts[1] - starts[0]
-        message = _make_notice(
-            at, table.version, loss.epoch, loss.sequence, loss.count, loss.is_bound, ts_out, name, size
-        )
+        message = _make_notice(at, table, loss, ts_out)
         if message == 0:
             return Reason.FAILED
         for worker in range(at.workers + 1):

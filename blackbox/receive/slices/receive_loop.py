@@ -39,7 +39,7 @@ from blackbox.receive.deliver.arbitration import (
 from blackbox.receive.deliver.conflation import flush, pending
 from blackbox.receive.deliver.deliver_in_order import ALL, deliver_held, line_of, look_at_held
 from blackbox.receive.deliver.dispatch import hand_block, hand_idle
-from blackbox.receive.deliver.worker_loop import TICK, idle_ms
+from blackbox.receive.deliver.worker_loop import WorkerReason, idle_ms
 from blackbox.receive.deliver.worker_queues import fail
 from blackbox.receive.deliver.worker_state import NEVER, worker_state_at
 from blackbox.receive.order.epochs import AHEAD_NS, EpochVerdict, epoch_state_at
@@ -366,7 +366,7 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
         if stopping != 0 and _drained(at, table, trie, frames == 0):
             return Reason.DRAINED
         if own.tick_ns != NEVER and stopping == 0 and idle_ms(own) == 0:
-            call_with_address(at.ask, TICK)
+            call_with_address(at.ask, WorkerReason.TICK)
         if frames == 0 and not _repairs_wait(at):
             result = _idle(at, table, trie)
     return result
