@@ -144,7 +144,7 @@ def test_abandoned_questions_are_not_asked_again(tmp_path: Path) -> None:
     for _ in range(5):
         with pytest.raises(NotStoredError):
             client.published_count(0.01)
-    assert not client._sender._asked
+    assert not client._sender._questions
     client.end()
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
-from collections import deque
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 import zmq
 
@@ -20,18 +18,11 @@ from blackbox.native.system.limits import start_thread
 from blackbox.native.system.waits import join, step_of
 from blackbox.services.hub.client.hub_connection import HubConnection
 from blackbox.services.hub.client.put_queue import Columns, Put, PutQueue
-from blackbox.services.hub.client.requests_sent import RequestsSent
+from blackbox.services.hub.client.requests_sent import Questions, RequestsSent
 from blackbox.services.hub.protocol import Expected, Passive, Refused, Stored, Welcome, decode_answer
 from blackbox.transport.wakeup import Pipe
 
 _MOST_WAIT_S: Final = 2.0
-
-
-class _Question(NamedTuple):
-    """A question to the hub."""
-
-    prefix: bytes | None
-    answer: Future[Welcome]
 
 
 class _Driver:
@@ -77,9 +68,7 @@ class Sender:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue = PutQueue(most)
-        self._asked: dict[int, _Question] = {}
-        self._unsaid: deque[int] = deque()
-        """Numbers of questions to send."""
+        self._questions = Questions()
         self._failure: HubError | None = None
         self._is_ended = False
         self._pipe = Pipe()
@@ -129,26 +118,25 @@ class Sender:
     def put_columns(self, columns: Columns, until: float) -> None:
         """Queue the puts of a request, after earlier ones."""
         with self._lock:
-            self._wait_for_room(columns.count, len(columns.payloads), until)
+            self._check()
+            while not self._queue.has_room(columns.count, len(columns.payloads)):
+                self._wait_until_room(until)
             self._queue.add_columns(columns)
             self._driver.wake()
 
     def ask(self, prefix: bytes | None = None) -> Future[Welcome]:
         """Ask for this client's last put, and for the position of topics with a prefix."""
-        asked = _Question(prefix, Future())
         with self._lock:
             self._check()
-            number = secrets.randbits(62)
-            self._asked[number] = asked
-            self._unsaid.append(number)
+            answer = self._questions.ask(prefix)
             self._driver.sleeps = True  # it must send the question
             self._driver.wake()
-        return asked.answer
+        return answer
 
     def ask_no_more(self, answer: Future[Welcome]) -> None:
         """Drop a question that no longer needs an answer."""
         with self._lock:
-            self._asked = {number: each for number, each in self._asked.items() if each.answer is not answer}
+            self._questions.drop(answer)
 
     def flush(self, until: float) -> None:
         """Wait until the hub has answered all puts. Raises NotStoredError, HubError."""
@@ -176,11 +164,6 @@ class Sender:
             raise self._failure
         if self._is_ended:
             raise HubError(f"client {self.name!r} was closed, expected an open one")
-
-    def _wait_for_room(self, count: int, size: int, until: float) -> None:
-        self._check()
-        while not self._queue.has_room(count, size):
-            self._wait_until_room(until)
 
     def _wait_until_room(self, until: float) -> None:
         unanswered = self._queue.unanswered
@@ -225,7 +208,7 @@ class Sender:
         """Stop being the driver if there is nothing to do; return True if so."""
         driver = self._driver
         with self._lock:
-            is_busy = self._queue.unanswered or self._asked or self._is_ended or driver.error is not None
+            is_busy = self._queue.unanswered or self._questions or self._is_ended or driver.error is not None
             driver.is_there = bool(is_busy)
             return not is_busy
 
@@ -256,24 +239,24 @@ class Sender:
         with self._lock:
             self._failure = error
             left = self._requests.close() + self._queue.close()
-            asked, self._asked = list(self._asked.values()), {}
+            questions = self._questions.close()
             self._changed.notify_all()
         for columns in left:
             columns.tell(error)
-        for each in asked:
-            each.answer.set_exception(error)
+        for each in questions:
+            each.set_exception(error)
 
     # In the driver's thread.
 
     def _drive(self, most_s: float) -> None:
         """Send what is ready, wait for answers, at most `most_s` seconds, and process them."""
-        connection, requests = self._connection, self._requests
+        connection, requests, questions = self._connection, self._requests, self._questions
         self._send()
-        is_waiting, wants_room = bool(requests or self._asked), bool(requests.has_unsent or self._unsaid)
+        is_waiting, wants_room = bool(requests or questions), requests.has_unsent or questions.has_unsent
         is_answered = connection.wait(most_s, is_waiting=is_waiting, wants_room=wants_room)
         while is_answered:
             self._take(connection.receive())
-            is_waiting = bool(requests or self._asked)
+            is_waiting = bool(requests or questions)
             is_answered = is_waiting and connection.has_answer()
         if is_waiting and connection.must_repeat():
             requests.repeat()
@@ -281,15 +264,14 @@ class Sender:
 
     def _send(self) -> None:
         """Send puts and questions, as far as the connection accepts them."""
-        requests, connection = self._requests, self._connection
+        requests, questions, connection = self._requests, self._questions, self._connection
         while requests.has_room and (columns := self._next_columns()) is not None:
             requests.make(columns)
         with suppress(zmq.Again):
-            while self._unsaid:
-                number = self._unsaid[0]
-                if (asked := self._asked.get(number)) is not None:
-                    connection.send(requests.hello(number, asked.prefix))
-                self._unsaid.popleft()
+            while questions.has_unsent:
+                if (text := questions.unsent(requests)) is not None:
+                    connection.send(text)
+                questions.is_sent()
             while requests.has_unsent:
                 if (text := requests.unsent()) is not None:
                     connection.send(text)
@@ -303,7 +285,7 @@ class Sender:
 
     def _repeat_questions(self) -> None:
         with self._lock:
-            self._unsaid = deque(self._asked)
+            self._questions.repeat()
 
     def _take(self, text: bytes) -> None:
         answer = decode_answer(self._hub, text)
@@ -318,9 +300,9 @@ class Sender:
             self._connection.is_answered()
             self._requests.welcome(answer)
             with self._lock:
-                asked = self._asked.pop(answer.number, None)
+                asked = self._questions.answered(answer.number)
             if asked is not None:
-                asked.answer.set_result(answer)
+                asked.set_result(answer)
         elif isinstance(answer, Passive):
             self._connection.is_passive()
         elif self._requests.replace(answer.session):

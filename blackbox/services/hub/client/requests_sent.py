@@ -1,9 +1,10 @@
-"""Requests of a client that its hub has not answered: they are numbered, and sent again in their order. No I/O."""
+"""Requests and questions of a client that its hub has not answered: they are sent again in their order. No I/O."""
 
 from __future__ import annotations
 
 import secrets
 from collections import deque
+from concurrent.futures import Future
 from typing import Final, NamedTuple
 
 from blackbox.block.form.layout import VERSION
@@ -123,3 +124,59 @@ class RequestsSent:
     def close(self) -> list[Columns]:
         """Return the puts of all unanswered requests."""
         return [sent.columns for sent in self._sent.values()]
+
+
+class _Question(NamedTuple):
+    prefix: bytes | None
+    answer: Future[Welcome]
+
+
+class Questions:
+    """Questions for the last put that the hub has. The lock of its owner protects it, except in the driver's calls."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, _Question] = {}
+        self._unsent: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    @property
+    def has_unsent(self) -> bool:
+        """True if a question must be sent."""
+        return bool(self._unsent)
+
+    def ask(self, prefix: bytes | None) -> Future[Welcome]:
+        """Add a question, which also asks for the position of topics with a prefix. Return its answer."""
+        number, asked = secrets.randbits(62), _Question(prefix, Future())
+        self._asked[number] = asked
+        self._unsent.append(number)
+        return asked.answer
+
+    def drop(self, answer: Future[Welcome]) -> None:
+        """Remove a question that no longer needs an answer."""
+        self._asked = {number: each for number, each in self._asked.items() if each.answer is not answer}
+
+    def unsent(self, requests: RequestsSent) -> bytes | None:
+        """Return the next question to send; None: it was dropped meanwhile. Then call `is_sent`. For the driver."""
+        number = self._unsent[0]
+        asked = self._asked.get(number)
+        return None if asked is None else requests.hello(number, asked.prefix)
+
+    def is_sent(self) -> None:
+        """Note that the question of `unsent` was sent."""
+        self._unsent.popleft()
+
+    def repeat(self) -> None:
+        """Send all questions again."""
+        self._unsent = deque(self._asked)
+
+    def answered(self, number: int) -> Future[Welcome] | None:
+        """Remove a question and return its answer; None: it was dropped."""
+        asked = self._asked.pop(number, None)
+        return None if asked is None else asked.answer
+
+    def close(self) -> list[Future[Welcome]]:
+        """Remove all questions, and return their answers."""
+        asked, self._asked = self._asked, {}
+        return [each.answer for each in asked.values()]
