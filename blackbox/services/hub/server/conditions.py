@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -23,6 +23,23 @@ _AGAIN_NS: Final = 60 * 10**9
 _TICK_S: Final = 1.0
 """Interval of checks, as the clock may be set and a day may end."""
 _MYSELF: Final = "hub"
+
+
+class Unjudged(NamedTuple):
+    """Puts of a request, with what is known about each without its condition."""
+
+    put: Put
+    columns: Columns
+    order: NDArray[numpy.int64]
+    """Rows in the order in which they are judged."""
+    slices: list[int]
+    """Slice by topic."""
+    codes: list[int]
+    """For each row, 0 or the reason to refuse it regardless of its condition."""
+    known: dict[bytes, PlaceRow]
+    """Places of stored puts by id, which are not judged again; new ones are added."""
+    stored: dict[int, PlaceRow]
+    """The same by row."""
 
 
 class Conditions:
@@ -51,24 +68,13 @@ class Conditions:
             self._why_unread, self._read_again_at = str(error), self._now_ns() + _AGAIN_NS
             log.error("hub of feed %r refuses puts with if_at: %s", self._feed, error)
 
-    def judge(
-        self,
-        put: Put,
-        columns: Columns,
-        order: NDArray[numpy.int64],
-        slices: list[int],
-        codes: list[int],
-        known: dict[bytes, PlaceRow],
-        stored: dict[int, PlaceRow],
-        why: Reasons,
-        number: Callable[[bytes], Revision],
-    ) -> Places:
-        """Judge puts one by one in this order, and return their places.
+    def judge(self, puts: Unjudged, why: Reasons, number: Callable[[bytes], Revision]) -> Places:
+        """Judge puts one by one, and return their places.
 
-        `slices`: slice by topic. `codes`: for each put, 0 or the reason to refuse it regardless of its condition.
-        `known`: places of stored puts by id, which are not judged again; new ones are added. `stored`: the same by row.
-        `number` assigns the revision of a topic's next message, or raises ConfigError if the topic has no room.
+        `why` gets reasons. `number` assigns the revision of a topic's next message, or raises ConfigError if the topic
+        has no room.
         """
+        put, columns, order, slices, codes, known, stored = puts
         is_known, revisions, rows = self._revisions.is_known, self._revisions, list[PlaceRow]()
         conditions = [ANYWHERE] * put.count if columns.if_at is None else columns.if_at.tolist()
         index, ids = columns.index.tolist(), put.ids or [b""] * put.count

@@ -34,7 +34,7 @@ from blackbox.services.hub.protocol import (
     wrong_version,
 )
 from blackbox.services.hub.server.client_table import Table
-from blackbox.services.hub.server.conditions import Conditions
+from blackbox.services.hub.server.conditions import Conditions, Unjudged
 from blackbox.services.hub.server.notes import (
     MOST_PART_BYTES,
     Client,
@@ -258,7 +258,8 @@ class Judge:
                 columns = msgspec.structs.replace(columns, if_at=None)
             elif columns.is_one:
                 codes = self._codes_of_one(codes, topics.new, why)
-            places = self.conditions.judge(request, columns, order, slices, codes, known, stored, why, self._next_of)
+            puts = Unjudged(request, columns, order, slices, codes, known, stored)
+            places = self.conditions.judge(puts, why, self._next_of)
             rows = order[places["is_new"][order] != 0]
         ends = self.conditions.note(request.topics, columns, places, taken_ns)
         if len(rows):
