@@ -334,30 +334,6 @@ def test_a_hub_file_names_the_hubs_to_ask(tmp_path: Path) -> None:
         wait_found(tmp_path, "ldn")
 
 
-@pytest.mark.parametrize(
-    ("was", "now", "why"),
-    [
-        ('directory = "sites"', "", "join: key 'directory' was missing"),
-        ("ports = [17200, 17210]", "ports = [17210, 17200]", r"ports were \[17210, 17200\]"),
-        ("ports = [17200, 17210]", "ports = [17200]", "join.ports"),
-        ("ports = [17200, 17210]", "ports = [0, 9]", "join.ports"),
-        ('ask = ["tcp://ldn:1"]', 'ask = ["ldn"]', "ask was 'ldn'|endpoint was 'ldn'"),
-        ('ask = ["tcp://ldn:1"]', "asks = []", "unknown key 'join.asks', did you mean 'ask'"),
-        ('ask = ["tcp://ldn:1"]', 'ask = ["tcp://ldn:1"]\nask_keys = ["a", "b"]', "ask_keys were 2"),
-        ('ask = ["tcp://ldn:1"]', "every_ns = 1", "every_ns was 1"),
-        ('ask = ["tcp://ldn:1"]', 'host = "1.2.3"', "host of endpoint"),
-    ],
-)
-def test_a_join_that_is_wrong_is_named(tmp_path: Path, was: str, now: str, why: str) -> None:
-    write_feed(hub_feed("ams", slices=1), tmp_path / "ams.toml")
-    good = 'ask = ["tcp://ldn:1"]\ndirectory = "sites"\nports = [17200, 17210]\n'
-    assert was in good
-    file = tmp_path / "hub.toml"
-    file.write_text('feed = "ams.toml"\ndirectory = "kept"\n[join]\n' + good.replace(was, now))
-    with pytest.raises(ConfigError, match=why):
-        load_hub(file)
-
-
 def test_an_address_of_another_host_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)

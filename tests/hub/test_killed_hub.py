@@ -29,8 +29,8 @@ from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
 from tests.examples import first_of
 from tests.hub.hubs import HUB, hub_feed, leave, published, sizes
+from tests.hub.peer import Peer
 from tests.hub.power import KEEP, cut_power, has_on_disk, make_disk
-from tests.hub.test_put import Peer
 from tests.torture.nursery import Nursery
 
 

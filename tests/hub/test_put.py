@@ -18,71 +18,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import AsyncHubClient, ConfigError, Feed, Hub, HubClient, Recording
-from blackbox.block.form.layout import VERSION
 from blackbox.errors import HubError, JournalError, NotStoredError, RefusedError
 from blackbox.feed.schema.schema import load_schema
 from blackbox.services.hub.protocol import (
     ENCODER,
     MOST_BYTES,
     Ended,
-    Expected,
-    Hello,
-    Put,
     Refused,
     Stored,
     Welcome,
-    decode_answer,
-    unpack_places,
 )
 from blackbox.services.hub.server import frontend
 from blackbox.testing import wait_until
 from tests.examples import examples
 from tests.hub.hubs import hub_feed, published
 from tests.hub.pairs import pair_feed
-
-
-class Peer:
-    """A simulated client that sends requests and receives answers."""
-
-    def __init__(self, feed: Feed, name: str = "peer", session: int = 1, replaces: int = 0) -> None:
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.linger, self.socket.rcvhwm = 0, 1
-        self.socket.connect(feed.hub)
-        self.feed, self.name, self.session, self.replaces = feed, name, session, replaces
-
-    def ask(self, request: Any) -> Any:
-        self.socket.send(request if isinstance(request, bytes) else ENCODER.encode(request))
-        return self.answer()
-
-    def answer(self) -> Any:
-        assert self.socket.poll(60_000), "the hub did not answer"
-        return decode_answer(self.feed.hub, self.socket.recv())
-
-    def hello(self) -> Any:
-        return self.ask(Hello(self.name, self.session, self.feed.name, 7, version=VERSION, replaces=self.replaces))
-
-    def puts(self, first: int, *payloads: bytes, **changes: Any) -> Put:
-        index = numpy.zeros(len(payloads), numpy.int32)
-        offsets = numpy.cumsum([0, *map(len, payloads)]).astype(numpy.int64)
-        put = Put(
-            *(self.name, self.session, first, len(payloads), False, [b"A.x"], index.tobytes(), offsets.tobytes()),
-            *(b"".join(payloads), b"", b"", []),
-        )
-        return msgspec.structs.replace(put, **changes)
-
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-        self.context.term()
-
-
-def refused_of(answer: Any) -> list[bool]:
-    """Return for each put of a request whether it was refused."""
-    assert isinstance(answer, Stored)
-    return [bool(each) for each in unpack_places(answer.places)["is_refused"]]
+from tests.hub.peer import Peer
 
 
 def test_a_put_is_at_the_place_in_its_answer(tmp_path: Path) -> None:
@@ -295,64 +246,6 @@ def test_two_processes_that_replace_the_same_one_have_two_sessions(tmp_path: Pat
         other.replaces = 2
         assert isinstance(other.hello(), Welcome)
         assert isinstance(one.ask(one.puts(1, b"1")), Ended)
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"topics": [b""]}, "topic"),
-        ({"topics": [b"A" * 2_000]}, "topic had 2000 bytes, expected at most 1024"),
-        ({"index": b"\1\0\0\0"}, "index was 1 to 1, expected places of 1 topics"),
-        ({"index": b"\0"}, "index had 1 bytes, expected 4"),
-        ({"offsets": b"\0" * 8}, "offsets had 8 bytes, expected 16"),
-        ({"offsets": numpy.array([0, 9]).tobytes()}, "offsets were from 0 to 9, expected 0 to 2"),
-        ({"times": b"1"}, "times had 1 bytes, expected 8"),
-        ({"valid": b"11"}, "valid had 2 bytes, expected 1"),
-        ({"ids": [b"a", b"b"]}, "ids were 2, expected none or 1"),
-    ],
-)
-def test_a_wrong_request_is_refused_with_a_reason_and_later_ones_succeed(
-    tmp_path: Path, changes: dict[str, Any], why: str
-) -> None:
-    feed = hub_feed()
-    with Hub(feed, tmp_path) as hub, Peer(feed) as peer:
-        peer.hello()
-        wrong = peer.puts(1, b"no", **changes)
-        answer = peer.ask(wrong)
-        assert refused_of(answer) == [True]
-        assert why in answer.why
-        assert peer.ask(wrong) == answer
-        assert isinstance(peer.ask(peer.puts(2, b"yes")), Stored)
-        assert hub.statistics().refused == 2
-    assert [each[-1] for each in published(tmp_path, feed)] == [b"yes"]
-
-
-def test_offsets_that_wrap_around_are_refused_and_end_no_hub(tmp_path: Path) -> None:
-    feed, offsets = hub_feed(), numpy.array([0, (1 << 63) - 1, -2, 3])
-    with Hub(feed, tmp_path), Peer(feed) as peer:
-        peer.hello()
-        answer = peer.ask(peer.puts(1, b"1", b"2", b"3", offsets=offsets.tobytes()))
-        assert refused_of(answer) == [True] * 3
-        assert "ascending" in answer.why
-        assert isinstance(peer.ask(peer.puts(4, b"yes")), Stored)
-
-
-def test_malformed_or_foreign_requests_are_answered_with_an_error(tmp_path: Path) -> None:
-    feed = hub_feed()
-    with Hub(feed, tmp_path) as hub, Peer(feed) as peer, HubClient(feed) as client:
-        assert "not understood" in peer.ask(b"\xff\xff").why
-        peer.socket.send_multipart([b"1", b"2", b"3"])
-        assert peer.answer().why == "request had 3 frames, expected 1"
-        assert "was not known" in peer.ask(peer.puts(1, b"1")).why
-        assert "feed was 'other', expected 'hub'" in peer.ask(Hello("peer", 1, "other", 1, version=VERSION)).why
-        old_hello = ENCODER.encode(["hello", "peer", 1, "hub", 1, b"A"])
-        assert "client version was 2, expected 3: " in peer.ask(old_hello).why
-        assert "not understood" in peer.ask(ENCODER.encode(peer.puts(1, b"1", count=1 << 40))).why
-        assert isinstance(peer.hello(), Welcome)
-        assert peer.ask(peer.puts(3, b"3")) == Expected(1)
-        assert isinstance(peer.ask(peer.puts(1, b"1", session=9)), Ended)
-        assert client.put(b"A.x", b"1").sequence == 0
-        assert hub.statistics().refused == 7
 
 
 def test_a_client_reports_a_hub_of_another_version() -> None:

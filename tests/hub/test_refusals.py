@@ -14,18 +14,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import Feed, Hub, HubClient
+from blackbox.block.form.layout import VERSION
 from blackbox.block.position import NOWHERE, Place
 from blackbox.errors import ConflictError, RefusedError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.schema.schema import load_schema
-from blackbox.services.hub.protocol import ANYWHERE, CONDITION, REFUSED, Passive, Put, Stored, unpack_places
+from blackbox.services.hub.protocol import (
+    ANYWHERE,
+    CONDITION,
+    ENCODER,
+    REFUSED,
+    Ended,
+    Expected,
+    Hello,
+    Passive,
+    Put,
+    Stored,
+    Welcome,
+    unpack_places,
+)
 from blackbox.testing import wait_until
 from tests.examples import examples
 from tests.hub.hubs import hub_feed, published
 from tests.hub.pairs import PATIENCE_S, pair_feed
+from tests.hub.peer import Peer, refused_of
 from tests.hub.test_driven_client import context, driven  # noqa: F401  # a fixture
 from tests.hub.test_pair_rules import hub_of
-from tests.hub.test_put import Peer
 
 GOOD: Final = b"P" + bytes(load_schema("itch50").dtype("P").itemsize - 1)
 
@@ -334,3 +348,64 @@ def test_each_put_is_judged_the_same_by_both_hubs_of_a_pair(
     for role in ("primary", "backup"):
         said = [row[1:] for row in published(place / role, feed)]
         assert said == sorted(reference.published, key=lambda each: each[:2])
+
+
+# Requests that are wrong as a whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"topics": [b""]}, "topic"),
+        ({"topics": [b"A" * 2_000]}, "topic had 2000 bytes, expected at most 1024"),
+        ({"index": b"\1\0\0\0"}, "index was 1 to 1, expected places of 1 topics"),
+        ({"index": b"\0"}, "index had 1 bytes, expected 4"),
+        ({"offsets": b"\0" * 8}, "offsets had 8 bytes, expected 16"),
+        ({"offsets": numpy.array([0, 9]).tobytes()}, "offsets were from 0 to 9, expected 0 to 2"),
+        ({"times": b"1"}, "times had 1 bytes, expected 8"),
+        ({"valid": b"11"}, "valid had 2 bytes, expected 1"),
+        ({"ids": [b"a", b"b"]}, "ids were 2, expected none or 1"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_a_reason_and_later_ones_succeed(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path) as hub, Peer(feed) as peer:
+        peer.hello()
+        wrong = peer.puts(1, b"no", **changes)
+        answer = peer.ask(wrong)
+        assert refused_of(answer) == [True]
+        assert why in answer.why
+        assert peer.ask(wrong) == answer
+        assert isinstance(peer.ask(peer.puts(2, b"yes")), Stored)
+        assert hub.statistics().refused == 2
+    assert [each[-1] for each in published(tmp_path, feed)] == [b"yes"]
+
+
+def test_offsets_that_wrap_around_are_refused_and_end_no_hub(tmp_path: Path) -> None:
+    feed, offsets = hub_feed(), numpy.array([0, (1 << 63) - 1, -2, 3])
+    with Hub(feed, tmp_path), Peer(feed) as peer:
+        peer.hello()
+        answer = peer.ask(peer.puts(1, b"1", b"2", b"3", offsets=offsets.tobytes()))
+        assert refused_of(answer) == [True] * 3
+        assert "ascending" in answer.why
+        assert isinstance(peer.ask(peer.puts(4, b"yes")), Stored)
+
+
+def test_malformed_or_foreign_requests_are_answered_with_an_error(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path) as hub, Peer(feed) as peer, HubClient(feed) as client:
+        assert "not understood" in peer.ask(b"\xff\xff").why
+        peer.socket.send_multipart([b"1", b"2", b"3"])
+        assert peer.answer().why == "request had 3 frames, expected 1"
+        assert "was not known" in peer.ask(peer.puts(1, b"1")).why
+        assert "feed was 'other', expected 'hub'" in peer.ask(Hello("peer", 1, "other", 1, version=VERSION)).why
+        old_hello = ENCODER.encode(["hello", "peer", 1, "hub", 1, b"A"])
+        assert "client version was 2, expected 3: " in peer.ask(old_hello).why
+        assert "not understood" in peer.ask(ENCODER.encode(peer.puts(1, b"1", count=1 << 40))).why
+        assert isinstance(peer.hello(), Welcome)
+        assert peer.ask(peer.puts(3, b"3")) == Expected(1)
+        assert isinstance(peer.ask(peer.puts(1, b"1", session=9)), Ended)
+        assert client.put(b"A.x", b"1").sequence == 0
+        assert hub.statistics().refused == 7

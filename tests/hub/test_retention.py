@@ -27,7 +27,7 @@ from blackbox.services.hub.settings import HubSettings
 from blackbox.testing import wait_until
 from tests.archive.test_retention import aged, days_of, move_today
 from tests.hub.hubs import hub_feed, leave
-from tests.hub.test_put import Peer
+from tests.hub.peer import Peer
 
 
 def test_old_days_are_deleted_unless_a_durable_client_needs_them(tmp_path: Path) -> None:

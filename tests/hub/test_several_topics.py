@@ -23,9 +23,9 @@ from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
 from tests.hub.hubs import hub_feed, leave, published, sizes
 from tests.hub.pairs import PATIENCE_S, pair_feed
+from tests.hub.peer import Peer
 from tests.hub.test_dropped_messages import dropping
 from tests.hub.test_pair_rules import hub_of
-from tests.hub.test_put import Peer
 from tests.hub.test_put_rights import client, grant
 from tests.hub.test_retention import held
 from tests.hub.test_tables import kept
