@@ -380,7 +380,7 @@ class Schema:
 
         dtype = self.dtype(message_type)
         return pyarrow.schema(
-            [_arrow_field(name, dtype[name]) for name in dtype.names or ()],
+            [field_meaning.arrow_field(name, dtype[name]) for name in dtype.names or ()],
             metadata={"schema": self.name, "type": message_type},
         )
 
@@ -391,26 +391,6 @@ def _fields_within(dtype: numpy.dtype[Any]) -> Iterator[tuple[str, numpy.dtype[A
         item = dtype[name].base
         yield name, item
         yield from _fields_within(item)
-
-
-def _arrow_field(name: str, dtype: numpy.dtype[Any]) -> pyarrow.Field:
-    import pyarrow
-
-    metadata = dict(dtype.metadata or {})
-    if UTC in metadata:
-        kind = pyarrow.timestamp(metadata.pop(UTC), tz="UTC")
-    elif SINCE_MIDNIGHT in metadata:
-        kind = pyarrow.int64()
-        metadata["unit"] = "ns"
-    elif dtype.kind == "S":
-        kind = pyarrow.string()
-    elif dtype.kind in "iufb":
-        kind = pyarrow.from_numpy_dtype(dtype.newbyteorder("="))
-    else:
-        kind = pyarrow.binary(dtype.itemsize)
-    nullable = ABSENT in metadata or (dtype.kind == "u" and dtype.itemsize == 8 and kind != pyarrow.uint64())
-    told = {key: str(value) for key, value in metadata.items()}
-    return pyarrow.field(name, kind, nullable=nullable, metadata=told)
 
 
 RAW = Schema("raw", 0, {})
