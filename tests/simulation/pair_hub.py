@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from blackbox.services.hub.pair.machine import PairMachine
-from blackbox.services.hub.pair.messages import Entry, Follow, Kept, Lead, Part
+from blackbox.services.hub.pair.messages import Follow, Kept, Lead
 from blackbox.services.hub.protocol import Ended, FindSites, FoundSites
-from blackbox.services.hub.server.judge import Answer, Judge, Request, Turn
-from tests.simulation.pair_disk import Disk, SimBlock, SimEntries, SimHistory, check_epoch, entry_of
+from blackbox.services.hub.server.judge import Answer, Judge, Request
+from tests.simulation.pair_disk import Disk, SimHistory
+from tests.simulation.pair_journals import KilledError, SimJournals
 
 if TYPE_CHECKING:
     from tests.simulation.pair_world import PairWorld
 
 REMEMBERED = 10_000, 10_000, 100
-_BLOCK_MESSAGES = 2
-_KEPT_DAYS = 3
-
-
-class KilledError(Exception):
-    """The process ends here."""
 
 
 class SimHub:
-    """A hub, its clock and its disk; `Shell` and `Around` of the machine."""
+    """A hub, its clock and its disk; `Shell` of the machine, and `Around` of its judge."""
 
     def __init__(self, world: PairWorld, at: int) -> None:
         self.world, self.at = world, at
         self.disk = Disk(world.feed, world.pairs[at].role)
+        self.journals = SimJournals(world, self.disk)
         self.machine: PairMachine | None = None
         self.requests: list[Request] = []
         self.skew_ns = 0
-        self.killed_after = -1
-        """Operations of the disk until a kill; -1: none."""
         self.paused_until = 0.0
         self._wakes_at = -1.0
-        self._epoch = 0
-        self._following: list[int] = []
-        self._limit = 0
         self._syncs_at = 0.0
 
     # Life.
@@ -59,9 +48,9 @@ class SimHub:
             history.cut_back(history.newest()[0])
             disk.note_sizes()
         try:
-            self.machine = machine = PairMachine(SimHistory(disk), disk.kept, world.pairs[self.at], self, self)
+            self.machine = machine = PairMachine(SimHistory(disk), disk.kept, world.pairs[self.at], self, self.journals)
             if disk.kept.epoch:
-                self.begin_epoch(disk.kept.epoch)
+                self.journals.begin_epoch(disk.kept.epoch)
             machine.begin(is_told_alone=False, is_cut=is_cut)
         except KilledError:
             self._end()
@@ -77,7 +66,7 @@ class SimHub:
         if self.machine is not None:
             self.machine = None
             self.world.link_lost(self.at)
-        self.killed_after = -1
+        self.journals.killed_after = -1
 
     def wake(self) -> None:
         """Run a step soon."""
@@ -133,19 +122,13 @@ class SimHub:
             self.requests.append(request)
             self.wake()
 
-    def _operate(self) -> None:
-        """Count an operation of the disk; the process may end before it."""
-        if self.killed_after == 0:
-            raise KilledError
-        self.killed_after -= self.killed_after > 0
-
     # Shell.
 
     def now_ns(self) -> int:
         return 10**18 + int(self.world.loop.now * 1e9) + self.skew_ns
 
     def keep(self, kept: Kept) -> None:
-        self._operate()
+        self.journals.operate()
         if self.disk.kept.is_cut and kept.is_alone:
             other = self.world.hubs[1 - self.at].disk
             if SimHistory(other).newest()[0] > SimHistory(self.disk).newest()[0]:
@@ -154,81 +137,14 @@ class SimHub:
                 self.world.may_differ = True
         self.disk.kept = kept
 
-    def begin_epoch(self, epoch: int) -> None:
-        disk = self.disk
-        self._operate()
-        check_epoch(disk, epoch)
-        if not disk.has_lost_power or disk.boot_epoch != epoch:
-            disk.has_lost_power, disk.boot_epoch = False, epoch
-        self._epoch = epoch
-        self._following = [disk.reached(slice_id, epoch) for slice_id in range(len(disk.slices))]
-        disk.open(epoch)
-
     def read_history(self) -> Judge:
         judge = Judge(self.world.feed, REMEMBERED, self)
         SimHistory(self.disk).tell(judge.table, judge.conditions.deadlines, judge.topics)
-        judge.begin(self._epoch, self._following)
+        judge.begin(self.journals.epoch, self.journals.ends)
         return judge
 
     def read_days(self, judge: Judge) -> None:
         judge.conditions.read(self.disk.newest_places)
-
-    def entry_of(self, turn: Turn) -> Entry:
-        following = list(self._following)
-        cut: dict[int, list[list[tuple[bytes, bytes | None]]]] = {}
-        for columns, topics, rows, _ in turn.fresh:
-            messages: dict[int, list[tuple[bytes, bytes | None]]] = {}
-            for row in rows.tolist():
-                topic = topics[columns.index[row]]
-                payload = columns.data[columns.starts[row] : columns.stops[row]].tobytes()
-                value = payload if columns.has_value(row) else None
-                messages.setdefault(self.world.feed.slice_of(topic), []).append((topic, value))
-            for slice_id, mine in messages.items():
-                size = len(mine) if columns.is_one else _BLOCK_MESSAGES
-                cut.setdefault(slice_id, []).extend(mine[at : at + size] for at in range(0, len(mine), size))
-        parts: dict[int, list[tuple[bytes, list[SimBlock]]]] = {}
-        for slice_id, note in turn.notes.items():
-            blocks = list[SimBlock]()
-            for each in cut.get(slice_id, []):
-                blocks.append(SimBlock(self._epoch, blocks[-1].end if blocks else following[slice_id], tuple(each)))
-            parts[slice_id] = [(note, blocks)]
-        return entry_of(turn.number, parts)
-
-    def blocks_of(self, entry: Entry) -> list[list[Any]]:
-        return [list(part.blocks) for part in entry.parts]
-
-    def following(self, slice_id: int) -> int:
-        return self._following[slice_id]
-
-    def append(self, part: Part, blocks: Sequence[Any]) -> None:
-        self._operate()
-        self._delete()
-        self.disk.append(part.slice_id, part.note)
-        for block in blocks:
-            self._operate()
-            assert block.epoch == self._epoch, "a block of another epoch"
-            self.disk.append(part.slice_id, block)
-            self._following[part.slice_id] = block.end
-            self.world.model.published(part.slice_id, block)
-
-    def sync(self) -> None:
-        for slice_id in range(len(self.disk.slices)):
-            self._operate()
-            self.disk.sync(slice_id)
-
-    def day(self) -> Path:
-        return Path(f"{self.disk.day():06}")
-
-    def delete_before(self, day: Path) -> None:
-        self._limit = int(day.name)
-        self._delete()
-
-    def _delete(self) -> None:
-        if self.world.deletes:
-            self.disk.delete_before(min(self._limit, self.disk.today - _KEPT_DAYS))
-
-    def entries(self, first: int) -> SimEntries:
-        return SimEntries(self.disk, first)
 
     def ask(self, follow: Follow) -> None:
         self.world.carry(self.at, follow)

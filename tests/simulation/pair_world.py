@@ -103,7 +103,7 @@ class PairWorld:
             hub.kill()
             loop.at(random.choice([0.1, 3.0, 15.0]) * random.random(), hub.start)
         elif what == 3:
-            hub.killed_after = random.randint(0, 12)
+            hub.journals.killed_after = random.randint(0, 12)
             loop.at(5 + 10 * random.random(), hub.start)
         elif what == 4 and self.cuts_power:
             for each in self.hubs if random.random() < 0.4 else [hub]:
@@ -153,7 +153,7 @@ class PairWorld:
         self._delay = random.choice([0.1, 0.1, 2.0])  # 2 s: an answer comes after the next question
         loop.run(loop.now + 25)
         for hub in self.hubs:
-            hub.paused_until, hub.killed_after = 0.0, -1
+            hub.paused_until, hub.journals.killed_after = 0.0, -1
             hub.start()
         until = loop.now + _SETTLE_S
         while not self._is_settled and loop.now < until:
