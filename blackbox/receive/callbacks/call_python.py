@@ -297,12 +297,12 @@ class Delivery:
 
     def compiled_raised(self) -> None:
         """Report each compiled callback that raised in the burst, in order."""
-        memory = self.memory
-        raised = memory.raised[: self.state.raised].tolist()
+        scratch = self.memory.of_callbacks
+        raised = scratch.raised[: self.state.raised].tolist()
         self.state.raised = 0
         for number in raised:
-            times = int(memory.raises[number])
-            memory.raises[number] = 0
+            times = int(scratch.raises[number])
+            scratch.raises[number] = 0
             callback = self._callbacks[number]
             if not self.quit:
                 self.report(

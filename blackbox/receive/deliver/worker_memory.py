@@ -66,12 +66,26 @@ class BlockBurst:
             close_messages(self.address, 2 * self.blocks)
 
 
+class _CallbackScratch:
+    """Scratch for each callback of a table, which it keeps alive.
+
+    Attributes: `raised`, callbacks that raised in the burst; `raises`, how often each did.
+    """
+
+    def __init__(self, table: WorkerTable) -> None:
+        self._table = table
+        count = len(table.callbacks) + 1
+        self.counts, self.places = numpy.zeros((2, count), numpy.int64)
+        self.touched, self.raised = numpy.zeros((2, count), numpy.int32)
+        self.raises = numpy.zeros(count, numpy.int64)
+
+
 class WorkerMemory:
     """Memory that compiled code fills and Python reads, of one worker.
 
     Attributes: `state` of the loop; `scratch` for messages; the `burst`, its batches (`entries`, and as `entry_words`)
-    and blocks (`places`, and as `place_bytes`); the messages of a FEW, `few_bytes`; `raised`, the callbacks that raised
-    in the burst, and `raises`, how often each did; `kept`, the addresses and those of the callbacks.
+    and blocks (`places`, and as `place_bytes`); the messages of a FEW, `few_bytes`; scratch `of_callbacks`; `kept`, the
+    addresses and those of the callbacks.
     """
 
     def __init__(self, slices: int) -> None:
@@ -100,13 +114,9 @@ class WorkerMemory:
         self, table: WorkerTable, dealer: int, slice_state: SliceState, counters: Counters, number: int
     ) -> WorkerAt:
         """Return the addresses for compiled code of worker `number`, with scratch for a table's callbacks."""
-        self._table = table  # compiled code uses its memory
-        callbacks = len(table.callbacks) + 1
+        self.of_callbacks = scratch = _CallbackScratch(table)
         self.entries = numpy.zeros(max(_LEAST_ENTRIES, 2 * self._slices * table.at.total), BatchEntry.dtype)
         self.entry_words = self.entries.view(numpy.int64).data
-        self._of_callbacks = numpy.zeros((2, callbacks), numpy.int64)
-        self._touched, self.raised = numpy.zeros((2, callbacks), numpy.int32)
-        self.raises = numpy.zeros(callbacks, numpy.int64)
         self.state.burst = self.burst.address
         at = WorkerAt(
             dealer=dealer,
@@ -119,11 +129,11 @@ class WorkerMemory:
             entries=self.entries.ctypes.data,
             max_entries=len(self.entries),
             identity=_identity_rows().ctypes.data if any(each.kind == "compiled" for each in table.callbacks) else 0,
-            counts=self._of_callbacks[0].ctypes.data,
-            places=self._of_callbacks[1].ctypes.data,
-            touched=self._touched.ctypes.data,
-            raised=self.raised.ctypes.data,
-            raises=self.raises.ctypes.data,
+            counts=scratch.counts.ctypes.data,
+            places=scratch.places.ctypes.data,
+            touched=scratch.touched.ctypes.data,
+            raised=scratch.raised.ctypes.data,
+            raises=scratch.raises.ctypes.data,
             call=self._call.address,
             few=self._few.ctypes.data,
             places_of_blocks=self.places.ctypes.data,
