@@ -241,7 +241,7 @@ def key_rule_of_days(recordings: Iterable[Recording]) -> int:
 
 
 def _days_in(days: tuple[Recording, ...], which: slice) -> list[Recording]:
-    """Return the days of a slice of indices or dates. Raises IndexError if there is none."""
+    """Return the days of a slice of indices or dates. Raises IndexError if no day is chosen."""
     if any(isinstance(each, str | datetime.date) for each in (which.start, which.stop)):
         if which.step is not None:
             raise TypeError(f"step was {which.step!r:.80}, expected none in a slice of dates")

@@ -1,4 +1,4 @@
-"""What the whole day says about its trades: prices of orders, cancelled trades, and repetitions."""
+"""Facts about trades that need the whole day: prices of orders, cancelled trades, and repetitions."""
 
 from __future__ import annotations
 

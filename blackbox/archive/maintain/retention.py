@@ -1,4 +1,4 @@
-"""How much of a feed's recordings to keep."""
+"""Limits for the recordings of a feed that are kept."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ COUNTERS: Final = 7
 
 
 class Wanted(IntEnum):
-    """What the slice thread wants from the maintenance thread."""
+    """Request of the slice thread to the maintenance thread."""
 
     NOTHING = 0
     MORE_ROOM = 1

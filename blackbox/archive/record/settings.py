@@ -28,13 +28,13 @@ class JournalKeywords(TypedDict, total=False):
     segment_bytes: int
     """Size at which the next segment is begun, 1 MiB to 1 TiB; 256 MiB by default."""
     compression: Compression
-    """Of bodies. Replays use uncompressed bodies ("none", the default) without a copy. "lz4" and "zstd" make smaller
-    files and take the GIL once per block. `blackbox compact` compresses later, in larger blocks."""
+    """Compression of bodies. Replays use uncompressed bodies ("none", the default) without a copy. "lz4" and "zstd"
+    make smaller files and take the GIL once per block. `blackbox compact` compresses later, in larger blocks."""
     serve: bool | str
     """True to serve recorded blocks at the feed's first archive endpoint, or an endpoint to serve at, in a separate
     thread. Any client that can connect may read all recordings of the feed there."""
     retention: Retention
-    """How much of the feed's recordings to keep. Once a minute whole days beyond it are deleted, never the newest."""
+    """Limits for the recordings that are kept. Once a minute whole days beyond them are deleted, never the newest."""
 
 
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):

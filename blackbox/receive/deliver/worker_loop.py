@@ -86,7 +86,7 @@ class WorkerReason(IntEnum):
 
 
 class _Received(IntEnum):
-    """What a worker has received."""
+    """Kind of what `_receive` has found."""
 
     FAILED = -1
     NOTHING = 0
