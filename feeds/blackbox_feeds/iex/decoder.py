@@ -191,7 +191,10 @@ class DatagramDecoder:
         protocol: int,
         input_counts: NDArray[numpy.int64],
         sequence: Sequence,
+        chunk_messages: int | None = None,
     ) -> None:
+        """`chunk_messages`: most messages of a chunk."""
+        self._chunk_messages = chunk_messages
         self._topics = TopicTable(form)
         self._protocol = protocol
         self._counts = input_counts
@@ -207,7 +210,7 @@ class DatagramDecoder:
         row, position, why = 0, 0, Reason.FILLED
         sequence.make_room(len(datagrams.starts))
         while why == Reason.FILLED:
-            columns = Columns.new()
+            columns = Columns.new(self._chunk_messages)
             n, row, position, why = decode_datagrams(
                 datagrams.data,
                 datagrams.starts,

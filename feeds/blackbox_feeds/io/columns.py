@@ -30,14 +30,11 @@ class Columns(NamedTuple):
     lengths: NDArray[numpy.int32]
 
     @classmethod
-    def new(cls) -> Self:
-        """Return columns for `CHUNK_MESSAGES` messages."""
-        return cls(
-            numpy.empty(CHUNK_MESSAGES, numpy.int32),
-            numpy.empty(CHUNK_MESSAGES, numpy.int64),
-            numpy.empty(CHUNK_MESSAGES, numpy.int64),
-            numpy.empty(CHUNK_MESSAGES, numpy.int32),
-        )
+    def new(cls, messages: int | None = None) -> Self:
+        """Return columns for this number of messages; default: `CHUNK_MESSAGES`."""
+        n = CHUNK_MESSAGES if messages is None else messages
+        kinds = (numpy.int32, numpy.int64, numpy.int64, numpy.int32)
+        return cls(*(numpy.empty(n, kind) for kind in kinds))
 
     def chunk(
         self,

@@ -128,3 +128,15 @@ def snapshot(counts: NDArray[numpy.int64]) -> InputStatistics:
     types = tuple((chr(kind) if kind < NO_TYPE else "", int(of_type[kind])) for kind in numpy.flatnonzero(of_type))
     symbol = counts[FIRST_NO_SYMBOL : FIRST_NO_SYMBOL + 1].astype("<i8").tobytes() if counts[NO_SYMBOL] else b""
     return InputStatistics(*counts[:FIRST_NO_SYMBOL].tolist(), unknown_types=types, first_no_symbol=symbol)
+
+
+def skipped(counts: NDArray[numpy.int64]) -> InputStatistics:
+    """Return only the counts of messages that the decoder skipped or cut."""
+    now = snapshot(counts)
+    return InputStatistics(
+        unknown=now.unknown,
+        extended=now.extended,
+        no_symbol=now.no_symbol,
+        unknown_types=now.unknown_types,
+        first_no_symbol=now.first_no_symbol,
+    )

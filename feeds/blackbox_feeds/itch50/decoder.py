@@ -126,7 +126,7 @@ def _judge(data: NDArray[numpy.uint8], position: int, end: int, is_all: bool) ->
 
 
 @njit(nogil=True, cache=True)
-def _judge_whole(data: NDArray[numpy.uint8], position: int) -> int:
+def judge_whole(data: NDArray[numpy.uint8], position: int) -> int:
     """Do as `_judge` for a complete frame: only one too short for its type is wrong."""
     size = big_16(data, position)
     return Reason.BAD_LENGTH if size > 0 and size < _LAYOUT[data[position + 2], _SIZE] else Reason.END
@@ -216,7 +216,7 @@ def decode_frames(
             layout = _LAYOUT[data[min(start, end - 1)]]  # the last message of a datagram may be empty
             ahead = _look_ahead(data, ahead, end, rows_at)
             if size != layout[_SIZE] or start + size > end:
-                why = _judge_whole(data, position) if is_framed else _judge(data, position, end, is_all)
+                why = judge_whole(data, position) if is_framed else _judge(data, position, end, is_all)
                 if why != Reason.END:
                     return n, span, position, why
                 if size == 0 or layout[_SIZE] < 0:
@@ -254,8 +254,11 @@ class FrameDecoder:
     stop: Stop | None = None
     """After `chunks`: None if all spans were decoded, else the position and the reason."""
 
-    def __init__(self, form: TopicForm, midnight_ns: int, counts: NDArray[numpy.int64]) -> None:
-        """Adds to `counts` (see `blackbox_feeds.io.statistics`)."""
+    def __init__(
+        self, form: TopicForm, midnight_ns: int, counts: NDArray[numpy.int64], chunk_messages: int | None = None
+    ) -> None:
+        """Adds to `counts` (see `blackbox_feeds.io.statistics`). `chunk_messages`: most messages of a chunk."""
+        self._chunk_messages = chunk_messages
         self._topics = TopicTable(form)
         self._counts = counts
         self._midnight_ns = midnight_ns
@@ -274,7 +277,7 @@ class FrameDecoder:
         span, position, why = 0, int(starts[0]) if len(starts) else 0, Reason.FILLED
         span_rows = numpy.zeros(len(starts) + 1, numpy.int64)
         while why == Reason.FILLED:
-            columns = Columns.new()
+            columns = Columns.new(self._chunk_messages)
             n, span, position, why = decode_frames(
                 data,
                 starts,

@@ -1,0 +1,59 @@
+"""Which lost messages to request, and when. Without I/O: the caller sends.
+
+A gap is requested in parts, as large as the parts that the server sends, several at a time. Without progress the first
+part is requested again, after delays that double and are jittered; how long, the gap holder decides, which gives up.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+PARTS: Final = 16
+"""Parts requested at a time."""
+MOST_PART: Final = 256
+"""Messages of the largest part."""
+_FIRST_PART: Final = 16
+FIRST_DELAY_NS: Final = 10_000_000
+LONGEST_DELAY_NS: Final = 200_000_000
+
+
+class GapRequests:
+    """Requests of one client."""
+
+    def __init__(self, patience_ns: int = 0, seed: int | None = None) -> None:
+        """`patience_ns`: wait for this time before the first request, as the other line may fill the gap."""
+        self._patience_ns = patience_ns
+        self._random = Random(seed)
+        self._part = _FIRST_PART
+        self._expected = -1
+        self._next = 0
+        self._since_ns = 0
+        self._delay_ns = FIRST_DELAY_NS
+
+    def answered(self, messages: int) -> None:
+        """Process an answer of this number of messages: the server's parts are about as large."""
+        if messages > 0:
+            self._part = min(MOST_PART, messages)
+
+    def due(self, gap: tuple[int, int, int] | None, now_ns: int) -> list[tuple[int, int]]:
+        """Return the parts to request now: (first sequence, messages).
+
+        `gap`: its first sequence, the one after it, and since when it is known, as in `GapHolder.gap`.
+        """
+        if gap is None or now_ns < gap[2] + self._patience_ns:
+            return []
+        expected, end, _ = gap
+        if expected != self._expected:
+            self._expected, self._since_ns, self._delay_ns = expected, now_ns, FIRST_DELAY_NS
+            self._next = max(self._next, expected) if self._next <= end else expected
+        elif now_ns >= self._since_ns + self._delay_ns:
+            self._next, self._since_ns = expected, now_ns
+            self._delay_ns = min(2 * self._delay_ns, LONGEST_DELAY_NS)
+            self._delay_ns -= round(self._random.random() * self._delay_ns / 4)
+        parts = []
+        while self._next < min(end, expected + PARTS * self._part):
+            count = min(self._part, end - self._next)
+            parts.append((self._next, count))
+            self._next += count
+        return parts

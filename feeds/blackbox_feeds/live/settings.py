@@ -1,0 +1,67 @@
+"""Settings of live clients: the options of a URL, such as `//239.1.1.1:26400?b=239.1.1.2:26400&hold=0.5`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import msgspec
+
+from blackbox.arguments import did_you_mean
+from blackbox.errors import ConfigError
+from blackbox.feed.venue_url import Address, VenueUrl
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the options of a URL."""
+
+    @classmethod
+    def of(cls, url: VenueUrl) -> Self:
+        """Return the options of a URL. Raises ConfigError."""
+        known = {field.name: field.type for field in msgspec.structs.fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in url.options.items():
+            if name not in known:
+                hint = did_you_mean(name, list(known))
+                raise ConfigError(
+                    f"option was {name}={text}, expected one of {url.scheme}://: {', '.join(known)}{hint}"
+                )
+            try:
+                values[name] = msgspec.convert(text, known[name], strict=False)
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"option {name} was {text!r}: {error}") from error
+        return cls(**values)
+
+
+class LineSettings(Settings, frozen=True, kw_only=True):
+    """Options of clients that receive datagrams."""
+
+    b: str | None = None
+    """GROUP:PORT of the second line, with the same datagrams."""
+    interface: str | None = None
+    """Name or IPv4 address of the interface that joins the groups."""
+    backfill: int = 100_000
+    """After a late start, messages before the first one that are requested."""
+    hold: float = 1.0
+    """Seconds for which messages after a gap are held while it is requested."""
+    held: int = 16_384
+    """Datagrams held."""
+    stale: float = 5.0
+    """Seconds without data or heartbeats after which the lines are joined again."""
+    buffer_mib: int = 16
+    """Receive buffer of each socket in the kernel."""
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("backfill", 0, 1 << 32),
+            ("hold", 0, 3_600),
+            ("held", 1, 1 << 20),
+            ("stale", 0.01, 86_400),
+            ("buffer_mib", 1, 1_024),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"option {name} was {value}, expected {least} to {most}")
+
+    def lines(self, a: Address) -> list[Address]:
+        """Return the addresses of the lines."""
+        return [a] if self.b is None else [a, Address.of(self.b, "option b")]

@@ -1,0 +1,213 @@
+"""Held gaps against a plain model: each message once and in order, or in a gap with its exact count."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy
+import pytest
+from blackbox_feeds.iex import iextp
+from blackbox_feeds.iex.live import FORM as IEX_FORM
+from blackbox_feeds.io.pcap import Datagrams
+from blackbox_feeds.itch50.live_moldudp64 import FORM as MOLD_FORM
+from blackbox_feeds.live.gap_holder import Arrived, Form, GapHolder, Limits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.feeds.build import DEEP, iex_tp, mold
+
+SLOT = 256
+HOLD = 100
+PER_MESSAGE = 3
+FAR = 40
+
+
+class Packet(NamedTuple):
+    """A datagram of the messages from `first` to before `end`, that came at `time`."""
+
+    first: int
+    end: int
+    time: int
+    is_line: bool
+
+
+def text(number: int) -> bytes:
+    return b"%d" % number
+
+
+def datagram_of(packet: Packet, form: Form) -> bytes:
+    messages = [text(number) for number in range(packet.first, packet.end)]
+    return mold(packet.first, messages) if form.is_big_endian else iex_tp(packet.first, messages)
+
+
+def arrived_of(packets: list[Packet], form: Form) -> Arrived:
+    datagrams = [datagram_of(packet, form) for packet in packets]
+    data = b"".join(datagram.ljust(SLOT, b"\xee") for datagram in datagrams)
+    return Arrived(
+        numpy.frombuffer(bytearray(data or bytes(SLOT)), numpy.uint8),
+        SLOT,
+        numpy.array([len(datagram) for datagram in datagrams], numpy.int32),
+        numpy.array([packet.first for packet in packets], numpy.int64),
+        numpy.array([packet.end for packet in packets], numpy.int64),
+    )
+
+
+def sequences_of(released: list[Datagrams], form: Form) -> list[tuple[int, int]]:
+    """Return the first sequence of each datagram and the one after it; check all of its bytes."""
+    found = []
+    for part in released:
+        for start, length in zip(part.starts.tolist(), part.lengths.tolist(), strict=True):
+            data = part.data[start : start + length].tobytes()
+            if form.is_big_endian:
+                session, first, count = struct.unpack_from(">10sQH", data)
+                assert session == b"0000000001"
+                expected = mold(first, [text(first + k) for k in range(count)])
+            else:
+                *_, size, count, _, first, _ = iextp.HEADER.unpack_from(data)
+                assert size == length - iextp.HEADER_BYTES
+                expected = iex_tp(first, [text(first + k) for k in range(count)], protocol=DEEP)
+            assert data == expected
+            found.append((first, first + count))
+    return found
+
+
+class Model:
+    """The same rules with plain lists."""
+
+    def __init__(self, expected: int, most: int) -> None:
+        self.expected, self.most = expected, most
+        self.held: list[Packet] = []
+        self.released: list[tuple[int, int]] = []
+        self.duplicates = self.recovered = self.implausible = 0
+        self.progress = 0
+
+    def release(self, packet: Packet) -> None:
+        self.duplicates += max(0, self.expected - packet.first)
+        self.released.append((max(self.expected, packet.first), packet.end))
+        self.expected = packet.end
+
+    def drain(self) -> None:
+        while self.held and self.held[0].first <= self.expected:
+            packet = self.held.pop(0)
+            if packet.end > self.expected:
+                self.release(packet)
+            else:
+                self.duplicates += packet.end - packet.first
+
+    def give_up(self) -> None:
+        packet = self.held.pop(0)
+        if packet.first - self.expected > FAR and self.progress > packet.time:
+            self.implausible += 1
+        else:
+            self.expected = packet.first
+            self.release(packet)
+
+    def check_time(self, now: int) -> None:
+        def is_over() -> bool:
+            oldest = min((packet.time for packet in self.held), default=now)
+            return bool(self.held) and oldest + HOLD + PER_MESSAGE * (self.held[0].first - self.expected) <= now
+
+        while is_over():
+            self.give_up()
+            self.drain()
+
+    def take(self, packet: Packet) -> None:
+        while len(self.held) == self.most and packet.first >= self.held[0].first > self.expected < packet.first:
+            self.give_up()
+            self.drain()
+        if packet.end <= self.expected:
+            self.duplicates += packet.end - packet.first
+        elif packet.first <= self.expected or len(self.held) == self.most:
+            if packet.first <= self.expected and self.held:
+                self.recovered += packet.end - self.expected
+            self.expected = max(self.expected, packet.first)
+            self.release(packet)
+            if packet.is_line:
+                self.progress = packet.time
+            self.drain()
+        else:
+            before = [other for other in self.held if other.first <= packet.first]
+            if before and before[-1].end >= packet.end:
+                self.duplicates += packet.end - packet.first
+            else:
+                self.held.insert(len(before), packet)
+
+
+PACKETS = st.lists(
+    st.tuples(st.integers(1, 120), st.integers(0, 8), st.integers(0, 60), st.booleans()), min_size=1, max_size=60
+)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(PACKETS, st.integers(1, 4), st.integers(1, 6), st.booleans())
+def test_each_message_is_released_once_in_order_or_given_up(
+    steps: list[tuple[int, int, int, bool]], batch: int, most: int, is_mold: bool
+) -> None:
+    form = MOLD_FORM if is_mold else IEX_FORM
+    holder = GapHolder(form, SLOT, Limits(HOLD, PER_MESSAGE, FAR), most)
+    model = Model(1, most)
+    holder.start(1)
+    released: list[tuple[int, int]] = []
+    offered = now = 0
+    for at in range(0, len(steps), batch):
+        now += steps[at][2]
+        packets = [Packet(first, first + count, now, steps[at][3]) for first, count, _, _ in steps[at : at + batch]]
+        arrived = arrived_of(packets, form)
+        found = holder.arrange(arrived, len(packets), is_line=steps[at][3], now_ns=now)
+        released += sequences_of(found, form)
+        model.check_time(now)
+        for packet in packets:
+            model.take(packet)
+        offered += sum(packet.end - packet.first for packet in packets)
+        assert released == model.released
+        assert holder.expected == model.expected
+        assert holder.gap == ((model.expected, *model.held[0][::2]) if model.held else None)
+    released += sequences_of(holder.flush(arrived_of([], form)), form)
+    model.check_time(1 << 62)
+    assert released == model.released
+    assert holder.gap is None
+    assert (holder.duplicates, holder.recovered, holder.take_implausible()) == (
+        model.duplicates,
+        model.recovered,
+        model.implausible,
+    )
+    position = 1
+    for first, end in released:
+        assert position <= first <= end
+        position = end
+    if not model.implausible:
+        assert offered == holder.duplicates + sum(end - first for first, end in released)
+
+
+def test_gap_is_filled_from_another_line_before_its_time() -> None:
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR))
+    holder.start(1)
+    lost = [Packet(1, 3, 0, True), Packet(5, 6, 0, True)]
+    assert sequences_of(holder.arrange(arrived_of(lost, MOLD_FORM), 2, is_line=True, now_ns=0), MOLD_FORM) == [(1, 3)]
+    assert holder.gap == (3, 5, 0)
+    fill = arrived_of([Packet(2, 6, 0, True)], MOLD_FORM)
+    assert sequences_of(holder.arrange(fill, 1, is_line=True, now_ns=HOLD - 1), MOLD_FORM) == [(3, 6)]
+    assert (holder.gap, holder.recovered, holder.duplicates) == (None, 3, 2)
+
+
+@pytest.mark.parametrize("form", [MOLD_FORM, IEX_FORM])
+def test_heartbeat_after_lost_messages_shows_the_gap(form: Form) -> None:
+    holder = GapHolder(form, SLOT, Limits(HOLD, 0, FAR))
+    holder.start(1)
+    heartbeat = arrived_of([Packet(9, 9, 0, True)] * 2, form)
+    assert holder.arrange(heartbeat, 2, is_line=True, now_ns=0) == []
+    assert holder.gap == (1, 9, 0)
+    assert holder.arrange(heartbeat, 0, is_line=True, now_ns=HOLD - 1) == []
+    assert sequences_of(holder.arrange(heartbeat, 0, is_line=True, now_ns=HOLD), form) == [(9, 9)]
+    assert holder.duplicates == 0
+
+
+def test_datagram_far_ahead_of_a_sequence_that_goes_on_is_dropped() -> None:
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR))
+    holder.start(1)
+    for time, packet in enumerate([Packet(1_000, 1_001, 0, True), Packet(1, 2, 0, True), Packet(2, 3, 0, True)]):
+        holder.arrange(arrived_of([packet], MOLD_FORM), 1, is_line=True, now_ns=time)
+    assert holder.arrange(arrived_of([], MOLD_FORM), 0, is_line=True, now_ns=HOLD) == []
+    assert (holder.expected, holder.gap, holder.take_implausible()) == (3, None, 1)
