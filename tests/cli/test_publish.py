@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,8 @@ from blackbox.cli.ui import progress
 from blackbox.cli.ui.feeds import LOCAL, feed_for, open_with_options
 from blackbox.cli.ui.source_publisher import SourcePublisher
 from blackbox.cli.ui.status import Status
+from blackbox.feed.endpoint import _free_ports
+from blackbox.testing import wait_until
 from tests.cli.commands import Command, Ended, Place, assert_one_line, beside, invoke
 from tests.feeds.build import ethernet, itch, mold, pcap
 
@@ -194,3 +197,35 @@ def test_unwanted_messages_are_reported_next_to_sent_ones(place: Place, capsys: 
     assert done.messages + done.unwanted == 2_000
     said = f"{done.messages:,} messages were sent; {done.unwanted:,} were not: they had no subscriber"
     assert said in capsys.readouterr().err
+
+
+def test_live_source_is_published_until_a_signal(place: Place) -> None:
+    (port,) = _free_ports(1)
+    subscriber = Subscriber(msgspec.structs.replace(place.feed, schema="itch50"))
+    received: list[int] = []
+    subscriber.on(b"")(lambda message: received.append(message.ts_event))
+    words = ["publish", f"moldudp64://127.0.0.1:{port}?hold=0.05&stale=60", "--option", "date=2019-12-30"]
+    with (
+        beside(lambda: subscriber.run(until_end=True, timeout=300)),
+        Command(*words, "--feed", place.path, "--json") as publisher,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as venue,
+    ):
+
+        def is_received() -> bool:
+            for number in (1, 5):
+                venue.sendto(mold(number, [itch("A", ns=number)]), ("127.0.0.1", port))
+            return len(received) >= 2
+
+        wait_until(is_received, 300)
+        ended = publisher.interrupt()
+    assert ended.status == Status.LOST, ended.errors
+    assert "lost: 3 messages missing in the source, published as gaps" in ended.errors
+    live = json.loads(ended.out)["live"]
+    assert (live["messages"], live["gaps"], live["missing"]) == (2, 1, 3)
+    assert (len(received), subscriber.statistics().received.gaps) == (2, 3)
+
+
+def test_live_source_with_another_source(place: Place) -> None:
+    ended = invoke("publish", "moldudp64://127.0.0.1:1", "synthetic:10", "--feed", place.path)
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, "is live and was given with 1 more: publish it alone")

@@ -160,7 +160,7 @@ def test_iex_begins_its_numbers_again() -> None:
 
 
 def hostile(protocol: Protocol, seed: int, many: int) -> tuple[list[bytes], list[bytes], dict[str, int]]:
-    """Return datagrams of which some are random, cut, repeated or forged; the messages; and the expected counts."""
+    """Return datagrams, some random, cut, repeated or forged; the valid messages; and the expected counts."""
     chance, sent, messages = random.Random(seed), [protocol.datagram(1, [])], list[bytes]()
     counts = {"malformed": 0, "foreign": 0, "duplicates": 0}
     replays: list[tuple[bytes, int]] = []

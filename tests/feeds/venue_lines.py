@@ -121,7 +121,7 @@ class Client(threading.Thread):
         return [each for each in self.found if isinstance(each, bytes)]
 
     def wait_for(self, count: int) -> None:
-        """Wait until so many messages or gaps were found."""
+        """Wait until `count` messages and gaps were found."""
         wait_until(lambda: len(self.found) >= count)
 
 

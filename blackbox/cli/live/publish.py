@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +11,7 @@ import typer
 from rich.progress import TimeElapsedColumn
 
 from blackbox.analysis.report.numbers import byte_rate, count, counted, duration, rate
+from blackbox.cli.live.live_publishing import ended_by_signals, live_of, live_rows, live_text
 from blackbox.cli.ui import progress
 from blackbox.cli.ui.feeds import (
     FeedOption,
@@ -29,6 +30,7 @@ from blackbox.feed.source import Source
 
 if TYPE_CHECKING:
     from blackbox.cli.ui.source_publisher import SourcePublisher
+    from blackbox.feed.live_source import LiveSource
     from blackbox.publish.publisher import PublisherStatistics
 
 
@@ -61,11 +63,13 @@ def publish(
 
     SOURCE is [cyan]itch50:PATH[/], [cyan]iex:PATH[/], [cyan]tape:PATH[/], [cyan]dbn:PATH[/],
     [cyan]binance:PATH[/], [cyan]synthetic:MESSAGES[/], or NAME:ARGUMENT of a plug-in. Several sources of one schema
-    are published one after another, in the order of their first messages' times.
+    are published one after another, in the order of their first messages' times. Live sources, one per command, are
+    [cyan]moldudp64://GROUP:PORT[/] and [cyan]iextp://GROUP:PORT[/]; they run until Ctrl-C or the end of the session.
 
     Messages without a subscriber are not sent, and counted as unwanted. Status 4 if messages are lost.
 
-    JSON has `sources`, `seconds`, `missing` (messages that the sources lack) and `statistics` of the publisher.
+    JSON has `sources`, `seconds`, `missing` (messages that the sources lack), `statistics` of the publisher, and
+    `live`, counts of a live source.
 
     For example, each with `blackbox subscribe` in another terminal:
 
@@ -88,15 +92,18 @@ def publish(
         shape = feed_for(shape, named[0].source, named[0].spec)
         with stderr.status("reading the first messages"):
             opened = in_order(named)
+        live = live_of(opened)
         with SourcePublisher(shape, when_full=when_full.value) as publisher:
             publisher.wait_for_each_slice(wait_for, timeout, say)
             started = time.monotonic()
             elapsed = 0.0
             lacking: dict[int, int] = {}
+            came: Collection[int] = ()
             try:
-                _publish_with_progress(opened, publisher)
-                publisher.flush()
-                lacking = publisher.lacking(wait_for)
+                with ended_by_signals(live) as came:
+                    _publish_with_progress(opened, publisher)
+                    publisher.flush()
+                lacking = {} if live else publisher.lacking(wait_for)
                 elapsed = time.monotonic() - started
             finally:
                 publisher.close(timeout=30.0 if elapsed else 1.0)
@@ -108,6 +115,7 @@ def publish(
                             "seconds": round(seconds, 3),
                             "missing": publisher.missing,
                             "statistics": publisher.statistics(),
+                            "live": live and live.statistics(),
                         }
                     )
                 else:
@@ -130,6 +138,9 @@ def publish(
         lost += [f"the source is incomplete: {each.truncated}" for each in opened if each.truncated]
         if lost:
             lose("; ".join(lost))
+        if came:
+            say("interrupted")
+            raise typer.Exit(128 + min(came))
 
 
 def _publish_with_progress(sources: Sequence[Source], publisher: SourcePublisher) -> None:
@@ -154,13 +165,30 @@ def _publish_with_progress(sources: Sequence[Source], publisher: SourcePublisher
             before += source.publish(publisher, show_all)
             publisher.end_source()
 
-    if stderr.is_terminal:
+    live = live_of(sources)
+    if live is not None:
+        _publish_live(live, publisher, lambda: "  ".join((*rates(live.statistics().messages), live_text(live))))
+    elif stderr.is_terminal:
         totals = [source.total for source in sources]
         total = None if None in totals else sum(each or 0 for each in totals)
         with progress.bar("publishing", total, progress.TEXT, TimeElapsedColumn()) as move:
             publish_all(lambda messages: move(completed=messages, text="  ".join(rates(messages))))
     else:
         publish_all(progress.at_most_every(progress.LINE_EVERY_S, say_line))
+
+
+def _publish_live(source: LiveSource, publisher: SourcePublisher, text: Callable[[], str]) -> None:
+    """Publish a live source; show its state also while nothing arrives."""
+    if stderr.is_terminal:
+        with (
+            progress.bar("publishing", None, progress.TEXT, TimeElapsedColumn()) as move,
+            progress.ticking(lambda: move(text=text())),
+        ):
+            source.publish(publisher)
+    else:
+        with progress.ticking(lambda: say(text()), progress.LINE_EVERY_S):
+            source.publish(publisher)
+    publisher.end_source()
 
 
 def print_summary(sources: Sequence[Source], publisher: SourcePublisher, elapsed_s: float) -> None:
@@ -190,6 +218,7 @@ def print_summary(sources: Sequence[Source], publisher: SourcePublisher, elapsed
                     ("elapsed", duration(elapsed_s * 1e9)),
                     ("rate", rate(done.messages, elapsed_s)),
                     ("bodies", byte_rate(done.body_bytes, elapsed_s)),
+                    *live_rows(live_of(sources)),
                 ]
             ),
         )

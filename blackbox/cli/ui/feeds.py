@@ -122,10 +122,21 @@ def check_schemas(named: Sequence[NamedSource]) -> None:
 def in_order(named: Sequence[NamedSource]) -> list[Source]:
     """Return sources in the order of the times of their first messages, which are read: wrong files are found here.
 
-    Raises SourceError if a source cannot be read, or has no messages.
+    A live source must be the only one, and is not read.
+
+    Raises SourceError if a source cannot be read, or has no messages; ConfigError for a live source among others.
     """
     from blackbox.feed.first_time import by_first_time
+    from blackbox.feed.live_source import LiveSource
 
+    live = [each for each in named if isinstance(each.source, LiveSource)]
+    if live:
+        if len(named) > 1:
+            raise ConfigError(
+                f"source {live[0].spec!r} is live and was given with {len(named) - 1} more: publish it alone, "
+                "and other sources by other commands"
+            )
+        return [live[0].source]
     found = by_first_time(each.source for each in named)
     for each in found:
         if each.first_ns is None:

@@ -35,7 +35,7 @@ from blackbox_feeds.live.settings import LineSettings
 FORM: Final = Form(HEADER_BYTES, sequence_at=24, count_at=14, payload_bytes_at=12, is_big_endian=False)
 _MOST_SEQUENCE: Final = 1 << 62
 _RESTART_NS: Final = 1_000_000_000
-"""A datagram with an earlier sequence, sent so much later, begins the numbers again: a late copy is not that late."""
+"""A datagram with an earlier sequence begins the numbers again if it was sent this much later; copies are not."""
 _RANGES: Final = 16
 """Ranges of one request."""
 

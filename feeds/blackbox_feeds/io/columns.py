@@ -33,8 +33,12 @@ class Columns(NamedTuple):
     def new(cls, messages: int | None = None) -> Self:
         """Return columns for this number of messages; default: `CHUNK_MESSAGES`."""
         n = CHUNK_MESSAGES if messages is None else messages
-        kinds = (numpy.int32, numpy.int64, numpy.int64, numpy.int32)
-        return cls(*(numpy.empty(n, kind) for kind in kinds))
+        return cls(
+            numpy.empty(n, numpy.int32),
+            numpy.empty(n, numpy.int64),
+            numpy.empty(n, numpy.int64),
+            numpy.empty(n, numpy.int32),
+        )
 
     def chunk(
         self,

@@ -7,7 +7,7 @@ for too long, or if there is no room for another: the next datagram is then rele
 sequence, reports the gap at its position. So the output is in order, and has each message once. Messages of a released
 datagram that were released before are cut off.
 
-A datagram without messages, a heartbeat, is held like others: it shows a gap at the end of what was sent.
+A heartbeat, which has no messages, is held like other datagrams: it shows a gap at the end of the stream.
 
 No I/O, no clock: the caller gives the time.
 """
@@ -45,7 +45,7 @@ class Form(NamedTuple):
     count_at: int
     """Offset of the number of messages, two bytes."""
     payload_bytes_at: int
-    """Offset of the length of the payload, two bytes; -1: there is none."""
+    """Offset of the length of the payload, two bytes; -1 if the header lacks it."""
     is_big_endian: bool
 
 
@@ -111,7 +111,7 @@ class Arrived(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How long a datagram is held."""
+    """Limits on the time for which a datagram is held."""
 
     hold_ns: int = HOLD_NS
     per_message_ns: int = HOLD_PER_MESSAGE_NS
@@ -225,7 +225,7 @@ def _is_over(address: int, held: _Held, limits: Limits, now_ns: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def _hold(address: int, held: _Held, arrived: Arrived, row: int, now_ns: int) -> None:
-    """Hold a datagram; there is room. One that is covered by the datagram before it is a duplicate."""
+    """Hold a datagram; there is room. A datagram covered by the one before it is a duplicate."""
     state = _state_at(address)
     first, end = arrived.first[row], arrived.end[row]
     place = numpy.searchsorted(held.first[: state.held], first, side="right")
@@ -303,9 +303,9 @@ class GapHolder:
         """`slot_bytes`: longest datagram; `most_held`: datagrams held."""
         self._form, self._limits = form, limits or Limits()
         self._state: _State = _State()
-        columns = (numpy.zeros(most_held, numpy.int64) for _ in range(5))
         store = fresh_array((most_held * slot_bytes,), numpy.uint8)
-        self._held = _Held(*columns, numpy.arange(most_held), store, slot_bytes)
+        first, end, came_ns, length, slot = (numpy.zeros(most_held, numpy.int64) for _ in range(5))
+        self._held = _Held(first, end, came_ns, length, slot, numpy.arange(most_held), store, slot_bytes)
 
     def start(self, sequence: int) -> None:
         """Expect message `sequence` next; nothing may be held, see `flush`."""
