@@ -64,7 +64,8 @@ def publish(
     SOURCE is [cyan]itch50:PATH[/], [cyan]iex:PATH[/], [cyan]tape:PATH[/], [cyan]dbn:PATH[/],
     [cyan]binance:PATH[/], [cyan]synthetic:MESSAGES[/], or NAME:ARGUMENT of a plug-in. Several sources of one schema
     are published one after another, in the order of their first messages' times. Live sources, one per command, are
-    [cyan]moldudp64://GROUP:PORT[/] and [cyan]iextp://GROUP:PORT[/]; they run until Ctrl-C or the end of the session.
+    [cyan]moldudp64://GROUP:PORT[/], [cyan]soupbintcp://USER@HOST:PORT[/] and [cyan]iextp://GROUP:PORT[/]; they run
+    until Ctrl-C or the end of the session.
 
     Messages without a subscriber are not sent, and counted as unwanted. Status 4 if messages are lost.
 

@@ -1,0 +1,261 @@
+"""SoupBinTCP's client: each message once in spite of disconnects, or in a gap; bad servers; hostile bytes."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Callable
+from typing import Self
+
+import pytest
+from blackbox_feeds.itch50.live_soupbintcp import PASSWORD_VARIABLE, SoupBinTcpClient
+from blackbox_feeds.itch50.soupbintcp import (
+    DEBUG,
+    END_OF_SESSION,
+    LOGIN_REJECTED,
+    SEQUENCED,
+    SERVER_HEARTBEAT,
+    Accepted,
+    Login,
+    packet,
+)
+from blackbox_feeds.itch50.soupbintcp_client import Frames, SoupBinTcpSession
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox.errors import BlackBoxError, ConfigError, SourceError
+from blackbox.testing import wait_until
+from tests.examples import examples
+from tests.feeds.build import itch, messages_in
+
+MESSAGES = [itch("AEDU"[number % 4], number % 5, number, f"S{number % 5}") for number in range(1, 301)]
+
+
+class Server(threading.Thread):
+    """Answers each connection by a function of its login, which returns the bytes to send; then disconnects."""
+
+    def __init__(self, answer: Callable[[Login, int], bytes], stays: bool = False) -> None:
+        super().__init__(daemon=True)
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.logins: list[Login] = []
+        self.heard = b""
+        self._answer, self._stays = answer, stays
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        self.join()
+
+    def run(self) -> None:
+        while True:
+            try:
+                connected, _ = self.socket.accept()
+            except OSError:
+                return
+            with connected:
+                request = connected.recv(49, socket.MSG_WAITALL)
+                if len(request) < 49:
+                    continue
+                self.logins.append(Login.of(request[3:]))
+                connected.sendall(self._answer(self.logins[-1], len(self.logins)))
+                connected.shutdown(socket.SHUT_WR)
+                while self._stays and (data := connected.recv(100)):
+                    self.heard += data
+
+
+def found_by(server: Server, query: str = "") -> tuple[SoupBinTcpClient, list[bytes | int]]:
+    """Run a client until its end; return it, and its messages and gaps."""
+    source = SoupBinTcpClient(f"//bob@127.0.0.1:{server.port}?retry=0.001{query}", "2019-12-30")
+    found: list[bytes | int] = []
+    for chunk in source.chunks():
+        for missing, run in chunk.runs():
+            found += [missing] if missing else []
+            found += [payload for _, _, payload in messages_in(run)]
+    return source, found
+
+
+def sequenced(first: int, end: int) -> bytes:
+    return b"".join(packet(SEQUENCED, message) for message in MESSAGES[first - 1 : end - 1])
+
+
+def test_each_message_arrives_once_in_spite_of_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
+    chance = random.Random(1)
+
+    def answer(login: Login, _number: int) -> bytes:
+        assert (login.user, login.password) == ("bob", "secret")
+        data = packet(DEBUG, b"hello") + Accepted("S1", login.sequence).pack()
+        end = min(login.sequence + 40, len(MESSAGES) + 1)
+        data += sequenced(login.sequence, end) + packet(SERVER_HEARTBEAT)
+        if end == len(MESSAGES) + 1:
+            return data + packet(END_OF_SESSION)
+        return data[: len(data) - chance.randrange(400)]  # in the middle of a packet
+
+    with Server(answer) as server:
+        source, found = found_by(server)
+    assert found == MESSAGES
+    assert [login.session for login in server.logins] == ["", *["S1"] * (len(server.logins) - 1)]
+    assert source.statistics().reconnects == len(server.logins) - 1 > 5
+    assert (source.statistics().missing, source.statistics().malformed) == (0, 0)
+
+
+def test_messages_that_the_server_skips_and_a_short_one_are_gaps() -> None:
+    def answer(login: Login, number: int) -> bytes:
+        begin = (11, 41)[number - 1]
+        data = Accepted("S1", begin).pack() + sequenced(begin, begin + 10)
+        if number == 1:
+            return data + packet(SEQUENCED, b"Ashort")
+        return data + packet(END_OF_SESSION)
+
+    with Server(answer) as server:
+        source, found = found_by(server)
+    # The first connection has messages 11 to 20 and the short 21; the second goes on at 41 instead of 22.
+    assert found == [10, *MESSAGES[10:20], 1, 19, *MESSAGES[40:50]]
+    assert [login.sequence for login in server.logins] == [1, 22]
+    assert (source.statistics().gaps, source.statistics().missing, source.statistics().malformed) == (3, 30, 1)
+
+
+@pytest.mark.parametrize(("code", "error"), [(b"A", "user and password"), (b"S", "does not have this session")])
+def test_rejected_login(code: bytes, error: str) -> None:
+    reject = packet(LOGIN_REJECTED, code)
+    with Server(lambda _login, _number: reject) as server, pytest.raises(SourceError, match=error):
+        found_by(server)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        sequenced(1, 2),  # before the login
+        Accepted("S2", 5).pack(),  # another session
+        Accepted("S1", 4).pack(),  # messages would come again
+        packet(b"A", b"x" * 30),
+        packet(b"?"),
+        b"\0\0",
+    ],
+)
+def test_faulty_server_is_tried_again_and_counted(bad: bytes) -> None:
+    def answer(login: Login, number: int) -> bytes:
+        if number == 1:
+            return Accepted("S1", 1).pack() + sequenced(1, 5)
+        return bad if number == 2 else Accepted("S1", 5).pack() + sequenced(5, 10) + packet(END_OF_SESSION)
+
+    with Server(answer) as server:
+        source, found = found_by(server)
+    assert found == MESSAGES[:9]
+    assert (source.statistics().malformed, len(server.logins)) == (1, 3)
+
+
+def test_silent_server_is_noticed_and_heartbeats_are_sent() -> None:
+    def answer(_login: Login, number: int) -> bytes:
+        return Accepted("S1", 1).pack() + (sequenced(1, 3) + packet(END_OF_SESSION) if number > 1 else b"")
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    source = SoupBinTcpClient(f"//bob@127.0.0.1:{listener.getsockname()[1]}?retry=0.001&stale=1.5", "2019-12-30")
+    found: list[bytes] = []
+    errors: list[BlackBoxError] = []
+
+    def run() -> None:
+        try:
+            for chunk in source.chunks():
+                found.extend(payload for _, _, payload in messages_in(chunk))
+        except BlackBoxError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    with listener:
+        for number in (1, 2):
+            connected, _ = listener.accept()
+            with connected:
+                connected.recv(49, socket.MSG_WAITALL)
+                connected.sendall(answer(Login("", ""), number))
+                if number == 1:
+                    wait_until(lambda: source.statistics().connected)
+                    assert connected.recv(100) == packet(b"R")
+                    wait_until(lambda: source.statistics().stale == 1)
+                else:
+                    thread.join()
+    assert (found, errors) == (MESSAGES[:2], [])
+
+
+def frames_of(found: Frames) -> list[bytes | int]:
+    """Return the messages and gaps of frames."""
+    out: list[bytes | int] = []
+    gaps = list(found.gaps)
+    for run, (start, end) in enumerate(zip(found.starts.tolist(), found.ends.tolist(), strict=True)):
+        out += [missing for place, missing in gaps if place == run]
+        data = found.data[start:end].tobytes()
+        while data:
+            size = int.from_bytes(data[:2], "big")
+            out.append(data[2 : 2 + size])
+            data = data[2 + size :]
+    return out + [missing for place, missing in gaps if place == len(found.starts)]
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.integers(0, 6), max_size=30), st.lists(st.integers(1, 200), max_size=30))
+def test_packets_in_any_pieces_give_the_same_messages(kinds: list[int], pieces: list[int]) -> None:
+    data, expected = Accepted("S1", 4).pack(), list[bytes | int]([3])
+    for number, kind in enumerate(kinds):
+        if kind == 0:
+            data += packet(SERVER_HEARTBEAT)
+        elif kind == 1:
+            data += packet(DEBUG, b"x" * number)
+        elif kind == 2:
+            data += packet(SEQUENCED, b"D")
+            expected.append(1)
+        else:
+            data += packet(SEQUENCED, MESSAGES[number])
+            expected.append(MESSAGES[number])
+    session = SoupBinTcpSession(Login("bob", ""), 15.0)
+    session.begin(0.0)
+    found: list[bytes | int] = []
+    for size in [*pieces, len(data)]:
+        found += frames_of(session.received(data[:size], 1.0))
+        data = data[size:]
+    assert found == expected
+    assert session.expected == 4 + len(expected) - 1
+    assert session.malformed == kinds.count(2)
+
+
+@pytest.mark.parametrize("many", [3_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+def test_hostile_bytes_end_the_connection_and_change_nothing_else(many: int) -> None:
+    chance = random.Random(4)
+    session = SoupBinTcpSession(Login("bob", ""), 15.0)
+    expected = 1
+    for _ in range(many):
+        session.begin(0.0)
+        session.received(Accepted("S1", expected).pack(), 0.0)
+        good = [chance.choice(MESSAGES) for _ in range(chance.randrange(3))]
+        bad = chance.choice([packet(b"?"), b"\0\0", packet(b"A" * 1, chance.randbytes(30)), packet(b"J", b"A")])
+        noise = chance.randbytes(chance.randrange(50))
+        data = b"".join(packet(SEQUENCED, message) for message in good) + bad + noise
+        before = session.malformed
+        cut = chance.randrange(len(data) + 1)
+        found = frames_of(session.received(data[:cut], 0.0)) + frames_of(session.received(data[cut:], 0.0))
+        assert found == good
+        assert (session.is_over, session.malformed) == (True, before + 1)
+        expected += len(good)
+        assert session.expected == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("//127.0.0.1:1", "URL had user '', expected soupbintcp://USER@HOST:PORT"),
+        ("//bob:secret@127.0.0.1:1", "with the password in BLACKBOX_SOUPBINTCP_PASSWORD"),
+        ("//longname@127.0.0.1:1", "user had 8 bytes, expected at most 6"),
+        ("//bob@127.0.0.1:1?password_file=/nowhere", "option password_file was '/nowhere'"),
+        ("//bob@127.0.0.1:1?sequence=-1", "option sequence was -1"),
+        ("//bob@127.0.0.1:1?resume=1", "expected one of soupbintcp://: session, sequence"),
+    ],
+)
+def test_wrong_url(url: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        SoupBinTcpClient(url)
