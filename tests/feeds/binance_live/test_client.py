@@ -237,6 +237,5 @@ def test_binances_own_hosts_have_their_own_order_books() -> None:
         assert target.url == f"wss://{host}/stream?streams=btcusdt@depth@100ms&timeUnit=MICROSECOND"
 
 
-@pytest.mark.skip(reason="entry points take effect after the installation")
 def test_the_source_is_known_by_its_scheme() -> None:
     assert isinstance(open_source("binance+ws://127.0.0.1:1/stream?streams=a@trade"), BinanceWs)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from blackbox.feed.source import Chunk
 
-DATA = Path("/work/shared/data/binance")
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "binance"
 NAMES = "a@trade/a@aggTrade/a@bookTicker/a@depth/a@depth@100ms/a@kline_1m"
 TIME = 1_723_161_256_172_216_566
 

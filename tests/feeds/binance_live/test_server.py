@@ -37,7 +37,7 @@ from tests.feeds.binance_live.venue import Received, source
 from tests.patience import PATIENCE_S
 from tests.recorded import recorded
 
-DATA = Path("/work/shared/data/binance/spot_btcusdt_20240808.gz")
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "binance" / "spot_btcusdt_20240808.gz"
 NS = 1_723_161_256_000_000_000
 MS = NS // 1_000_000
 BOOK = {"lastUpdateId": 104, "bids": [["9.00", "1.5"], ["8.00", "2.0"]], "asks": [["11.00", "1.0"], ["12.00", "3.0"]]}
@@ -355,10 +355,14 @@ def test_binances_own_connector_runs_on_a_recorded_day(day: Recording) -> None:
         )
         client.trade(symbol="btcusdt", id=1)
         play(server, day, 1)
-        book = spot.Spot(base_url=f"http://127.0.0.1:{server.port}").depth("BTCUSDT", limit=5)
+        rest = spot.Spot(base_url=f"http://127.0.0.1:{server.port}")
+        book = rest.depth("BTCUSDT", limit=5)
+        rest.session.close()
         server.end(at_once=False)
         assert closed.wait(PATIENCE_S)
         client.stop()
+        client.socket_manager.join(PATIENCE_S)
+        client.socket_manager.ws.shutdown()
     assert json.loads(got[0]) == {"result": None, "id": 1}
     assert [text.encode() for text in got[1:]] == [frame for frame in STREAMED if b"btcusdt@trade" in frame]
     assert book["lastUpdateId"] == 107
