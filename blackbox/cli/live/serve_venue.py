@@ -10,6 +10,7 @@ from blackbox.cli.ui.status import warn
 from blackbox.cli.ui.terminal import print_json, say, stdout
 
 if TYPE_CHECKING:
+    from blackbox.replay.play.venue_server import VenueServer
     from blackbox.replay.replay import Replay
 
 
@@ -37,13 +38,19 @@ def serve_replay(played: Replay, url: str, wait: Wait, *, as_json: bool) -> None
                 played.run(player)
             done = True
         finally:
-            server.end(at_once=not done)
-            counts = server.counts()
-            if as_json:
-                print_json({"replay": played.statistics(), "server": counts})
-            else:
-                print_summary(played.statistics())
-                text = ", ".join(f"{name.replace('_', ' ')} {count(many)}" for name, many in counts.items())
-                stdout.print(text, highlight=False, soft_wrap=True)
+            try:
+                server.end(at_once=not done)
+            finally:
+                _print_summary(played, server, as_json=as_json)
     if player.without_payload:
         warn(f"{count(player.without_payload)} messages were left out: they have no payload")
+
+
+def _print_summary(played: Replay, server: VenueServer, *, as_json: bool) -> None:
+    counts = server.counts()
+    if as_json:
+        print_json({"replay": played.statistics(), "server": counts})
+        return
+    print_summary(played.statistics())
+    text = ", ".join(f"{name.replace('_', ' ')} {count(many)}" for name, many in counts.items())
+    stdout.print(text, highlight=False, soft_wrap=True)

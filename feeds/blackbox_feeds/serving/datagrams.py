@@ -89,6 +89,7 @@ class DatagramPath:
         except BaseException:
             self.socket.close()
             raise
+        self._host = host
         name = numpy.zeros(_NAME_BYTES, numpy.uint8)
         name[:8] = numpy.frombuffer(_sockaddr(host, to.port), numpy.uint8)
         self._name = name
@@ -119,7 +120,7 @@ class DatagramPath:
     def send_one(self, packet: bytes) -> None:
         """Send a packet without faults, such as a heartbeat."""
         try:
-            self.socket.sendto(packet, (self.to.host, self.to.port))
+            self.socket.sendto(packet, (self._host, self.to.port))
         except OSError as error:
             raise self._error(error.errno or 0) from error
         self.packets += 1
@@ -158,7 +159,8 @@ class DatagramPath:
         return numpy.repeat(order, times)
 
     def _error(self, number: int) -> EndpointError:
-        return EndpointError(number, f"datagrams to {self.to} cannot be sent: {os.strerror(number)}")
+        hint = ": for multicast give interface=, or add a route" if number == errno.ENETUNREACH else ""
+        return EndpointError(number, f"datagrams to {self.to} cannot be sent: {os.strerror(number)}{hint}")
 
 
 def resolved(address: Address) -> str:
