@@ -1,0 +1,76 @@
+"""Each command and program of `docs/venue-tutorial.md` runs, on free ports: from a file to a venue and back."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from blackbox import Recordings
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.testing import wait_until
+from tests.cli.commands import invoke
+from tests.feeds.serving.test_moldudp64_server import free_port
+from tests.project.scripts import ROOT, start
+
+PAGE = (ROOT / "docs" / "venue-tutorial.md").read_text()
+LINES = re.findall(r"^ {4}(\S.*)$", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL), re.MULTILINE)
+(STRATEGY,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PORTS = ("26400", "26401", "26402")
+_PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return the words of each command of the page, with free ports."""
+    (tmp_path / "strategy.py").write_text(STRATEGY)
+    ((endpoint,),) = free_endpoints("tcp", "tutorial", 1, 1)
+    monkeypatch.setenv("BLACKBOX_FEED_SLICES_0_ENDPOINTS", endpoint)
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(LINES)
+    for port in PORTS:
+        text = text.replace(port, str(free_port()))
+    return [shlex.split(line) for line in text.splitlines()]
+
+
+def is_bound(port: str) -> bool:
+    """Return True if a UDP socket of this machine has the port."""
+    return f":{int(port):04X} " in Path("/proc/net/udp").read_text()
+
+
+def test_from_a_file_to_a_venue_a_feed_a_strategy_and_back(
+    lines: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, make, live, record, publish, replay, *results = (words[1:] for words in lines)
+    for words in (new, make):
+        ended = invoke(*words)
+        assert ended.status == 0, ended.errors
+    client_ports = re.findall(r"127\.0\.0\.1:(\d+)", " ".join(publish))[:2]
+    with (
+        start(*live, cwd=tmp_path) as strategy,
+        start("-m", "blackbox.cli", *record, cwd=tmp_path) as recorder,
+        start("-m", "blackbox.cli", *publish, "--wait-for", "2", cwd=tmp_path) as client,
+    ):
+        wait_until(lambda: all(map(is_bound, client_ports)), _PATIENCE_S, "the client listens")
+        served = invoke(*replay)
+        assert served.status == 0, served.errors
+        assert "answers 0" not in served.out
+        for process in (client, recorder):
+            _, errors = process.communicate(timeout=_PATIENCE_S)
+            assert process.returncode == 0, errors
+        out, errors = strategy.communicate(timeout=_PATIENCE_S)
+    assert "lost: 0" in out, errors
+    for words in results:
+        monkeypatch.setattr(sys, "argv", words)
+        runpy.run_path(words[0])
+        assert capsys.readouterr().out == out
+    payloads = []
+    for directory in ("venue/venue", "again/venue"):
+        batches = Recordings.open(tmp_path / directory).batches()
+        payloads.append([bytes(message.payload or b"") for batch in batches for message in batch])
+    assert len(payloads[0]) == 20_000
+    assert payloads[0] == payloads[1]
