@@ -17,6 +17,7 @@ from blackbox.arguments import as_bytes
 from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import check_archive, free_endpoints, transport_of
 from blackbox.feed.environment import override
+from blackbox.feed.monitor import Monitor
 from blackbox.feed.routing.key_rule import MAX_CHANNELS, MAX_KEY_BYTES, key_of, key_rule_of, start_of_keys
 from blackbox.feed.routing.slices import PrefixRouting, ShareRouting, check_prefix, check_topic
 from blackbox.feed.routing.symbol import SymbolRule
@@ -171,6 +172,11 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Keys for encrypting tcp connections and authenticating peers. Default: none, everything is in the clear.
 
     In the file the table `[security]`. Applies to everything that binds or connects."""
+
+    monitor: Monitor | None = None
+    """The operator console and the processes to watch. Default: none.
+
+    In the file the table `[monitor]`. Applies to subscribers, recorders, and the tools that watch."""
 
     def __post_init__(self) -> None:
         """Check all settings and that the slices fit together. Raises ConfigError."""
@@ -449,10 +455,10 @@ def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:
 
 
 def as_recorded(feed: Feed) -> Feed:
-    """Return a feed as recordings store it: its schema by name, without `[security]`."""
+    """Return a feed as recordings store it: its schema by name, without `[security]` and `[monitor]`."""
     slices = tuple(msgspec.structs.replace(part, allowed_keys="", bind=()) for part in feed.slices)
     binds: dict[str, Any] = {"archives_bind": (), "hub_bind": "", "hub_backup_bind": ""}
-    return msgspec.structs.replace(feed, schema=feed.schema_name, security=None, slices=slices, **binds)
+    return msgspec.structs.replace(feed, schema=feed.schema_name, security=None, monitor=None, slices=slices, **binds)
 
 
 def with_archive(feed: Feed, endpoint: str) -> Feed:

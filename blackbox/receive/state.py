@@ -170,6 +170,8 @@ class SliceCounters(SharedRecord):
     """Connections closed because they carried bytes without end but no block."""
     last_lag_ns = Field()
     """Corrected lag of the last block."""
+    last_age_ns = Field()
+    """Corrected age of the last block; 0: unknown."""
     waits = Field()
     """Times that the slice thread found a worker's queue full."""
     due = Field()

@@ -143,6 +143,8 @@ class LagStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     last_ns: int
     """Lag of the last block received; of several slices, the largest."""
+    last_age_ns: int
+    """Age of the last block received; of several slices, the largest. 0: unknown."""
     p50_ns: int
     """Median lag."""
     p99_ns: int
@@ -236,6 +238,7 @@ def _slice_statistics(counted: Sequence[Counted], slice_id: int, has_ended: bool
         ),
         lag=LagStatistics(
             last_ns=max((each.slice.last_lag_ns for each in counters), default=0),
+            last_age_ns=max((each.slice.last_age_ns for each in counters), default=0),
             p50_ns=p50_ns,
             p99_ns=p99_ns,
             max_ns=max_ns,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
+from blackbox.feed.monitor import Monitor
 from blackbox.feed.security import Security
 from blackbox.feed.slice import Slice
 from blackbox.feed.toml import from_document, to_toml
@@ -60,10 +61,16 @@ def test_local_config_names_every_setting_of_security() -> None:
     assert named == [field.name for field in msgspec.structs.fields(Security)]
 
 
+def test_local_config_names_every_setting_of_monitor() -> None:
+    text = (CONFIGS / "local.toml").read_text().partition("\n#     [monitor]\n")[2].partition("\n\n")[0]
+    named = [line.removeprefix("#     ").split(" = ")[0] for line in text.splitlines()]
+    assert named == [field.name for field in msgspec.structs.fields(Monitor)]
+
+
 def test_local_config_names_every_setting_with_its_default() -> None:
     text = (CONFIGS / "local.toml").read_text().replace("\n# ", "\n")
     for field in msgspec.structs.fields(Feed):
-        if field.name in {"name", "slices", "security"}:
+        if field.name in {"name", "slices", "security", "monitor"}:
             continue
         line = next(line for line in text.splitlines() if line.startswith(f"{field.name} = "))
         value = line.partition("=")[2].partition(" #")[0].strip()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
-from blackbox import Feed, Message, SlowPolicy, SlowSubscriberError, Subscriber
+from blackbox import CallbackError, Feed, Message, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.feed.monitor import Monitor
+from blackbox.receive.alert import ALERTS
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.examples import first_of
@@ -77,19 +82,55 @@ def test_a_subscriber_that_was_too_slow_is_finished_and_raises() -> None:
     assert subscriber.is_finished
 
 
-def test_the_operator_console_gets_the_alert() -> None:
+@pytest.mark.parametrize("is_in_feed", [False, True])
+def test_the_operator_console_gets_the_alert(is_in_feed: bool) -> None:
     feed = one_slice()
     [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
+    if is_in_feed:
+        feed = msgspec.structs.replace(feed, monitor=Monitor(console=endpoint))
     with zmq.Context() as context, context.socket(zmq.PULL) as console, RawPublisher(feed) as publisher:
         console.bind(endpoint)
-        subscriber = Subscriber(feed, slow=SlowPolicy(console=endpoint, start_grace=0))
+        policy = SlowPolicy(start_grace=0) if is_in_feed else SlowPolicy(console=endpoint, start_grace=0)
+        subscriber = Subscriber(feed, slow=policy)
         subscriber.on(b"")(lambda message: None)
         subscriber.start()
         late(publisher, b"late")
         with pytest.raises(SlowSubscriberError) as caught:
             subscriber.run()
         assert console.poll(60_000)
-        assert console.recv().decode() == str(caught.value)
+        alert = ALERTS.decode(console.recv())
+    assert (alert.kind, alert.severity, alert.role, alert.slice_id) == ("late_blocks", "error", "subscriber", 0)
+    assert (alert.feed, alert.host, alert.pid) == (feed.name, socket.gethostname(), os.getpid())
+    assert alert.text == str(caught.value)
+    assert 0 <= time.time_ns() - alert.since_ns < 60_000_000_000
+
+
+def test_the_console_learns_which_callback_is_slow_and_which_error_ended_a_subscriber() -> None:
+    feed = one_slice()
+    [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
+    gate = Gate()
+    with zmq.Context() as context, context.socket(zmq.PULL) as console, RawPublisher(feed) as publisher:
+        console.bind(endpoint)
+        subscriber = Subscriber(feed, workers=1, slow=SlowPolicy("warn", 0.05, console=endpoint, start_grace=0))
+
+        @subscriber.on(b"")
+        def slow_handler(message: Message) -> None:
+            gate.wait()
+            raise ValueError(message.payload)
+
+        with pytest.raises(CallbackError), subscriber.start():
+            for _ in range(3):
+                publisher.send(publisher.encode([(b"T", b"bad")]))
+            assert console.poll(60_000)
+            slow = ALERTS.decode(console.recv())
+            gate.open.set()
+            while (ended := ALERTS.decode(console.recv())).kind == "slow_callback":
+                pass
+            subscriber.run()
+    assert (slow.kind, slow.severity) == ("slow_callback", "warning")
+    assert "slow_handler" in slow.text
+    assert (ended.kind, ended.severity, ended.slice_id) == ("failed_callback", "error", None)
+    assert "slow_handler" in ended.text
 
 
 def test_a_process_with_a_callback_that_hangs_with_the_interpreter_ends_itself() -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -19,6 +20,7 @@ from blackbox.block.batch.block_handler import BlockHandlerAt
 from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.receive.alert import kind_of_disk_error
 from blackbox.receive.slices.options import Options
 from blackbox.receive.slow_subscriber import SlowPolicy
 from blackbox.receive.statistics import LagStatistics, ReceivedStatistics, SliceStatistics
@@ -52,6 +54,8 @@ class RecorderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of torn tails of a killed recorder that were cut at the start."""
     segments: int
     """Segments begun."""
+    free_bytes: int
+    """Bytes that this user may still write to the disk of the recording; -1: not known."""
     received: ReceivedStatistics
     """Counters of received blocks: gaps, duplicates …"""
     lag: LagStatistics
@@ -104,11 +108,12 @@ class Recorder:
             feed,
             directory,
             JournalSettings(**settings),
-            self._share.request_end,
+            self._end_by_failure,
             acknowledge=lambda slice_id, said: supervisor.slices.running[slice_id].acknowledge(said),
         )
         self.directory = self._journals.directory
         self._guard = threading.RLock()
+        self._has_reported = False
 
     def start(self, timeout: float | None = None) -> Self:
         """Start, and return when every publisher has confirmed. All messages sent after that are received.
@@ -181,6 +186,7 @@ class Recorder:
             unheard=total.unheard,
             cut_bytes=self._journals.cut_bytes,
             segments=self._journals.slices + total.switches,
+            free_bytes=_free_bytes(self.directory),
             received=subscribed.received,
             lag=subscribed.lag,
             slices=subscribed.slices,
@@ -204,6 +210,13 @@ class Recorder:
 
     def _block_handler(self, slice_id: int) -> BlockHandlerAt:
         return self._journals.handler(slice_id)
+
+    def _end_by_failure(self) -> None:
+        """End because of a file error, and report it once. Called repeatedly by the keeper."""
+        if not self._has_reported:
+            self._has_reported, text = True, self._journals.failure()
+            self._share.supervisor.report(kind_of_disk_error(text), text)
+        self._share.request_end()
 
     def _open(self) -> None:
         """Open the files before the slices start."""
@@ -241,3 +254,11 @@ class Recorder:
         lost = self.statistics().lost
         text = f"{self._journals.error}; {lost} received messages were not recorded, the recorded ones are complete"
         raise JournalError(text) from cause
+
+
+def _free_bytes(directory: Path) -> int:
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return -1
+    return found.f_bavail * found.f_frsize

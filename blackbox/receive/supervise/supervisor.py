@@ -6,6 +6,7 @@ import logging
 import os
 import select
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from blackbox.feed.schema.schema import load_schema
 from blackbox.life import Life
 from blackbox.native.compile.compiling import is_compiling
 from blackbox.native.system.limits import start_thread
+from blackbox.receive.alert import kind_of
 from blackbox.receive.publishers.refusal import Refusal
 from blackbox.receive.slices.catching_up import Archives, Since
 from blackbox.receive.slices.log_warnings import LogWarnings
@@ -104,7 +106,9 @@ class Supervisor:
         self.stop_at_end: tuple[Share, ...] = ()
         """Subscribers to stop when their publishers have ended."""
         self.state = SubscriberLife.NEW
-        self._alerts = Alerts(feed, options.slow)
+        self._alerts = Alerts(feed, options.slow, "recorder" if block_handler else "subscriber")
+        self._reports: deque[tuple[str, str]] = deque()
+        """Kinds and texts of errors of others that end it, not yet sent to the console."""
         self._error: BlackBoxError | None = None
         self._began_idle = False
         """True if it was started without callbacks: it continues when its last one is refused."""
@@ -171,6 +175,10 @@ class Supervisor:
         """Return True if the caller is a callback or hook, which must not wait for the end."""
         return threading.current_thread() is self._thread or self.slices.has_current_thread()
 
+    def report(self, kind: str, text: str) -> None:
+        """Send an alert about an error to the operator's console before it ends. Called by any thread."""
+        self._reports.append((kind, text))
+
     def raise_failure(self) -> None:
         """Raise the error that ended it, if any."""
         if self._error is not None:
@@ -212,6 +220,7 @@ class Supervisor:
             for slice_id, thread in threads.items():
                 warnings.check(thread.status)
                 self._look_at(slice_id, thread)
+            self._send_reports()
             # A callback in a slice's process asks to stop through shared memory.
             if self.state is SubscriberLife.RUNNING and any(each.status.state.stopping for each in threads.values()):
                 self.request_end(at_once=False)
@@ -232,6 +241,10 @@ class Supervisor:
             with self.changed:
                 self.changed.notify_all()
 
+    def _send_reports(self) -> None:
+        while self._reports:
+            self._alerts.report(*self._reports.popleft())
+
     def _may_end(self) -> bool:
         """Return True if a sharer is leaving, or a publisher has ended whose end may end a sharer."""
         if self.state is not SubscriberLife.RUNNING:
@@ -243,7 +256,7 @@ class Supervisor:
         """Handle a slice's errors, lag and refusals."""
         if is_compiling():
             self._alerts.put_off(thread.status.state)
-        failure = self.slices.runner(slice_id).failure() or self._alerts.check(thread.status)
+        failure = self.slices.runner(slice_id).failure() or self._alerts.check(thread.status, thread.running_callbacks)
         if failure is not None:
             self._give_up(failure)
         while thread.subscription.refusals:
@@ -296,6 +309,8 @@ class Supervisor:
                 losses = [thread.status.lost for thread in self.slices.running.values()]
                 self.on_lost([lost for lost in losses if lost is not None])
             self._error = error
+            if not isinstance(error, SlowSubscriberError):  # its alert was sent before
+                self.report(kind_of(error), str(error))
         self.request_end(at_once=True)
 
     def _end(self, timeout: float = _RELEASE_S) -> None:
@@ -305,5 +320,6 @@ class Supervisor:
         for text in self.slices.close(timeout, exits=exits):
             if is_slow:
                 self._error = SlowSubscriberError(f"{self._error}; {text}")
+        self._send_reports()
         self._alerts.close()
         self._enter(SubscriberLife.ENDED)

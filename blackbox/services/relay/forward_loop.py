@@ -15,6 +15,7 @@ from blackbox.block.form.format import (
     FLAG_CONTROL,
     FLAG_END,
     FLAG_REFUSED,
+    FLAG_SEQUENCES,
     HEADER_BYTES,
     HEARTBEAT_KEY,
     MAX_SEQUENCE,
@@ -205,7 +206,7 @@ def _enter_epoch(line: LineAt, state: LineState, epoch: int) -> None:
         state.epoch = epoch
         state.sequence = 0
         state.began = 1
-        state.ended = 0
+        state.ended = state.follows = 0
 
 
 @inner
@@ -271,12 +272,22 @@ def _take_control(line: LineAt, state: LineState, header: Header, key: int, size
             return _KEEP
         if ours and _note_ends(line, state, header):
             state.answered = 1
+            state.received = max(state.received, header.sequence)
             state.answer_flags = header.flags
         return _DROP
     if kind == _PATH and size == _SMALLEST_SIZE:
         state.has_path = 1
         return _KEEP
     return _PASS
+
+
+@inner
+def _count_gap(state: LineState, header: Header) -> None:
+    """Count messages missing before a block without a key."""
+    if state.follows == 1 and state.nonce == 0 and header.previous > state.received:
+        state.gaps += header.previous - state.received
+    state.follows = 1 if header.flags & FLAG_SEQUENCES == 0 else 0
+    state.received = header.sequence + header.count
 
 
 @inner
@@ -297,6 +308,8 @@ def _take(line: LineAt) -> Any:
         _enter_epoch(line, state, header.epoch)
         state.ended = state.knows_ends = 0
         fate = _DATA
+        if size == 0:
+            _count_gap(state, header)
         if state.ranges != 0 and not covers(state.ranges, state.range_count, name, size):
             state.unwanted += header.count
             state.has_unwanted = size + 1

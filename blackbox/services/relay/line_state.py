@@ -41,6 +41,12 @@ class LineState(SenderState):
     """Messages that were not blocks, and were dropped."""
     faults = Field()
     """Unreadable control blocks, and blocks with an unreadable header: forwarded for receivers to reject."""
+    gaps = Field()
+    """Messages missing between blocks without a key. Not counted while a confirmation is awaited, since filters may
+    have been withdrawn before, and with keys."""
+    received = Field()
+    """Sequence after the last such block; valid if `follows` is 1."""
+    follows = Field()
     knows_ends = Field()
     """1: no data block has passed since the control block with the ends of all keys. 0: a key may have a later end.
 

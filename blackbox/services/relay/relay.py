@@ -80,6 +80,8 @@ class RelayLine(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks with an unreadable header; they were forwarded for receivers to reject."""
     unwanted: int
     """Messages of keys that no filter covers, sent after the source had confirmed all filters and withdrawals."""
+    gaps: int
+    """Messages lost between the source and this relay. Not counted with keys, and during changes of subscriptions."""
     keys: int
     """Keys whose end it knows."""
     filters_below: int
@@ -299,6 +301,7 @@ def _line_of(each: SliceRelay, number: int, line: Line, name: str) -> RelayLine:
         refused=state.no_blocks,
         faults=state.faults,
         unwanted=state.unwanted,
+        gaps=state.gaps,
         keys=state.keys,
         filters_below=each.below.filter_count(wants=False),
         filters_above=len(upstream.filters),

@@ -1,0 +1,50 @@
+"""The `[monitor]` table of a feed: where its processes send alerts, and which of them tools watch."""
+
+import re
+from typing import Annotated, Final
+
+import msgspec
+
+from blackbox.errors import ConfigError
+from blackbox.feed.endpoint import check_archive
+from blackbox.feed.toml import check_ranges, check_types
+
+MOST_WATCHED: Final = 256
+_URL: Final = re.compile(r"http://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})(/\S*)?")
+
+
+class Monitor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings for `blackbox console`, `top` and `dashboard`, and for the alerts of the feed's processes."""
+
+    console: str = ""
+    """Endpoint of the operator console, `tcp://HOST:PORT` or `ipc://PATH`. Default: none.
+
+    Subscribers and recorders send their alerts there, unless their `SlowPolicy` names another one."""
+
+    watch: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_WATCHED)] = ()
+    """Status pages of the feed's processes, such as `http://10.0.0.5:9300`. Default: none; at most 256.
+
+    A process serves one with `--metrics`."""
+
+    max_peers: int = 1_000
+    """Connections to one publisher, relay or hub above which a crowd of peers is reported. Unit: connections.
+
+    Connections to several slices count several times. Default: 1,000."""
+
+    def __post_init__(self) -> None:
+        """Check all settings. Raises ConfigError."""
+        check_types(self)
+        check_ranges(self, {"max_peers": (1, 2**31 - 1)})
+        if self.console:
+            check_archive(self.console, "console")
+        for url in self.watch:
+            check_watched(url)
+
+
+def check_watched(url: str) -> tuple[str, int, str]:
+    """Return host, port and path of a status page. Raises ConfigError naming the URL."""
+    found = _URL.fullmatch(url)
+    if found is None or not 0 < int(found[2]) < 65_536:
+        raise ConfigError(f"URL to watch was {url!r}, expected http://HOST:PORT")
+    path = found[3] or "/"
+    return found[1].strip("[]"), int(found[2]), "/status" if path == "/" else path
