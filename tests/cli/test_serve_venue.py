@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import msgspec
 import pytest
 
 from blackbox.cli.ui.status import Status
+from blackbox.feed.venue_url import Address
 from blackbox.replay.control_socket import Pause, Seek, Stop, ask
 from tests.cli.commands import Command, assert_one_line, beside, invoke
 from tests.feeds.serving.datagram_client import Client
 from tests.feeds.serving.test_moldudp64_server import NOON, is_end, messages_of, recorded
+from tests.feeds.serving.test_soupbintcp_server import Client as SoupClient
 from tests.journals import Day, Put, Row, feed_of
 
 MESSAGES = messages_of(200)
@@ -65,6 +68,26 @@ def test_the_control_socket_pauses_moves_and_stops_it(tmp_path: Path, client: Cl
         )
     assert ended.status == Status.OK, ended.errors
     assert client.receive_until(is_end)[-1].first == 2
+
+
+def test_clients_of_soupbintcp_are_waited_for(tmp_path: Path) -> None:
+    day = recorded(tmp_path, MESSAGES).path
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = Address(*free.getsockname())
+    url = f"soupbintcp://{address}?linger=0"
+    ended = invoke("replay", day, "--serve", url, "--timeout", "0")
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, f"0 clients were logged in at {address} after 0 s, expected 1")
+    with Command("replay", day, "--serve", url, "--json", "--timeout", "120") as command:
+        command.read_error(f"serving {url}")
+        client = SoupClient(address)
+        client.log_in()
+        assert client.rest() == [*((b"S", message) for message in MESSAGES), (b"Z", b"")]
+        client.close()
+        ended = command.end()
+    assert ended.status == Status.OK, ended.errors
+    assert json.loads(ended.out)["server"] == {"messages": 200, "clients": 1}
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from blackbox.analysis.report.numbers import NOTHING, count, counted, duration, factor, rate
 from blackbox.cli.live.control import speed_text
 from blackbox.cli.ui.progress import LINE_EVERY_S, TEXT, bar, ticking
 from blackbox.cli.ui.status import warn
 from blackbox.cli.ui.terminal import say, stderr, stdout
-from blackbox.receive.supervise.stop_signals import stop_signals
+from blackbox.receive.supervise.stop_signals import stopping_at_signals
 
 if TYPE_CHECKING:
     from blackbox.replay.controls import Controls
@@ -28,31 +27,23 @@ def playing(controls: Controls) -> Iterator[None]:
     """Control a replay by keys and show its progress, until the block is left; a signal stops it."""
     from blackbox.cli.live.keys import Keys, describe
 
-    with stopping_at_signals(controls), Keys(controls) as keys, _progress(controls):
+    with _stopped_by_signals(controls), Keys(controls) as keys, _progress(controls):
         if keys.is_active:
             say(describe())
         yield
 
 
 @contextmanager
-def stopping_at_signals(controls: Controls) -> Iterator[None]:
+def _stopped_by_signals(controls: Controls) -> Iterator[None]:
     """Stop the replay at the first signal, with exact totals. A second one ends the process at once."""
-    caught: list[int] = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        if caught and callable(before[number]):
-            before[number](number, frame)
-        caught.append(number)
-        controls.stop()
+    def end_at_once() -> NoReturn:
+        raise KeyboardInterrupt
 
-    before: dict[int, Any] = {number: signal.signal(number, stop) for number in stop_signals()}
-    try:
+    with stopping_at_signals(lambda _number: controls.stop(), end_at_once) as came:
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if caught:
-        signal.raise_signal(caught[0])
+    if came:
+        signal.raise_signal(min(came))
 
 
 @contextmanager
