@@ -51,7 +51,7 @@ test-long: $(VENV)/.ready-long  ## run the slow tests that `make test` leaves ou
 	$(RUN)/python -m pytest -q -m long
 	BLACKBOX_ALL_EXAMPLES=1 $(RUN)/python -m pytest -q -m "hypothesis and not long"
 
-servers:  ## unpack the distribution's RabbitMQ, Chromium, sshd and tcpdump into .servers (apt, 180 MB), for the tests of bridges and sites
+servers:  ## unpack the distribution's RabbitMQ, Chromium, sshd, tcpdump and Prometheus into .servers (apt, 200 MB), for some tests
 	@tests/bridge/fetch_servers.sh .servers
 
 layout: $(VENV)/.ready-test  ## generate files from blackbox/block/form/layout.py: Java, C, Node, docs, golden files

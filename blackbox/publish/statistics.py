@@ -12,6 +12,34 @@ from blackbox.publish.send.sender_state import SenderState
 from blackbox.publish.send.slice_sender import SliceSender
 
 
+class PublisherSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of one slice of a publisher."""
+
+    slice_id: int
+    epoch: int
+    """Epoch being sent; 0: none yet."""
+    sequence: int
+    """Sequence of the next message in this epoch."""
+    messages: int
+    """Messages sent, each counted once however many subscribers or lines it went to."""
+    blocks: int
+    """Blocks sent."""
+    body_bytes: int
+    """Bytes of the bodies sent."""
+    unwanted: int
+    """Messages not sent because no subscriber wanted their key."""
+    waits: int
+    """Times the sender waited up to 20 ms for a slow subscriber."""
+    shared_memory_dropped: int
+    """Messages that readers of shared memory missed because every place was in use."""
+    discarded: int
+    """Messages discarded by `close` because a subscriber did not take them in time."""
+    topics: int
+    """Distinct topics published."""
+    subscribers: int
+    """Confirmed subscribers."""
+
+
 class PublisherStatistics(msgspec.Struct, frozen=True):
     """Counters of a publisher since its start, over all slices."""
 
@@ -47,10 +75,13 @@ class PublisherStatistics(msgspec.Struct, frozen=True):
     """Further ones."""
     subscriptions: int = 0
     """Subscriptions in force, summed over all connections."""
+    slices: tuple[PublisherSlice, ...] = ()
+    """Counters of each slice."""
 
 
 def statistics_of(senders: Sequence[SliceSender]) -> PublisherStatistics:
     """Return a snapshot of the counters of all slices."""
+    slices = tuple(map(_of_slice, senders))
     guards = [sender.sockets.guard for sender in senders]
     peers = most_of(peer for guard in guards for peer in guard.peers())
     total = SenderState.sum_of([sender.sent for sender in senders] or [SenderState()])
@@ -62,8 +93,8 @@ def statistics_of(senders: Sequence[SliceSender]) -> PublisherStatistics:
         waits=total.waits,
         shared_memory_dropped=total.shared_memory_dropped,
         discarded=total.discarded,
-        topics=sum(len(sender.topics.ids) for sender in senders),
-        subscribers=max((sender.subscriptions.subscriber_count() for sender in senders), default=0),
+        topics=sum(each.topics for each in slices),
+        subscribers=max((each.subscribers for each in slices), default=0),
         put_out=sum(guard.put_out for guard in guards),
         recorders=tuple(position for sender in senders for position in sender.recorders()),
         refused_peers=sum(guard.refused for guard in guards),
@@ -71,4 +102,23 @@ def statistics_of(senders: Sequence[SliceSender]) -> PublisherStatistics:
         peers=peers.shown,
         other_peers=peers.others,
         subscriptions=peers.subscriptions,
+        slices=slices,
+    )
+
+
+def _of_slice(sender: SliceSender) -> PublisherSlice:
+    sent = sender.sent
+    return PublisherSlice(
+        slice_id=sender.slice_id,
+        epoch=sent.epoch,
+        sequence=sent.sequence,
+        messages=sent.messages,
+        blocks=sent.blocks,
+        body_bytes=sent.body_bytes,
+        unwanted=sent.unwanted,
+        waits=sent.waits,
+        shared_memory_dropped=sent.shared_memory_dropped,
+        discarded=sent.discarded,
+        topics=len(sender.topics.ids),
+        subscribers=sender.subscriptions.subscriber_count(),
     )

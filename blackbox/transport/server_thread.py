@@ -6,6 +6,7 @@ import errno
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Final, Protocol
@@ -61,6 +62,7 @@ class ServerThread:
         self._what, self._serve = what, serve
         self._end = Pipe()
         self._bound: Future[None] = Future()
+        self._busy_since = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -113,8 +115,15 @@ class ServerThread:
 
     def poll(self, poller: zmq.Poller, timeout_s: float | None = None) -> list[Any] | None:
         """Wait for requests; return the readable sockets, empty after the timeout. None: stop."""
+        self._busy_since = 0.0
         ready = [each for each, _ in poller.poll(None if timeout_s is None else max(0, math.ceil(1e3 * timeout_s)))]
+        self._busy_since = time.monotonic()
         return None if self._end.reader in ready else ready
+
+    def busy_s(self) -> float:
+        """Return the seconds since the server began to work on requests; 0.0 while it waits. For any thread."""
+        since = self._busy_since
+        return time.monotonic() - since if since and self.life in (ServerLife.SERVING, ServerLife.ENDING) else 0.0
 
     def begin_to_end(self) -> None:
         """Note that the remaining work is being finished."""

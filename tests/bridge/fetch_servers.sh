@@ -1,12 +1,12 @@
 #!/bin/sh
-# Unpack the distribution's RabbitMQ, Chromium without a screen, OpenSSH's server and tcpdump, with what they need that
-# this machine lacks, into a directory: nothing is installed, no service is started.
+# Unpack the distribution's RabbitMQ, Chromium without a screen, OpenSSH's server, tcpdump and Prometheus, with what
+# they need that this machine lacks, into a directory: nothing is installed, no service is started.
 set -eu
 mkdir -p "$1"
 cd "$1"
 # Each that is not installed, by itself: a distribution may lack one. A file says that it was looked for here.
 wishes=
-for wish in rabbitmq-server chromium-headless-shell openssh-server tcpdump; do
+for wish in rabbitmq-server chromium-headless-shell openssh-server tcpdump prometheus; do
     [ -e "$wish" ] || [ "$(dpkg-query -Wf '${db:Status-Status}' "$wish" 2>/dev/null)" = installed ] || wishes="$wishes $wish"
 done
 [ -n "$wishes" ] || exit 0

@@ -63,6 +63,16 @@ class Keeper:
             self._thread.join(_PATIENCE_S)
         return not self._thread.is_alive()
 
+    def silent_s(self) -> float:
+        """Return the seconds since it last looked at the files; 0.0 if it does not run. Callable from any thread."""
+        return time.monotonic() - self._looked if self._thread.is_alive() and self._looked else 0.0
+
+    def late_sync_s(self) -> float:
+        """Return the seconds since a sync was due; 0.0 if none is. Callable from any thread."""
+        if self._settings.fsync == "never" or not self.silent_s():
+            return 0.0
+        return max(0.0, time.monotonic() - self._synced - self._settings.fsync_interval_s)
+
     def fail(self, why: str) -> None:
         """Store and log the first error."""
         if self.error is None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from blackbox.cli.ui.feeds import feed_text
+from blackbox.cli.ui.monitored import MetricsOption, monitored
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import print_json, say
@@ -21,6 +22,7 @@ def hub(
         bool,
         typer.Option("--alone", help="Hub of a pair: lead without contact to the other hub, which has ended."),
     ] = False,
+    metrics: MetricsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the hub of a feed: it stores and numbers the messages that clients put, acknowledges and publishes them.
@@ -44,7 +46,7 @@ def hub(
         from blackbox.services.hub.load import load_hub
 
         running = load_hub(file, alone=alone)
-        with running:
+        with monitored(metrics, running), running:
             try:
                 say(f"hub of {feed_text(running.feed)}: takes puts at {running.endpoint}")
                 running.run()

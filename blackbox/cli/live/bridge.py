@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from blackbox.cli.ui.feeds import FeedOption, load_feed, named_options
+from blackbox.cli.ui.monitored import MetricsOption, monitored
 from blackbox.cli.ui.options import PrefixOption, SymbolOption, prefixes_of, symbols_of
 from blackbox.cli.ui.status import exit_statuses, warn
 from blackbox.cli.ui.terminal import say
@@ -51,6 +52,7 @@ def bridge(
             show_default=False,
         ),
     ] = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Carry a feed to browsers, by JSON over WebSocket; to Redis; or to an exchange of RabbitMQ; or back into a feed.
 
@@ -88,9 +90,10 @@ def bridge(
         made = open_bridge(
             load_feed(feed), url, prefixes_of(prefix), symbols=symbols_of(symbol), into=into, **named_options(option)
         )
-        work = made.carry(say)
-        if work is not None:
-            run_in_loop(work)
+        with monitored(metrics, made):
+            work = made.carry(say)
+            if work is not None:
+                run_in_loop(work)
 
 
 def _password(file: Path | None) -> str | None:

@@ -23,6 +23,7 @@ from blackbox.cli.ui.feeds import (
     load_feed,
     open_with_options,
 )
+from blackbox.cli.ui.monitored import MetricsOption, monitored
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses, lose, warn
 from blackbox.cli.ui.terminal import bad_if, print_json, say, stderr, stdout, titled, values_table
@@ -57,6 +58,7 @@ def publish(
     ] = 1,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time limit of that wait.")] = 60.0,
     option: SourceOptions = None,
+    metrics: MetricsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Publish sources into a feed, as fast as its subscribers take the messages.
@@ -94,7 +96,8 @@ def publish(
         with stderr.status("reading the first messages"):
             opened = in_order(named)
         live = live_of(opened)
-        with SourcePublisher(shape, when_full=when_full.value) as publisher:
+        publisher = SourcePublisher(shape, when_full=when_full.value)
+        with monitored(metrics, publisher, *([] if live is None else [live])), publisher:
             publisher.wait_for_each_slice(wait_for, timeout, say)
             started = time.monotonic()
             elapsed = 0.0

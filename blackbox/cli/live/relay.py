@@ -11,6 +11,7 @@ import typer
 from blackbox.analysis.report.numbers import count, duration
 from blackbox.cli.live.publish import WhenFull
 from blackbox.cli.ui.feeds import feed_text
+from blackbox.cli.ui.monitored import MetricsOption, monitored
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import bad_if, columns_table, print_json, say, stdout, titled
@@ -81,6 +82,7 @@ def relay(
             show_default=False,
         ),
     ] = None,
+    metrics: MetricsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Pass a feed on to more subscribers, or to another site.
@@ -108,7 +110,7 @@ def relay(
                     "was given with --spare, --name, --hold, --images or --when-full wait, expected none of them",
                     param_hint="--plain",
                 )
-            relay_plainly(Feed.load(upstream), downstream, in_the_clear, as_json)
+            relay_plainly(Feed.load(upstream), downstream, in_the_clear, metrics, as_json)
             return
         if in_the_clear:
             raise typer.BadParameter("was given without --plain, expected both", param_hint="--in-the-clear")
@@ -117,7 +119,7 @@ def relay(
         above, below = Feed.load(upstream), Feed.load(downstream)
         spares = [Feed.load(path) for path in spare or ()]
         running = Relay(above, below, spares=spares, name=name, when_full=when_full.value, hold_s=hold, images=images)
-        with running:
+        with monitored(metrics, running), running:
             try:  # from here on Ctrl-C prints the totals
                 say(f"relay {running.name}: relays {feed_text(above)}")
                 running.run()
@@ -128,13 +130,13 @@ def relay(
                     print_summary(running)
 
 
-def relay_plainly(above: Feed, endpoint: str, in_the_clear: bool, as_json: bool) -> None:
+def relay_plainly(above: Feed, endpoint: str, in_the_clear: bool, metrics: str | None, as_json: bool) -> None:
     """Forward single messages, until Ctrl-C or SIGTERM."""
     from blackbox.services.relay.plain_clients import PlainRelay
 
     running = PlainRelay(above, endpoint, in_the_clear=in_the_clear)
     say(f"plain relay: waits for the publishers of {feed_text(above)}")
-    with running.start(math.inf):
+    with monitored(metrics, running), running.start(math.inf):
         try:
             say(f"plain relay: relays {feed_text(above)} at {endpoint}")
             running.run()

@@ -16,6 +16,7 @@ from blackbox.cli.live.playing import playing, print_summary
 from blackbox.cli.live.publish import WhenFull, warn_of_unwanted
 from blackbox.cli.live.serve_venue import Wait, serve_replay
 from blackbox.cli.ui.days import StartOption, StopOption, days_of, time_ns
+from blackbox.cli.ui.monitored import MetricsOption, monitored
 from blackbox.cli.ui.options import JsonOption, PrefixOption, SliceOption, SymbolOption, prefixes_of, symbols_of
 from blackbox.cli.ui.status import exit_statuses, lose
 from blackbox.cli.ui.terminal import print_json, say
@@ -25,6 +26,7 @@ from blackbox.feed.schema.schema import RAW
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
+    from blackbox.cli.ui.source_publisher import SourcePublisher
     from blackbox.replay.replay import Replay
 
 
@@ -99,6 +101,7 @@ def replay(
             "or `drop` the block for that subscriber, which counts a gap, as a live feed does."
         ),
     ] = WhenFull.WAIT,
+    metrics: MetricsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Publish recorded days again as if they were live.
@@ -133,6 +136,7 @@ def replay(
                 if is_given:
                     raise typer.BadParameter(f"{name} was given with --serve, which does not publish on a feed")
 
+        from blackbox.cli.ui.source_publisher import SourcePublisher
         from blackbox.replay.controls import Controls
         from blackbox.replay.play.to_venue import order_for_venue
         from blackbox.replay.play.to_wire import check_target
@@ -160,6 +164,8 @@ def replay(
             raise typer.BadParameter(str(error)) from error
         check_target(target, [each.feed for each in recordings], keep_gaps=keep_gaps)
         with ExitStack() as stack:
+            publisher = SourcePublisher(target, when_full=when_full.value)
+            stack.enter_context(monitored(metrics, *([played] if serve is not None else [played, publisher])))
             if control is not None:
                 from blackbox.replay.control_socket import ControlSocket
 
@@ -168,13 +174,11 @@ def replay(
             if serve is not None:
                 serve_replay(played, serve, Wait(wait_for, timeout), as_json=as_json)
             else:
-                _publish(played, target, when_full, Wait(wait_for, timeout), as_json=as_json)
+                _publish(played, publisher, Wait(wait_for, timeout), as_json=as_json)
 
 
-def _publish(played: Replay, target: Feed, when_full: WhenFull, wait: Wait, *, as_json: bool) -> None:
-    from blackbox.cli.ui.source_publisher import SourcePublisher
-
-    with SourcePublisher(target, when_full=when_full.value) as publisher:
+def _publish(played: Replay, publisher: SourcePublisher, wait: Wait, *, as_json: bool) -> None:
+    with publisher:
         publisher.wait_for_each_slice(wait.clients, wait.timeout, say)
         done = False
         try:

@@ -16,6 +16,7 @@ from blackbox.analysis.report.numbers import byte_rate, count, counted, duration
 from blackbox.cli.hub.get import PositionsOption, subscribe_durably
 from blackbox.cli.ui.feeds import ConfirmTimeout, FeedOption, SilenceTimeout, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
+from blackbox.cli.ui.monitored import MetricsOption, monitored
 from blackbox.cli.ui.options import CountOption, JsonOption, PrefixOption, SymbolOption, prefixes_of, symbols_of
 from blackbox.cli.ui.status import exit_statuses, lose
 from blackbox.cli.ui.terminal import (
@@ -101,6 +102,7 @@ def subscribe(
         str | None, typer.Option("--name", metavar="NAME", help="With --durable: name of the client.")
     ] = None,
     positions: PositionsOption = Path("positions"),
+    metrics: MetricsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Subscribe to a feed by topic prefix; show rates, losses and lag.
@@ -142,6 +144,7 @@ def subscribe(
         view = _SubscriberView(subscriber, prefixes_of(prefix), symbols_of(symbol), show, as_json)
         say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:
+            stack.enter_context(monitored(metrics, subscriber))
             subscriber.start(timeout)
             stack.callback(view.print_totals)
             say("subscribed")

@@ -14,6 +14,7 @@ from blackbox.analysis.report.numbers import byte_rate, byte_size, count, counte
 from blackbox.cli.ui.days import Compression, RecordingsOption
 from blackbox.cli.ui.feeds import ConfirmTimeout, FeedOption, SilenceTimeout, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
+from blackbox.cli.ui.monitored import MetricsOption, monitored
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses, lose
 from blackbox.cli.ui.terminal import bad_if, columns_table, print_json, say, stdout, titled, values_table
@@ -97,6 +98,7 @@ def record(
     ] = False,
     timeout: ConfirmTimeout = None,
     silence_timeout: SilenceTimeout = None,
+    metrics: MetricsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Record a feed: every block as received, one directory per day, one journal per slice.
@@ -134,6 +136,7 @@ def record(
         )
         say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:
+            stack.enter_context(monitored(metrics, recorder))
             recorder.start(timeout)
             stack.callback(_print_totals, recorder, as_json)
             say(f"recording to {recorder.directory}")

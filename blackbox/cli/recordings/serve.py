@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
+from blackbox.cli.ui.monitored import MetricsOption, monitored
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import print_json, say
@@ -24,6 +25,7 @@ def serve(
         str | None,
         typer.Option(metavar="ENDPOINT", help="Endpoint to answer at. Default: the first of the feed's `archives`."),
     ] = None,
+    metrics: MetricsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Answer readers of recorded blocks, as `record --serve` does while it records.
@@ -46,7 +48,8 @@ def serve(
         place = directory / shape.name
         if not place.is_dir():
             raise JournalError(f"{place} was not a directory, expected the recordings of feed {shape.name!r}")
-        with archive_of(place, shape, endpoint or True) as archive:
+        archive = archive_of(place, shape, endpoint or True)
+        with monitored(metrics, archive), archive:
             try:
                 say(f"serving {place} of {feed_text(shape)} at {archive.endpoints[0]}")
                 until = threading.Event()

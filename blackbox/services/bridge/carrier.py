@@ -74,6 +74,8 @@ class Carrier(ABC):
         self._topics = TopicChoice.of(feed, prefix, symbols)
         self._counts = dict.fromkeys(CarrierStatistics.__struct_fields__, 0)
         self._counting = threading.Lock()
+        self.away = ""
+        """Why the other system is unreachable; empty: it is reachable."""
         self._subscriber = Subscriber(
             feed,
             workers=1,
@@ -149,9 +151,13 @@ class Carrier(ABC):
         pause_s = _AGAIN_S
         while True:
             try:
-                return attempt()
+                done = attempt()
             except Away as error:
                 why = error
+                self.away = str(error)
+            else:
+                self.away = ""
+                return done
             if pause_s == _AGAIN_S:
                 log.warning(AWAY, self.url, why)
             give_up(why)

@@ -45,6 +45,8 @@ class Inlet(ABC):
         self._pipe = Pipe()
         self._counts = {"refused": 0, "told missing": 0, "times away": 0}
         self._pause_s = _AGAIN_S
+        self.away = ""
+        """Why the other system is unreachable; empty: it is reachable."""
         self._thread = threading.Thread(target=self._work, name="blackbox-bridge", daemon=True)
 
     def start(self) -> Self:
@@ -126,6 +128,7 @@ class Inlet(ABC):
                 except Away as error:
                     if self._pause_s == _AGAIN_S:
                         log.warning(AWAY, self.url, error)
+                    self.away = str(error) or "no connection"
                     self._over.wait(self._pause_s)
                     self._pause_s = min(2 * self._pause_s, _MOST_AGAIN_S)
         except BaseException as error:  # noqa: BLE001 - `run` raises it
@@ -135,6 +138,7 @@ class Inlet(ABC):
 
     def _note_there(self, lost: str) -> None:
         """Note that the other system is reachable; `lost` says what happened to messages during the outage."""
+        self.away = ""
         if self._pause_s != _AGAIN_S:
             log.warning("%s is back: %s", self.url, lost)
             self._counts["times away"] += 1

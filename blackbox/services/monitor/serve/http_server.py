@@ -1,0 +1,171 @@
+"""An HTTP server in its own thread, for scrapers and tools: `/metrics`, `/status`, `/healthz`, `/readyz`."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from blackbox.errors import ConfigError, EndpointError
+from blackbox.native.system.limits import start_thread
+from blackbox.services.monitor.serve.collector import Exposition
+from blackbox.services.monitor.serve.watched import Watched
+
+log = logging.getLogger("blackbox")
+
+_MOST_CONNECTIONS: Final = 64
+"""Further connections are closed at once."""
+_MOST_HEAD_BYTES: Final = 16 << 10
+_LONGEST_S: Final = 60.0
+"""Time after which a connection is closed between two requests, so that idle clients do not use up all connections."""
+_END_S: Final = 2
+
+Answer = Callable[[Watched, Request], Response]
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`, `[IPv6]:PORT` or `PORT`, which means 127.0.0.1. Raises ConfigError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not port.isascii() or not port.isdigit() or int(port) > 65_535 or (":" in host and not text.startswith("[")):
+        raise ConfigError(f"address was {text!r}, expected HOST:PORT, such as 127.0.0.1:9100 (port 0: a free one)")
+    return host or "127.0.0.1", int(port)
+
+
+class HttpServer:
+    """Serves the status of `watched` from `start` until `stop`. The port is bound by the constructor."""
+
+    def __init__(self, watched: Watched, address: str) -> None:
+        """Bind `address`, see `address_of`.
+
+        Raises ConfigError for an invalid address, EndpointError if it is in use or cannot be bound.
+        """
+        self.host, port = address_of(address)
+        self._socket = _bound(self.host, port)
+        self.port: int = self._socket.getsockname()[1]
+        exposition = Exposition(watched)
+
+        def metrics(_: Watched, request: Request) -> Response:
+            text, content_type = exposition.text(request.headers.get("accept", ""))
+            return Response(text, media_type=content_type)
+
+        answers: dict[str, Answer] = {
+            "/metrics": metrics,
+            "/status": _status,
+            "/healthz": _health,
+            "/readyz": _readiness,
+        }
+
+        def route(path: str, answer: Answer) -> Route:
+            async def endpoint(request: Request) -> Response:  # in the loop's thread: one answer at a time
+                return answer(watched, request)
+
+            return Route(path, endpoint, methods=["GET"])
+
+        config = uvicorn.Config(
+            Starlette(routes=[route(*each) for each in answers.items()]),
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            h11_max_incomplete_event_size=_MOST_HEAD_BYTES,
+            timeout_keep_alive=int(_LONGEST_S),
+            timeout_graceful_shutdown=_END_S,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="blackbox-monitor", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Address as a URL, without a path."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def start(self) -> None:
+        """Start the thread. Raises LimitError if no thread can be started."""
+        start_thread(self._thread)
+
+    def stop(self) -> None:
+        """Answer the current requests, and end; at most two seconds."""
+        self._server.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join(2 * _END_S)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except Exception:  # the process must go on with its work
+            log.exception("the server of metrics at %s has failed", self.url)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise EndpointError(error.errno or errno.EADDRNOTAVAIL, f"metrics address {host}: {error.strerror}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(_MOST_CONNECTIONS)
+    except OSError as error:
+        bound.close()
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"could not be bound: {error.strerror}"
+        raise EndpointError(error.errno or 0, f"metrics address {host}:{port} {why}") from error
+    return bound
+
+
+class _Connection(H11Protocol):
+    """A connection with limits on its number and its age."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            transport.abort()
+            return
+        self._age_task = self.loop.call_later(_LONGEST_S, self._end)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        with suppress(AttributeError):  # it was refused
+            self._age_task.cancel()
+        super().connection_lost(exc)
+
+    def _end(self) -> None:
+        if getattr(self.cycle, "response_complete", True):  # there is no cycle before the first request
+            self.transport.close()
+        else:
+            self._age_task = self.loop.call_later(_LONGEST_S, self.transport.abort)
+
+
+def _status(watched: Watched, _: Request) -> Response:
+    return Response(msgspec.json.encode(watched.look().statuses), media_type="application/json")
+
+
+def _health(watched: Watched, _: Request) -> Response:
+    seen = watched.look()
+    return _text(seen.is_healthy, "healthy", [reason for each in seen.statuses if not each.healthy for reason in each.reasons])
+
+
+def _readiness(watched: Watched, _: Request) -> Response:
+    seen = watched.look()
+    return _text(seen.is_ready, "ready", seen.reasons or ["The process has not begun its work."])
+
+
+def _text(is_fine: bool, word: str, reasons: list[str]) -> Response:
+    """Answer 200 and a word, or 503 and the reasons, one per line."""
+    return PlainTextResponse(f"{word}\n" if is_fine else "".join(f"{reason}\n" for reason in reasons), 200 if is_fine else 503)
