@@ -195,6 +195,14 @@ def test_connections_without_an_address_become_one_sample() -> None:
     assert values["blackbox_peer_behind_seconds"] == 9.0
 
 
+def test_unknown_values_are_left_out() -> None:
+    found = Families()
+    found.add(msgspec.structs.replace(filled(HubStatistics), peer_lacks=-1), {})
+    exported = {family.name for family in found.families()}
+    assert "blackbox_hub_term" in exported
+    assert "blackbox_hub_peer_lacks_turns" not in exported
+
+
 def test_histogram_counts_match_a_plain_count() -> None:
     lags = numpy.random.default_rng(5).lognormal(13, 3, 5_000).astype(numpy.int64)
     histogram = numpy.zeros(BUCKETS, numpy.int64)

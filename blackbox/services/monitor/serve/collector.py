@@ -109,7 +109,7 @@ class Families:
                         self.add(each, labels)
 
     def _add_value(self, metric: Metric, text: str, value: Any, labels: Labels) -> None:
-        if value is None:
+        if value is None or value == metric.unknown:
             return
         if metric.by:
             values = value if isinstance(value, Mapping) else {value: 1}

@@ -25,6 +25,8 @@ class Metric(NamedTuple):
     labels: tuple[tuple[str, str], ...] = ()
     by: str = ""
     """Label for the keys of a dict field; or for a text field, and the value is 1."""
+    unknown: int | None = None
+    """Value that is not exported, because it means unknown."""
     merge: Literal["sum", "max"] = "sum"
     """How values with equal labels become one, as those of two connections over ipc."""
 
@@ -185,6 +187,7 @@ TABLE: Final[Mapping[str, Mapping[str, Rule]]] = {
     },
     "LagStatistics": {
         "last_ns": _time("subscriber_last_lag_seconds", merge="max"),
+        "last_age_ns": _time("subscriber_last_age_seconds", merge="max"),
         "p50_ns": _quantile("lag", "0.5"),
         "p99_ns": _quantile("lag", "0.99"),
         "max_ns": _quantile("lag", "1"),
@@ -204,6 +207,7 @@ TABLE: Final[Mapping[str, Mapping[str, Rule]]] = {
         "unheard": _count("recorder_unheard_messages"),
         "cut_bytes": _count("recorder_cut_bytes"),
         "segments": _count("recorder_segments"),
+        "free_bytes": _level("recorder_free_bytes")._replace(unknown=-1),
         "received": SUM,
         "lag": SUM,
         "slices": PARTS,
@@ -249,6 +253,7 @@ TABLE: Final[Mapping[str, Mapping[str, Rule]]] = {
         "refused": _count("relay_refused_messages", "Messages that were not blocks."),
         "faults": _count("relay_faulty_blocks", "Blocks with an unreadable header."),
         "unwanted": _count("relay_unwanted_messages", "Messages of keys that no filter covers."),
+        "gaps": _count("relay_lost_messages"),
         "keys": _level("relay_keys"),
         "filters_below": _level("relay_filters_below"),
         "filters_above": _level("relay_filters_above"),
@@ -267,7 +272,7 @@ TABLE: Final[Mapping[str, Mapping[str, Rule]]] = {
         "unread": _count("hub_unread_answers"),
         "life": _level("hub_state", "1 for the hub's state in its pair.", by="state"),
         "term": _level("hub_term"),
-        "peer_lacks": _level("hub_peer_lacks_turns"),
+        "peer_lacks": _level("hub_peer_lacks_turns")._replace(unknown=-1),
     },
     "CarrierStatistics": {
         "added": _count("bridge_added_messages"),
