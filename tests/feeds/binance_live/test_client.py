@@ -144,7 +144,7 @@ def test_an_order_book_is_requested_again_after_a_break_and_if_it_is_too_old() -
 
 def test_a_silent_connection_is_replaced() -> None:
     venue = Venue(sends(trade(1)), sends(trade(2)))
-    with running(venue) as port, Received(source(port, "a@trade", "&stale_s=0.5")) as received:
+    with running(venue) as port, Received(source(port, "a@trade", "&stale=0.5")) as received:
         received.wait(lambda: len(received.frames) == 2)
         now = received.source.statistics()
     assert now.stale >= 1
@@ -216,8 +216,8 @@ def test_a_rejected_url_is_an_error_and_a_stopped_source_ends() -> None:
         ("127.0.0.1:1/stream?streams=" + "/".join(f"a{n}@trade" for n in range(1025)), "at most 1024"),
         ("127.0.0.1:1/stream?streams=a@depth", "is not a host of Binance"),
         ("127.0.0.1:1/stream?streams=a@depth&rest=ftp://x", "rest was 'ftp://x'"),
-        ("127.0.0.1:1/stream?streams=a@trade&stale_s=0", "stale_s was 0"),
-        ("127.0.0.1:1/stream?streams=a@trade&stale_s=soon", "stale_s was 'soon'"),
+        ("127.0.0.1:1/stream?streams=a@trade&stale=0", "stale was 0"),
+        ("127.0.0.1:1/stream?streams=a@trade&stale=soon", "stale was 'soon'"),
     ],
 )
 def test_a_wrong_url_is_an_error_that_says_what_is_expected(url: str, fault: str) -> None:

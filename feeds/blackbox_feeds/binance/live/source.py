@@ -30,7 +30,7 @@ class BinanceLive(LiveSource):
     Missing trades are counted; another gap counts as one message, since Binance does not number the frames. After an
     interruption a gap is reported even if nothing may be missing, unless the numbers of all streams show it.
 
-    `rest`: URL of order books, if the host is not Binance's own. `stale_s`: seconds without a frame after which the
+    `rest`: URL of order books, if the host is not Binance's own. `stale`: seconds without a frame after which the
     connection is opened again. Other parameters of the URL, such as timeUnit, are sent to Binance.
 
     Raises:
@@ -45,7 +45,7 @@ class BinanceLive(LiveSource):
         url: str,
         topic: str = DEFAULT_TOPIC,
         rest: str | None = None,
-        stale_s: float = _STALE_S,
+        stale: float = _STALE_S,
     ) -> None:
         from blackbox_feeds.binance.live.client import Client, Target
         from blackbox_feeds.binance.live.sequences import Kind
@@ -58,8 +58,8 @@ class BinanceLive(LiveSource):
         self._form = TopicForm(topic, locates=False)
         self._streams = streams_of(options.get("streams", ""))
         rest = options.pop("rest", rest)
-        if not 0 < (stale := _seconds(options.pop("stale_s", stale_s))) < 86_400:
-            raise ConfigError(f"stale_s was {stale:g}, expected seconds, above 0 and less than a day")
+        if not 0 < (stale := _seconds(options.pop("stale", stale))) < 86_400:
+            raise ConfigError(f"stale was {stale:g}, expected seconds, above 0 and less than a day")
         address = snapshot_url(host, rest) if any(each.kind == Kind.DEPTH for each in self._streams) else None
         if address is None and any(each.kind == Kind.DEPTH for each in self._streams):
             raise ConfigError(
@@ -144,4 +144,4 @@ def _seconds(text: str | float) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"stale_s was {text!r}, expected seconds") from None
+        raise ConfigError(f"stale was {text!r}, expected seconds") from None
