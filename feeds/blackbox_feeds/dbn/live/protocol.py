@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import databento_dbn
@@ -9,6 +10,8 @@ from databento.live.protocol import DatabentoLiveProtocol
 
 if TYPE_CHECKING:
     from blackbox_feeds.dbn.live.session import Client
+
+_log = logging.getLogger(__name__)
 
 
 class RecordProtocol(DatabentoLiveProtocol):  # type: ignore[misc] # without types for mypy
@@ -24,6 +27,16 @@ class RecordProtocol(DatabentoLiveProtocol):  # type: ignore[misc] # without typ
         self.rejection = ""
         """The gateway's first error message."""
         self.is_paused = False
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Decode what came. End the session at a fault; the next one replays what was not delivered."""
+        try:
+            super().buffer_updated(nbytes)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the decoder panics at wrong lengths, with no Exception
+            _log.warning("the gateway sent bytes that cannot be decoded: %s", error)
+            self.transport.abort()
 
     def received_metadata(self, metadata: databento_dbn.Metadata) -> None:
         """Keep the metadata."""
