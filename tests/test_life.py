@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from blackbox_feeds.itch50.soupbintcp_connection import ConnectionLife
 
 from blackbox.archive.record.journals import JournalsLife
 from blackbox.errors import PublisherError
@@ -26,6 +27,7 @@ from blackbox.testing import RawPublisher, RawPublisherLife
 from blackbox.transport.server_thread import ServerLife
 
 LIVES: list[type[Life]] = [
+    ConnectionLife,
     ConsumerLife,
     ControlsLife,
     JournalsLife,

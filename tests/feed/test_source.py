@@ -69,7 +69,7 @@ def test_built_in_sources_open_by_specification(tmp_path: Path) -> None:
     Synthetic(20, seed=3).write(path)
     assert messages_of(open_source(f"itch50:{path}")) == messages_of(source)
     assert repr(open_source("iex:day.pcap")) == "<Iex day.pcap>"
-    with pytest.raises(ConfigError, match=r"source was 'itch', expected one of: .*iex, itch50, synth"):
+    with pytest.raises(ConfigError, match=r"source was 'itch', expected one of: .*iex, iextp, itch50, .*synth"):
         open_source("itch:day")
     with pytest.raises(ConfigError, match="Iex: option was 'date', expected one of: topic, port"):
         open_source("iex:day.pcap", date="2020-01-01")

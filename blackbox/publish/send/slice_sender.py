@@ -17,6 +17,7 @@ from blackbox.errors import BlackBoxError, PublisherError
 from blackbox.feed.feed import Feed
 from blackbox.feed.slice import Slice
 from blackbox.life import Life
+from blackbox.native.compile.compiling import compiled_seconds, is_compiling
 from blackbox.native.compile.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.compile.kept_arguments import Kept
 from blackbox.native.system.limits import Needs, start_thread
@@ -46,6 +47,8 @@ _PENDING_BLOCKS = 16
 """Encoded blocks that may wait for a sender: enough to keep both threads busy, few enough to stay in the cache."""
 _RECEIVED_BYTES = 16 << 10
 """Bytes of subscriptions read in one pass: some hundreds of subscriptions, up to a millisecond."""
+_LOOK_S = 1.0
+"""Interval between checks whether the thread still compiles, until it has started."""
 _ACCEPT_S = 1.0
 _REPEAT_S = 0.1
 
@@ -113,12 +116,16 @@ class SliceSender:
         self._thread = threading.Thread(target=self._run, name=f"blackbox-sender-{slice_id}", daemon=True)
 
     def start(self, timeout: float = 120.0) -> None:
-        """Bind the endpoints. Raises EndpointError if one could not be bound."""
+        """Bind the endpoints. Raises EndpointError if one could not be bound.
+
+        Compiling does not count as part of `timeout`, in seconds.
+        """
         start_thread(self._thread)
+        until, compiled_s = time.monotonic() + timeout, compiled_seconds()
         with self.subscriptions.changed:
-            has_begun = self.subscriptions.changed.wait_for(lambda: self.life is not SenderLife.NEW, timeout)
-        if not has_begun:
-            raise PublisherError(f"slice {self.slice_id}: sender did not start in {timeout} s")
+            while not self.subscriptions.changed.wait_for(lambda: self.life is not SenderLife.NEW, _LOOK_S):
+                if time.monotonic() > until + compiled_seconds() - compiled_s and not is_compiling():
+                    raise PublisherError(f"slice {self.slice_id}: sender did not start in {timeout} s")
         if self.error is not None:
             self._thread.join()
             raise self.error

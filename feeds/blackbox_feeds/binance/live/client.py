@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.live_source import LiveStatistics
 from blackbox_feeds.binance.live.snapshots import Snapshots
@@ -56,6 +57,9 @@ class Target(NamedTuple):
 class _Envelope(msgspec.Struct):
     stream: str
     data: msgspec.Raw
+
+
+_ENVELOPE: Final = Decoder[_Envelope]("json", _Envelope, MOST_FRAME_BYTES)
 
 
 class Link:
@@ -286,8 +290,8 @@ class Client:
             link.is_ending = True
         if frame[:11] == _HEAD and b"\n" not in frame:
             return frame
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            msgspec.json.decode(frame, type=_Envelope)
+        with suppress(DecodeError):
+            _ENVELOPE.decode(frame)
             if b"\n" not in frame:
                 return frame
         if frame.startswith((b'{"error"', b'{"code"')):

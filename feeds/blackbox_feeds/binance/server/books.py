@@ -9,7 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from blackbox.archive.recording import Recording
+from blackbox.documents import Decoder
 
+_ANY: Final = Decoder[Any]("json", Any)
 _REMEMBERED: Final = 4_096
 """Depth frames before a snapshot that may be newer than it."""
 _CLOCKS_APART_NS: Final = 30_000_000_000
@@ -30,7 +32,7 @@ class Book:
     def add(self, frame: bytes) -> None:
         """Apply a depth frame or a snapshot, with or without the name of its stream; ignore others."""
         try:
-            document = msgspec.json.decode(frame)
+            document = _ANY.decode(frame)
             document = document.get("data", document)
             if "lastUpdateId" in document:
                 self._reset(document)

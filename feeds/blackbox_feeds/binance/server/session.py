@@ -13,6 +13,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
+from blackbox.documents import DecodeError, Decoder
+
+_ANY: Final = Decoder[Any]("json", Any)
 MOST_STREAMS: Final = 1_024
 _PATH: Final = re.compile(r"(?:/[a-z]+)?/(ws|stream)(?:/(.*))?")
 _MOST_ID_CHARACTERS: Final = 36
@@ -102,8 +105,8 @@ class Session:
 
 def _decoded(text: bytes) -> dict[str, Any]:
     try:
-        request = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        request = _ANY.decode(text)
+    except DecodeError as error:
         raise _FaultError(3, f"Invalid JSON: {error}") from None
     if not isinstance(request, dict):
         raise _FaultError(2, "Invalid request: expected an object")
