@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from blackbox.documents import Decoder
+
 MOST_STATUS_BYTES: Final = 64 << 20
 """Largest answer of `/status` that a reader should accept."""
 
@@ -52,6 +54,9 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[SliceDetail, ...] = ()
 
 
+_STATUSES: Final = Decoder[tuple[ProcessStatus, ...]]("json", tuple[ProcessStatus, ...], MOST_STATUS_BYTES)
+
+
 def decode_statuses(answer: bytes) -> tuple[ProcessStatus, ...]:
     """Return the statuses in an answer of `/status`. Raises msgspec.DecodeError if it is not one."""
-    return msgspec.json.decode(answer, type=tuple[ProcessStatus, ...])
+    return _STATUSES.decode(answer)
