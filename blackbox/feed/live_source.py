@@ -10,6 +10,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 import numpy
@@ -21,6 +22,9 @@ from blackbox.native.compile.jit import njit
 from blackbox.native.system.limits import open_pipe
 from blackbox.native.system.posix import now_ns
 from blackbox.native.tables.histogram import BUCKETS, percentiles_ns, record
+
+_BITS: Final = 6
+"""Leading bits of a delay that choose its bucket in the histogram."""
 
 
 class LiveStatistics(msgspec.Struct, kw_only=True):
@@ -60,11 +64,29 @@ class LiveStatistics(msgspec.Struct, kw_only=True):
 
 @njit(nogil=True, cache=True)
 def _record_delays(histogram: int, times: NDArray[numpy.int64]) -> None:
-    """Count the delay of each message until now; times of 0 are unknown."""
+    """Count the delay of each message until now; times of 0 are unknown.
+
+    Delays in a row that differ by less than a bucket of the histogram are counted together: finding a bucket is slow.
+    """
     now = now_ns()
+    low = high = numpy.int64(-1)
+    count = 0
     for time in times:
-        if time > 0:
-            record(histogram, now - time, 1)
+        if time <= 0:
+            continue
+        delay = max(now - time, 0)
+        if not low <= delay <= high:
+            if count > 0:
+                record(histogram, low, count)
+            count = 0
+            power = numpy.int64(0)
+            while delay >> (power + _BITS):
+                power += 1
+            low = (delay >> power) << power
+            high = low + (1 << power) - 1
+        count += 1
+    if count > 0:
+        record(histogram, low, count)
 
 
 class LiveSource(Source):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import select
 import signal
 import threading
@@ -14,9 +15,11 @@ import pytest
 from blackbox_feeds.live.retries import FIRST_S, LONGEST_S, STEADY_S, Retries
 
 from blackbox.errors import SourceError
+from blackbox.feed import live_source
 from blackbox.feed.live_source import LiveSource
 from blackbox.feed.schema.schema import RAW
 from blackbox.feed.source import Chunk
+from blackbox.native.tables.histogram import BUCKETS, record_one
 
 
 def chunk_of(times: Sequence[int], gaps: tuple[tuple[int, int], ...] = ()) -> Chunk:
@@ -59,6 +62,21 @@ def test_chunks_are_counted_with_their_gaps_and_delays() -> None:
     assert list(chunks) == []
     assert not source.statistics().connected
     assert source.notes == ("gaps that the venue did not fill: 3", "messages missing in them: 8")
+
+
+def test_delays_are_in_the_buckets_of_the_histogram() -> None:
+    chance = random.Random(2)
+    delays = [chance.randrange(1 << chance.randrange(1, 62)) for _ in range(2_000)] + [5, 5, 63, 64, 65, 4_096, 0, -9]
+    now = time.time_ns()
+    times = numpy.array([now - delay for delay in sorted(delays) + delays], numpy.int64)
+    found, expected = numpy.zeros(BUCKETS, numpy.int64), numpy.zeros(BUCKETS, numpy.int64)
+    far = times[(now - times > 1 << 50) & (times > 0)]  # the clock goes on: a little does not change their buckets
+    live_source._record_delays(found.ctypes.data, far)
+    after = time.time_ns()
+    for at in far.tolist():
+        record_one(expected.ctypes.data, after - at)
+    assert found.sum() == expected.sum() == len(far) > 100
+    assert numpy.abs(numpy.cumsum(found) - numpy.cumsum(expected)).max() <= 2
 
 
 def test_a_thread_stops_it() -> None:
