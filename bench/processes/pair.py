@@ -40,6 +40,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     on_slow: Literal["raise", "warn"] | None = None
     """Policy of a receiver that sleeps on every call; None: it does not sleep."""
+    metrics: str = ""
+    """Address at which our receiver serves metrics; empty: none."""
 
 
 class Order(msgspec.Struct, frozen=True):

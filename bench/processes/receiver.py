@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +28,7 @@ from bench.processes.pair import Heard, Order, Work
 from bench.workload.tally import wanted
 from blackbox import Feed, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.block.form.format import CONFIRM_KEY, FLAG_CONTROL, HEADER_BYTES, NONCE_BYTES, read_header
+from blackbox.services.monitor.serve.metrics import serve_metrics
 from blackbox.transport.libzmq import MESSAGE_BYTES, init_messages, msg_data, msg_recv, msg_size
 
 FOREVER_NS: Final = 10**15
@@ -68,21 +69,22 @@ def _receive(order: Order, told: Iterator[Any]) -> Heard:
     findings = FORMS[work.form](subscriber, order)
     due = wanted(load, work.prefixes)
     began = 0
-    subscriber.start()
-    before = cpu_seconds()
-    answer()
-    try:
-        if load.rate:
-            began = next(told)["began"]
-            if not work.on_slow:
-                _settle(subscriber, due)
-        else:
-            wait_for(subscriber, due)
-        ended, cpu_s = time.time_ns(), cpu_seconds() - before
-    finally:
-        has_terminated = _end(subscriber, work)
-        if not load.rate:
-            began = next(told)["began"]
+    with serve_metrics(subscriber, work.metrics) if work.metrics else nullcontext():
+        subscriber.start()
+        before = cpu_seconds()
+        answer()
+        try:
+            if load.rate:
+                began = next(told)["began"]
+                if not work.on_slow:
+                    _settle(subscriber, due)
+            else:
+                wait_for(subscriber, due)
+            ended, cpu_s = time.time_ns(), cpu_seconds() - before
+        finally:
+            has_terminated = _end(subscriber, work)
+            if not load.rate:
+                began = next(told)["began"]
     received, delivery = subscriber.statistics().received, subscriber.statistics().delivery
     if not load.rate:
         expect("gaps, dropped, malformed", (received.gaps, delivery.dropped, received.malformed), (0, 0, 0))
