@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 from blackbox_feeds.iex.live import IexClient
+from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.itch50.live_moldudp64 import MoldUdp64Client
 from blackbox_feeds.live.datagram_source import DatagramSource
 
 from blackbox.errors import ConfigError, EndpointError
 from blackbox.feed.endpoint import _free_ports
 from blackbox.testing import wait_until
-from tests.feeds.build import mold
+from tests.feeds.build import messages_of, mold
 from tests.feeds.venue_lines import Answers, Client, Line, Protocol
 
 PROTOCOLS = [Protocol("moldudp64"), Protocol("iextp")]
@@ -240,3 +242,20 @@ def test_address_that_is_in_use_and_interface_that_does_not_exist() -> None:
         list(source_of(PROTOCOLS[0], port).chunks())
     with pytest.raises(ConfigError, match="interface was 'nosuch0', expected an IPv4 address or one of: .*lo"):
         list(MoldUdp64Client(f"//239.255.1.1:{port}?interface=nosuch0").chunks())
+
+
+def test_real_messages_are_as_from_the_file(shared_data: Path) -> None:
+    path = shared_data / "itch50" / "runk_locate-13-10k.bin"
+    data, messages = path.read_bytes(), list[bytes]()
+    while data:
+        size = int.from_bytes(data[:2], "big")
+        messages.append(data[2 : 2 + size])
+        data = data[2 + size :]
+    (port,) = _free_ports(1)
+    source = MoldUdp64Client(f"//127.0.0.1:{port}?stale=60", "2020-01-30")
+    with Client(source) as client, Line(source, port) as line:
+        for _, _, datagram in datagrams_of(PROTOCOLS[0], messages, 9):
+            line.send(datagram)
+        client.wait_for(len(messages))
+    assert client.messages == messages_of(Itch50(path, "2020-01-30"))
+    assert (len(messages), source.statistics().gaps) == (10_000, 0)

@@ -14,7 +14,7 @@ from blackbox_feeds.live.datagram_source import DatagramSource
 
 from blackbox.errors import BlackBoxError
 from blackbox.testing import wait_until
-from tests.feeds.build import iex, iex_tp, itch, messages_in, mold
+from tests.feeds.build import Message, iex, iex_tp, itch, messages_in, mold
 
 
 class Protocol:
@@ -89,6 +89,7 @@ class Client(threading.Thread):
         self.source = source
         self.found: list[bytes | int] = []
         """Payloads, and numbers of missing messages at their positions."""
+        self.messages: list[Message] = []
         self.error: BlackBoxError | None = None
 
     def run(self) -> None:
@@ -96,6 +97,7 @@ class Client(threading.Thread):
             for chunk in self.source.chunks():
                 for missing, run in chunk.runs():
                     self.found += [missing] if missing else []
+                    self.messages += messages_in(run)
                     self.found += [payload for _, _, payload in messages_in(run)]
         except BlackBoxError as error:
             self.error = error
