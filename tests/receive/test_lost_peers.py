@@ -97,6 +97,14 @@ def test_a_silent_line_is_logged_once_and_asked_again_until_it_answers(caplog: p
             return bool(asked(publisher) - before)
 
         wait_until(asks_again)
+        assert f"feed {feed.name!r} slice 0 epoch {publisher.epoch}: the publisher at" in caplog.text
+
+        def is_back() -> bool:
+            publisher.heartbeat()
+            return "sends again" in caplog.text
+
+        wait_until(is_back, what="the end of the silence is logged")
+        assert caplog.text.count("sends again") == 1
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])

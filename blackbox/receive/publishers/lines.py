@@ -119,16 +119,27 @@ class Lines:
                     self._connected_ns[line] = now_ns
                     self._reconnect(line)
             elif not order.is_dead(line, now_ns):
-                self._silent.discard(line)
+                self._note_back(line)
             elif self._is_lost(line):
                 self._reconnect(line)
+
+    def _note_back(self, line: int) -> None:
+        """Log once that a silent line sends again."""
+        if line in self._silent:
+            self._silent.discard(line)
+            log.warning("%s: the publisher at %s sends again", self._what(line), self.addresses[line])
+
+    def _what(self, line: int) -> str:
+        """Return feed, slice and epoch of a line, for the log."""
+        status = self._status
+        return f"feed {status.feed.name!r} slice {status.slice_id} epoch {self._epochs[line]}"
 
     def _is_lost(self, line: int) -> bool:
         """Return True if the connection of a silent line is closed or its host does not answer."""
         address = self.addresses[line]
         finished = bool(self._status.state.finished_lines >> line & 1)
         if not finished and line not in self._silent:
-            log.warning("slice %d: the publisher at %s is silent but has not closed", self._status.slice_id, address)
+            log.warning("%s: the publisher at %s is silent but has not closed", self._what(line), address)
             self._silent.add(line)
         if is_inproc(address):
             return is_bound_anew(address, self._bound_numbers[line])
