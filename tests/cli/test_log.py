@@ -37,7 +37,25 @@ def test_every_line_on_stderr_is_an_object_with_json(tmp_path: Path, monkeypatch
     assert [(line["level"], line["logger"]) for line in lines] == [("info", "blackbox"), ("error", "blackbox.cli")]
     assert lines[0]["message"] == f"{feed}: settings from the environment: BLACKBOX_FEED_KEY_BYTES"
     assert lines[1]["message"].startswith("feed 'logged': no publisher was heard in 0 s at tcp://")
-    assert all(set(line) == {"time", "level", "logger", "message"} for line in lines)
+    assert set(lines[0]) == {"time", "level", "logger", "message"}
+    assert set(lines[1]) == {"time", "level", "logger", "message", "feed"}
+    assert lines[1]["feed"] == "logged"
+
+
+@pytest.mark.parametrize(
+    ("message", "about"),
+    [
+        ("feed 'tape' slice 3 epoch 17: the publisher sends again", {"feed": "tape", "slice": 3, "epoch": 17}),
+        ("feed 'tape': slice 0: no publisher", {"feed": "tape", "slice": 0}),
+        ("slice 12: it publishes slice 1, expected 12", {"slice": 12}),
+        ("relay 'site' of feed 'tape' slice 1: publisher epoch 5 began", {"feed": "tape", "slice": 1}),
+        ("hub of feed 'orders' ended: slice 2 epoch 3", {"feed": "orders"}),
+        ("compiling functions of slice 3 of feed 'tape'", {}),
+    ],
+)
+def test_json_has_the_feed_slice_and_epoch_at_the_start_of_a_message(message: str, about: dict[str, object]) -> None:
+    line = json.loads(json_line("warning", message, "blackbox", 1.5))
+    assert {name: line[name] for name in ("feed", "slice", "epoch") if name in line} == about
 
 
 def test_a_line_of_json_is_one_line_with_a_time_in_utc() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import traceback
 from datetime import UTC, datetime
@@ -12,6 +13,11 @@ from typing import Final
 import msgspec
 
 _NAME: Final = "blackbox"
+_ABOUT: Final = re.compile(
+    r"(?:[a-z ]+'[^']*' of )?(?:[a-z]+ of )?(?:feed '(?P<feed>[^']+)'[ :,]*)?(?:slice (?P<slice>\d+)\b)?"
+    r"(?: epoch (?P<epoch>\d+)\b)?"
+)
+"""Start of a message about a feed, a slice and an epoch."""
 
 
 class Level(StrEnum):
@@ -73,11 +79,21 @@ def is_shown(level: Level) -> bool:
 
 
 def json_line(level: str, message: str, logger: str, seconds: float, failure: str | None = None) -> str:
-    """Return a line of the log as a JSON object; `seconds` since 1970."""
+    """Return a line of the log as a JSON object; `seconds` since 1970.
+
+    It has the feed, slice and epoch with which the message begins.
+    """
+    begin = _ABOUT.match(message)
+    about = {} if begin is None else {name: text for name, text in begin.groupdict().items() if text is not None}
     shown = {
         "time": datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
         "level": level,
         "logger": logger,
         "message": message,
     }
-    return msgspec.json.encode(shown | ({"traceback": failure} if failure else {})).decode()
+    return msgspec.json.encode(shown | _numbered(about) | ({"traceback": failure} if failure else {})).decode()
+
+
+def _numbered(about: dict[str, str]) -> dict[str, str | int]:
+    """Return the fields with slice and epoch as numbers."""
+    return {name: text if name == "feed" else int(text) for name, text in about.items()}
