@@ -15,7 +15,6 @@ from blackbox.cli.feed.check import check
 from blackbox.cli.feed.doctor import doctor
 from blackbox.cli.feed.keys import keys
 from blackbox.cli.feed.new import new
-from blackbox.cli.feed.stat import stat
 from blackbox.cli.hub.client import client
 from blackbox.cli.hub.get import get, unsubscribe
 from blackbox.cli.hub.hub import hub
@@ -41,6 +40,10 @@ from blackbox.cli.ui.log import Format, begin_log, set_log
 from blackbox.cli.ui.options import FormatOption, LevelOption, help_of, with_log_options
 from blackbox.cli.ui.status import STATUS_HELP
 from blackbox.cli.warmup import warmup
+from blackbox.cli.watch.console import console
+from blackbox.cli.watch.dashboard import dashboard
+from blackbox.cli.watch.stat import stat
+from blackbox.cli.watch.top import top
 
 app = typer.Typer(
     name="blackbox",
@@ -54,7 +57,8 @@ app = typer.Typer(
 
 
 _PANELS: Final = {
-    "Live": (demo, publish, subscribe, relay, bridge, stat),
+    "Live": (demo, publish, subscribe, relay, bridge),
+    "Watch": (stat, top, console, dashboard),
     "Recordings": (record, import_, replay, control, serve, positions, inspect, verify, repair, dump, export, compact),
     "Hub": (hub, put, get, unsubscribe, client),
     "Analysis": (analyse,),

@@ -170,7 +170,7 @@ def test_every_example_about_a_recording_runs(command: str, tmp_path: Path, monk
 def test_the_help_groups_every_command_by_task() -> None:
     text = invoke("--help").out
     assert all(command.split()[0] in text for command in COMMANDS)
-    panels = ("Live", "Recordings", "Hub", "Analysis", "Setup")
+    panels = ("Live", "Watch", "Recordings", "Hub", "Analysis", "Setup")
     assert {command_of(name.split()[0]).rich_help_panel for name in COMMANDS} == set(panels)
     places = [text.index(f"─ {panel} ─") for panel in panels]
     assert places == sorted(places)

@@ -30,10 +30,10 @@ ORDER = (
     "services.relay",
     "services.hub",
     "services.bridge",
-    "services.monitor",
     "analysis.spark",
     "analysis.report",
     "analysis",
+    "services.monitor",
     "cli",
 )
 """The folders and top-level modules of `blackbox` in the order of the data flow."""

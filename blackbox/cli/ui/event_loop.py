@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
 from blackbox.receive.supervise.stop_signals import stop_signals
 
 
-def run_in_loop(work: Coroutine[None, None, None]) -> None:
+def run_in_loop(
+    work: Coroutine[None, None, None], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> None:
     """Run it until it ends. Ctrl-C, SIGTERM and SIGHUP cancel it, and then end the command as usual."""
     before = {number: signal.getsignal(number) for number in stop_signals()}
     came: list[int] = []
@@ -29,7 +31,8 @@ def run_in_loop(work: Coroutine[None, None, None]) -> None:
             await task
 
     try:
-        asyncio.run(run())
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(run())
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""A page in the browser: live tables, charts, and prices and books of chosen symbols."""

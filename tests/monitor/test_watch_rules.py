@@ -1,0 +1,284 @@
+"""Rules name each fault from statuses and heartbeats, raise nothing near a limit, and clear by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from blackbox.receive.alert import Alert
+from blackbox.services.monitor.heartbeats import LineState
+from blackbox.services.monitor.serve.status import ProcessStatus
+from blackbox.services.monitor.watch.conditions import MOST_CONDITIONS, Condition, Conditions, Finding, finding_of
+from tests.monitor.stories import START_NS, S, Story, growing, received, status
+
+LATE_NS = 1_500_000_000
+CALM_S = 65
+
+
+def relay(*gaps: int, path: tuple[str, ...] = ("london",), pid: int = 7) -> list[ProcessStatus]:
+    lines = [{"slice_id": 0, "line": "A", "source": "tcp://a:1", "path": path, "gaps": each} for each in gaps]
+    return [status("relay", {"lines": [each]}, pid=pid) for each in lines]
+
+
+def sender(role: str = "publisher", *values: dict[str, Any]) -> list[ProcessStatus]:
+    return [status(role, {"waits": 0, "peers": [], "other_peers": 0, "refused_peers": 0, **each}) for each in values]
+
+
+def peers(count: int, **last: Any) -> dict[str, Any]:
+    return {"peers": [*[{"behind_s": 0.0}] * (count - 1), {"address": "10.0.0.9:5", "unsent_bytes": 9, **last}]}
+
+
+FAULTS: dict[str, tuple[str, list[ProcessStatus], str]] = {
+    "lag with a full worker queue": (
+        "slow_callback",
+        [*growing(*[{"lag_last_ns": LATE_NS, "delivery_queue_blocks": 16}] * 3)],
+        "lags 1.50 s, limit 1.00 s, and 16 blocks wait for callbacks",
+    ),
+    "a callback that does not return": (
+        "slow_callback",
+        [status("subscriber", received(delivery_queue_blocks=3))] * 4,
+        "3 blocks wait and no callback has returned for 3 s",
+    ),
+    "lag without waiting blocks": (
+        "late_blocks",
+        [*growing(*[{"lag_last_ns": LATE_NS}] * 3)],
+        "lags 1.50 s, limit 1.00 s",
+    ),
+    "age without lag": (
+        "late_publisher",
+        [*growing(*[{"lag_last_age_ns": 2 * LATE_NS}] * 3)],
+        "messages waited 3.00 s in the publisher of quotes before they were sent, limit 1.00 s",
+    ),
+    "a clock step": (
+        "clock_step",
+        [*growing({}, {"lag_clock_steps": 1, "lag_clock_offset_ns": -10 * S})],
+        "1 clock step, here or at the publisher; its clock is now 10.0 s late",
+    ),
+    "lost messages": ("gap", [*growing({}, {"received_gaps": 5})], "5 messages lost on the way to it, 5 in all"),
+    "loss above a relay": (
+        "loss_above_relay",
+        relay(0, 40),
+        "40 messages lost above relay 'london', on line A of slice 0 from tcp://a:1",
+    ),
+    "waits": ("full_queue", sender("publisher", {}, {"waits": 49}, {"waits": 98}), "wait 98% of the time for a"),
+    "a peer that reads nothing": (
+        "full_queue",
+        sender("relay", *[peers(3, behind_s=2.5)] * 3),
+        "the subscriber at 10.0.0.9:5 has taken next to nothing for 2.5 s, 9 B wait for it",
+    ),
+    "a crowd": ("crowd_of_peers", sender("publisher", peers(11)), "it has 11 connections, limit 10"),
+    "a crowd beyond those that are listed": (
+        "crowd_of_peers",
+        sender("relay", {**peers(2), "other_peers": 100}),
+        "it has 102 connections, limit 10",
+    ),
+    "a wrong key": (
+        "wrong_key",
+        sender("archive", {}, {"refused_peers": 2}),
+        "2 connections refused because of a wrong or missing key",
+    ),
+    "a harmful peer": ("harmful_peer", sender("publisher", {"put_out": 0}, {"put_out": 1}), "1 peer disconnected"),
+    "a disk that fills": (
+        "full_disk",
+        [status("recorder", {"free_bytes": 400 << 20, "stored_bytes": n * (10 << 20)}) for n in range(4)],
+        "the disk of its recording has 419.4 MB left, enough for 40 s",
+    ),
+    "a full disk": (
+        "full_disk",
+        [status("recorder", {}, healthy=False, reasons=("a.journal: No space left on device.",))],
+        "No space left on device",
+    ),
+    "lost records": ("disk_error", [status("recorder", {"lost": n}) for n in (0, 3)], "3 received messages not"),
+    "dropped messages": (
+        "dropped_messages",
+        [*growing({}, {"delivery_dropped": 2})],
+        "its policy for slow subscribers dropped 2 deliveries",
+    ),
+    "an unhealthy part": (
+        "unhealthy",
+        [status("hub", healthy=False, reasons=("The hub has worked on the same request for 31 s.",))],
+        "The hub has worked on the same request",
+    ),
+    "a part that does not become ready": (
+        "not_ready",
+        [status("bridge", ready=False, reasons=("redis://x is unreachable.",))] * 12,
+        "redis://x is unreachable.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_once_and_clears(name: str) -> None:
+    kind, statuses, why = FAULTS[name]
+    story = Story()
+    story.calm(msgspec.structs.replace(statuses[0], healthy=True, ready=True, statistics=received()), 3)
+    assert story.raised == []
+    assert story.see(*statuses) == [kind]
+    (condition,) = story.conditions.now
+    assert why in condition.why
+    who = "publisher of quotes" if kind == "late_publisher" else f"{statuses[0].role} 7 on desk"
+    assert (condition.who, condition.feed) == (who, "quotes")
+    seen_s = (START_NS + story.at_ns - condition.since_ns) / S
+    assert 0 < seen_s <= len(statuses) + 1
+    story.calm(msgspec.structs.replace(statuses[-1], healthy=True, ready=True, statistics=received()), CALM_S)
+    assert [each.kind for each in story.cleared] == [kind]
+    assert (story.kinds, len(story.raised)) == ([], 1)
+
+
+NEAR: dict[str, list[ProcessStatus]] = {
+    "lag below its limit": [*growing(*[{"lag_last_ns": 900_000_000, "delivery_queue_blocks": 16}] * 4)],
+    "lag for one status": [*growing({}, {"lag_last_ns": LATE_NS}, {}, {"lag_last_ns": LATE_NS}, {})],
+    "old lag of an idle feed": [status("subscriber", received(lag_last_ns=LATE_NS))] * 1,
+    "age below its limit": [*growing(*[{"lag_last_age_ns": 900_000_000}] * 4)],
+    "some waits": sender("publisher", *[{"waits": 20 * n} for n in range(6)]),
+    "a peer that is slow for a moment": sender("publisher", *[peers(3, behind_s=1.0)] * 4),
+    "as many peers as allowed": sender("publisher", *[peers(10)] * 3),
+    "a restarted process": [
+        status("subscriber", received(received_gaps=50)),
+        status("subscriber", received(received_gaps=90), pid=8),
+    ],
+    "a large disk": [status("recorder", {"free_bytes": 900 << 20, "stored_bytes": n * (10 << 20)}) for n in range(4)],
+    "not ready while it starts": [status("subscriber", ready=False, reasons=("it is compiling",))] * 9,
+    "figures that are no numbers": [
+        status(
+            "subscriber", {"received": [1], "lag": {"clock_steps": "many"}, "peers": "x", "lines": [1, {"path": 2}]}
+        ),
+        status("subscriber", {"received": None, "lag": 7, "peers": [5], "other_peers": True, "lines": [{"gaps": "9"}]}),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_nothing_is_raised_near_a_limit(name: str) -> None:
+    story = Story()
+    story.see(*NEAR[name])
+    story.look()
+    assert story.raised == []
+
+
+@pytest.mark.parametrize(
+    ("role", "failure", "after_s", "kind"),
+    [
+        ("archive", "refused", 2, "dead_archive"),
+        ("subscriber", "refused", 2, "lost_consumer"),
+        ("relay", "refused", 2, "dead_relay"),
+        ("hub", "silent", 3, "stuck_hub"),
+        ("subscriber", "silent", 3, "stuck_subscriber"),
+        ("recorder", "invalid", 2, "dead_recorder"),
+    ],
+)
+def test_a_process_without_an_answer_is_named_by_its_role(role: str, failure: Any, after_s: int, kind: str) -> None:
+    story = Story()
+    story.see(status(role))
+    story.fail(failure, "no answer")
+    assert [story.look() for _ in range(after_s)] == [[]] * (after_s - 1) + [[kind]]
+    assert "http://desk:9300 has not answered for" in story.raised[0].why
+    story.see(status(role))
+    story.calm(status(role), 5)
+    assert (story.kinds, len(story.raised)) == ([], 1)
+
+
+def test_a_page_that_never_answered_is_named_by_its_address() -> None:
+    story = Story()
+    story.fail("refused", "Connection refused")
+    for _ in range(3):
+        story.look()
+    assert story.kinds == ["unreachable"]
+    assert "http://desk:9300 has not answered for 2.0 s: Connection refused" in story.raised[0].why
+
+
+def test_lines_that_fall_silent_and_feeds_that_were_never_heard() -> None:
+    story = Story()
+    story.look()
+    story.lines[1].state, story.lines[1].last_heard_ns = LineState.SILENT, START_NS + story.at_ns - 3 * S
+    assert story.look() == ["silent_line"]
+    (condition,) = story.raised
+    assert condition.who == "line B of quotes slice 0"
+    assert condition.why == "no heartbeat for 3.0 s, expected one every 1.00 s"
+    assert condition.where == "feed quotes slice 0 at tcp://127.0.0.1:17202"
+    story.lines[1].state = LineState.ALIVE
+    story.calm(status("publisher"), 5)
+    assert story.kinds == []
+    story.lines[0].state = LineState.NOT_HEARD
+    assert story.look() == ["silent_line"]
+    never = Story()
+    for line in never.lines:
+        line.state = LineState.NOT_HEARD
+    assert [never.look() for _ in range(6)] == [[]] * 5 + [["late_publisher"]]
+    assert never.raised[0].who == "publisher of quotes"
+    late = Story()
+    late.lines[0].heartbeat_lag_ns = LATE_NS
+    assert [late.look() for _ in range(4)] == [[], [], [], ["late_publisher"]]
+    assert "arrive 1.50 s after they were sent" in late.raised[0].why
+
+
+def test_loss_is_named_at_the_first_relay_that_misses_messages() -> None:
+    story = Story()
+    chain = [("london",), ("london", "desk"), ("paris",)]
+    for gaps in ((0, 0, 0), (9, 9, 0)):
+        for place, (path, lost) in enumerate(zip(chain, gaps, strict=True)):
+            story.answer(*relay(lost, path=path, pid=place), url=f"http://desk:{place}")
+        story.answer(status("subscriber", received(received_gaps=gaps[1]), pid=9), url="http://desk:9")
+        story.look()
+    assert [(each.kind, each.who) for each in story.conditions.now] == [("loss_above_relay", "relay 0 on desk")]
+
+
+def test_what_another_condition_explains_is_left_out() -> None:
+    story = Story()
+    story.see(status("hub"))
+    story.lines[0].state = story.lines[1].state = LineState.SILENT
+    story.fail("silent", "no answer in 1.5 s")
+    for _ in range(4):
+        story.look()
+    assert "stuck_hub" in story.kinds
+    for _ in range(5):
+        story.look()
+    assert story.kinds == ["stuck_hub"]
+
+
+def alert(**changes: Any) -> Alert:
+    fields: dict[str, Any] = {"kind": "slow_callback", "severity": "warning", "feed": "quotes", "slice_id": 1}
+    fields |= {"host": "desk", "pid": 7, "role": "subscriber", "text": "slow", "since_ns": 5}
+    return Alert(**(fields | changes))
+
+
+def test_an_alert_and_a_finding_about_one_process_are_one_condition() -> None:
+    conditions = Conditions()
+    found = finding_of(alert())
+    by_rule = Finding("slow_callback", "warning", "subscriber 7 on desk", "quotes", "feed quotes", "it lags")
+    assert len(conditions.look([found, by_rule], S, START_NS).raised) == 1
+    (condition,) = conditions.now
+    assert (condition.since_ns, condition.why) == (5, "it lags")
+    assert conditions.look([finding_of(alert(severity="error", kind="full_disk"))], 4 * S, START_NS).cleared == []
+    assert [each.kind for each in conditions.now] == ["full_disk", "slow_callback"]
+    assert [each.kind for each in conditions.look([], 10 * S, START_NS).cleared] == ["slow_callback"]
+    assert [each.kind for each in conditions.look([], 65 * S, START_NS).cleared] == ["full_disk"]
+
+
+def test_texts_of_others_cannot_control_a_terminal_and_their_number_is_bounded() -> None:
+    conditions = Conditions()
+    conditions.look([finding_of(alert(text="\x1b[2Jbad\n", host="a\r"))], S, START_NS)
+    (condition,) = conditions.now
+    assert (condition.why, condition.who) == ("?[2Jbad?", "subscriber 7 on a?")
+    many = [finding_of(alert(pid=pid)) for pid in range(2 * MOST_CONDITIONS)]
+    assert len(conditions.look(many, S, START_NS).raised) == MOST_CONDITIONS - 1
+    assert conditions.left_out == MOST_CONDITIONS + 1
+
+
+def test_restored_conditions_continue_or_clear() -> None:
+    conditions = Conditions()
+    kept = Condition(
+        kind="slow_callback",
+        severity="warning",
+        who="subscriber 7 on desk",
+        feed="quotes",
+        where="",
+        why="",
+        since_ns=3,
+    )
+    conditions.restore([kept, msgspec.structs.replace(kept, who="other")], S)
+    assert conditions.look([finding_of(alert())], 2 * S, START_NS) == ([], [])
+    assert {each.since_ns for each in conditions.now} == {3}
+    assert [each.who for each in conditions.look([finding_of(alert())], 20 * S, START_NS).cleared] == ["other"]
