@@ -23,7 +23,7 @@ $(if $(STALE),$(shell rm -rf $(STALE)))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo servers layout files test test-install test-long torture simulate bench bench-check profile report scaling clean
+.PHONY: help demo servers layout pictures files test test-install test-long torture simulate bench bench-check profile report scaling clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ servers:  ## unpack the distribution's RabbitMQ, Chromium, sshd, tcpdump and Pro
 
 layout: $(VENV)/.ready-test  ## generate files from blackbox/block/form/layout.py: Java, C, Node, docs, golden files
 	@$(RUN)/python -m tests.write_layout
+
+pictures: $(VENV)/.ready-test  ## write docs/pictures: a real browser and a terminal show a feed with two faults
+	@$(RUN)/python -m tests.write_pictures
 
 files: $(VENV)/.ready-test  ## write blackbox/README.md, the list of files
 	@$(RUN)/python -m tests.write_file_list
@@ -95,7 +98,7 @@ clean:  ## remove the virtual environments, servers and all caches
 	rm -rf $(VENV) $(BENCH) .venv-install-* .servers .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist
 	find blackbox feeds tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.ready-demo: EXTRA :=
+$(VENV)/.ready-demo: EXTRA := [monitor]
 # 500 MB to download; without it the demo skips its last part.
 $(VENV)/.ready-demo: WISH := [spark]
 $(VENV)/.ready-test: EXTRA := [dev]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,11 +23,12 @@ from blackbox.cli.demo.trades import MAX_TOPICS
 from blackbox.cli.demo.warmup import warm_up
 from blackbox.cli.ui.live import follow
 from blackbox.cli.ui.progress import ticking
-from blackbox.cli.ui.terminal import stderr
+from blackbox.cli.ui.terminal import say, stderr
 from blackbox.feed.feed import Feed
 from blackbox.receive.slow_subscriber import SlowPolicy
 from blackbox.receive.statistics import Statistics
 from blackbox.replay.replay import Replay
+from blackbox.services.monitor.watch.watcher import Watcher
 from blackbox.subscriber.subscriber import Subscriber
 
 PACE: Final = 10.0
@@ -125,9 +128,10 @@ class DemoRunner:
             JournalError: the session could not be recorded, or its recording could not be read.
         """
         what = f"preparing {self._spec} in memory"
-        with PublishingProcess(self._setup) as process, stderr.status(what) as spinner:
+        with ExitStack() as stack, PublishingProcess(self._setup) as process, stderr.status(what) as spinner:
             session = process.wait_prepared(lambda messages: spinner.update(f"{what}: {count(messages)} messages"))
             storage.check_room(session)
+            stack.enter_context(_page(self.feed))
             runs = Runs(self.feed, session, process, spinner)
             live = runs.receive(LIVE, PublishTask())
             over_tcp = runs.receive(OVER_TCP, PublishTask(), over_tcp=True)
@@ -249,6 +253,19 @@ class Runs:
 
     def _say(self, name: str, messages: int) -> None:
         self._spinner.update(f"{name}: {count(messages)} messages")
+
+
+@contextmanager
+def _page(feed: Feed) -> Iterator[None]:
+    """Serve a page of the feed on this machine, and print where; without the extra `monitor` do nothing."""
+    try:
+        from blackbox.services.monitor.page.background import page_in_thread
+    except ImportError:
+        yield
+        return
+    with page_in_thread(Watcher([feed])) as served:
+        say(f"the feed is shown at {served.url} until the demo ends")
+        yield
 
 
 def _lines_alone(feed: Feed) -> Feed:
