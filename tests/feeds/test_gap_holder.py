@@ -81,7 +81,7 @@ class Model:
         self.held: list[Packet] = []
         self.released: list[tuple[int, int]] = []
         self.duplicates = self.recovered = self.implausible = 0
-        self.progress = 0
+        self.progress = self.suspect = 0
 
     def release(self, packet: Packet) -> None:
         self.duplicates += max(0, self.expected - packet.first)
@@ -98,8 +98,10 @@ class Model:
 
     def give_up(self) -> None:
         packet = self.held.pop(0)
-        if packet.first - self.expected > FAR and self.progress > packet.time:
+        is_confirmed = packet.first == self.suspect or (bool(self.held) and self.held[0].first == packet.end)
+        if packet.first - self.expected > FAR and (self.progress > packet.time or not is_confirmed):
             self.implausible += 1
+            self.suspect = packet.end
         else:
             self.expected = packet.first
             self.release(packet)
@@ -211,3 +213,23 @@ def test_datagram_far_ahead_of_a_sequence_that_goes_on_is_dropped() -> None:
         holder.arrange(arrived_of([packet], MOLD_FORM), 1, is_line=True, now_ns=time)
     assert holder.arrange(arrived_of([], MOLD_FORM), 0, is_line=True, now_ns=HOLD) == []
     assert (holder.expected, holder.gap, holder.take_implausible()) == (3, None, 1)
+
+
+def test_lone_datagram_far_ahead_is_dropped_and_one_that_another_continues_is_a_gap() -> None:
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR))
+    holder.start(1)
+
+    def after_hold(time: int, *packets: Packet) -> list[tuple[int, int]]:
+        arrived = arrived_of(list(packets), MOLD_FORM)
+        found = sequences_of(holder.arrange(arrived, len(packets), is_line=True, now_ns=time), MOLD_FORM)
+        return found + sequences_of(holder.arrange(arrived, 0, is_line=True, now_ns=time + HOLD), MOLD_FORM)
+
+    assert after_hold(0, Packet(5_000, 5_001, 0, True)) == []
+    assert (holder.expected, holder.take_implausible()) == (1, 1)
+    assert after_hold(500, Packet(1_000, 1_002, 0, True), Packet(1_002, 1_003, 0, True)) == [
+        (1_000, 1_002),
+        (1_002, 1_003),
+    ]
+    assert after_hold(1_000, Packet(9_000, 9_001, 0, True)) == []
+    assert after_hold(2_000, Packet(9_001, 9_001, 0, True)) == [(9_001, 9_001)]  # a heartbeat confirms it
+    assert holder.expected == 9_001

@@ -31,7 +31,8 @@ HOLD_NS: Final = 1_000_000_000
 HOLD_PER_MESSAGE_NS: Final = 20_000
 """Added to the time for each missing message: a long gap takes long to fill."""
 FAR: Final = 65_536
-"""A datagram further ahead than this number of messages is a mistake if other datagrams continue the sequence."""
+"""A datagram further ahead than this number of messages is a mistake, unless the next one continues it and no line
+continues the sequence before it."""
 _FOREVER_NS: Final = 1 << 62
 _PART_BYTES: Final = 1 << 20
 
@@ -64,6 +65,8 @@ class _State(SharedRecord):
     """Datagrams dropped: they were far ahead of a sequence that went on."""
     progress_ns = Field()
     """Time at which a line continued the sequence last."""
+    suspect = Field()
+    """Sequence that would confirm the last datagram dropped as far ahead."""
     used = Field()
     """Bytes of the current output."""
     rows = Field()
@@ -204,12 +207,14 @@ def _drain(address: int, form: Form, held: _Held, out: _Output) -> bool:
 def _give_up(address: int, form: Form, held: _Held, limits: Limits, out: _Output) -> None:
     """Give up the first gap: release the datagram after it, unless that is implausible."""
     state = _state_at(address)
-    first = held.first[0]
-    if first - state.expected > limits.far and state.progress_ns > held.came_ns[0]:
+    first, end = held.first[0], held.end[0]
+    is_confirmed = first == state.suspect or (state.held > 1 and held.first[1] == end)
+    if first - state.expected > limits.far and (state.progress_ns > held.came_ns[0] or not is_confirmed):
         state.implausible += 1
+        state.suspect = end
     else:
         state.expected = first
-        _release(address, form, held.store, held.slot[0] * held.slot_bytes, held.length[0], first, held.end[0], out)
+        _release(address, form, held.store, held.slot[0] * held.slot_bytes, held.length[0], first, end, out)
     _remove(address, held, 0, 1)
 
 
@@ -309,7 +314,7 @@ class GapHolder:
 
     def start(self, sequence: int) -> None:
         """Expect message `sequence` next; nothing may be held, see `flush`."""
-        self._state.expected, self._state.progress_ns = sequence, 0
+        self._state.expected, self._state.progress_ns, self._state.suspect = sequence, 0, 0
 
     @property
     def expected(self) -> int:
