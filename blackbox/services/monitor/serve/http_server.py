@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import uvicorn
@@ -158,7 +158,8 @@ def _status(watched: Watched, _: Request) -> Response:
 
 def _health(watched: Watched, _: Request) -> Response:
     seen = watched.look()
-    return _text(seen.is_healthy, "healthy", [reason for each in seen.statuses if not each.healthy for reason in each.reasons])
+    reasons = [reason for each in seen.statuses if not each.healthy for reason in each.reasons]
+    return _text(seen.is_healthy, "healthy", reasons)
 
 
 def _readiness(watched: Watched, _: Request) -> Response:
@@ -168,4 +169,5 @@ def _readiness(watched: Watched, _: Request) -> Response:
 
 def _text(is_fine: bool, word: str, reasons: list[str]) -> Response:
     """Answer 200 and a word, or 503 and the reasons, one per line."""
-    return PlainTextResponse(f"{word}\n" if is_fine else "".join(f"{reason}\n" for reason in reasons), 200 if is_fine else 503)
+    lines = [word] if is_fine else reasons
+    return PlainTextResponse("".join(f"{line}\n" for line in lines), 200 if is_fine else 503)

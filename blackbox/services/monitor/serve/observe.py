@@ -128,14 +128,13 @@ def _publisher(thing: Publisher, _: Beats) -> Observed:
         if sender.error is not None:
             faults.append(f"Slice {sender.slice_id} has failed: {sender.error}.")
         elif late_s > STUCK_S:
-            faults.append(f"The sender of slice {sender.slice_id} makes no progress: a heartbeat is {late_s:.0f} s late.")
+            late = f"a heartbeat is {late_s:.0f} s late"
+            faults.append(f"The sender of slice {sender.slice_id} makes no progress: {late}.")
         slices.append(SliceDetail(slice_id=sender.slice_id, epoch=sent.epoch, sequence=sent.sequence, reason=reason))
     has_begun = len(slices) == len(thing.feed.slices) and not any(each.reason for each in slices)
     if thing.state == "running" and not has_begun and not faults:
         waits = ("Its endpoints are not bound yet.",)
-    return Observed(
-        "publisher", thing.feed.name, thing.statistics(), waits, tuple(faults), tuple(slices), has_begun
-    )
+    return Observed("publisher", thing.feed.name, thing.statistics(), waits, tuple(faults), tuple(slices), has_begun)
 
 
 def _subscribed(
@@ -263,9 +262,7 @@ def _relay(thing: Relay, beats: Beats) -> Observed:
             faults.append(f"Slice {slice_id} has failed: {each.error}.")
         elif each.life == "running" and still_s > STUCK_S and not is_compiling():
             faults.append(f"Slice {slice_id} has forwarded nothing and looked at no connection for {still_s:.0f} s.")
-        slices.append(
-            SliceDetail(slice_id=slice_id, epoch=each.lines[0].state.epoch, reason=" and ".join(reasons))
-        )
+        slices.append(SliceDetail(slice_id=slice_id, epoch=each.lines[0].state.epoch, reason=" and ".join(reasons)))
     if thing.state == "running":
         waits += tuple(f"Slice {each.slice_id}: {each.reason}." for each in slices if each.reason)
     if thing._images is not None and thing._images.error is not None:
