@@ -94,7 +94,8 @@ class Families:
         values = {field: getattr(statistics, field) for field in rules} if is_struct else statistics
         parts = [field for field, rule in rules.items() if isinstance(rule, Inside) and rule.is_parts]
         has_many = any(len(values[field]) > MOST_PARTS for field in parts)
-        labels = labels | {rule.name: str(values[field]) for field, rule in rules.items() if isinstance(rule, Label)}
+        own = {rule.name: str(values[field]) for field, rule in rules.items() if isinstance(rule, Label)}
+        labels = {**labels, **own}
         for field, value in values.items():
             rule = rules[field]
             if isinstance(rule, Total):
