@@ -93,7 +93,9 @@ def bridge(
         with monitored(metrics, made):
             work = made.carry(say)
             if work is not None:
-                run_in_loop(work)
+                import uvloop  # in the same extra as the bridges that need a loop
+
+                run_in_loop(work, uvloop.new_event_loop)
 
 
 def _password(file: Path | None) -> str | None:
