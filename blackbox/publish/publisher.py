@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from time import time_ns
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from blackbox.life import Life
 from blackbox.native.system.limits import check_limits
 from blackbox.publish.listeners.ack_tracker import What
 from blackbox.publish.listeners.demand import Demand, Listener
-from blackbox.publish.listeners.peer_sockets import QueuePolicy
+from blackbox.publish.listeners.queue_policy import QueuePolicy, SlowPeer, WhenFull
 from blackbox.publish.routes import Routes
 from blackbox.publish.send.batcher import windows
 from blackbox.publish.send.outbox import NO_OUTBOX, Again, PublisherOutbox, outbox_of
@@ -83,6 +84,9 @@ class Publisher:
     slowest subscriber. Memory per subscriber is bounded by `hwm_blocks * feed.block_bytes`; defaults: 1,000 for drop, 8
     for wait.
 
+    `slow_peer` is the policy for a TCP peer that stays behind. With "keep" it stays connected. With "disconnect" it is
+    disconnected once its oldest data has waited longer than `max_peer_age` (seconds or a `timedelta`; default: 5 s).
+
     With an `outbox` (an `Outbox`, or its directory) each block is written there before it is sent, wanted or not. After
     a kill, the next publisher continues the same `epoch` (known once it has started), reuses no sequence, and sends
     again what no archive has.
@@ -92,13 +96,15 @@ class Publisher:
         self,
         feed: Feed,
         *,
-        when_full: Literal["drop", "wait"] = "drop",
+        when_full: WhenFull = "drop",
         hwm_blocks: int | None = None,
         outbox: PublisherOutbox | str | os.PathLike[str] | None = None,
+        slow_peer: SlowPeer = "keep",
+        max_peer_age: float | timedelta | None = None,
     ) -> None:
         check_is_feed(feed)
         self.feed = feed
-        self._policy = QueuePolicy.of(when_full, hwm_blocks)
+        self._policy = QueuePolicy.of(when_full, hwm_blocks, slow_peer, max_peer_age)
         self.epoch = time.time_ns()
         self.source: Source | None = None
         self.state = PublisherLife.NEW

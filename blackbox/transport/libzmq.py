@@ -27,6 +27,8 @@ EVENTS_SCRATCH_WORDS = 8
 """int64 words of scratch for `socket_events` and `wait_readable`."""
 
 POLL_ITEM_BYTES = 16
+MOST_SHORT_BYTES = 255
+"""Size up to which a frame's length takes one byte."""
 
 _int = types.int32
 _address = types.int64
@@ -145,6 +147,17 @@ def is_item_readable(items: int, place: int) -> bool:
 def is_descriptor_readable(scratch: int) -> bool:
     """Return True if `wait_readable` found the descriptor given as `socket_b` readable."""
     return is_item_readable(scratch, numpy.int64(2))
+
+
+@inner
+def wire_bytes(size: int) -> int:
+    """Return the bytes that a frame takes on a connection without encryption."""
+    return size + (2 if size <= MOST_SHORT_BYTES else 9)
+
+
+def wire_bytes_of(size: int) -> int:
+    """Return the same in Python."""
+    return size + (2 if size <= MOST_SHORT_BYTES else 9)
 
 
 @njit(nogil=True, cache=True)

@@ -6,10 +6,12 @@ no connections; the kernel keeps no such counters for ipc, which file permission
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
 import sys
+import termios
 from collections import Counter
 from contextlib import suppress
 from enum import Enum
@@ -27,6 +29,7 @@ _TCP_INFO: Final = struct.Struct("=Q Q 4x I I")
 _TRIES_AT: Final = 2
 """Offset of `tcpi_retransmits` and `tcpi_probes`, a byte each."""
 _INFO_AT: Final = 120
+_COUNT: Final = struct.Struct("=i")
 
 
 _LOST_TRIES: Final = 4
@@ -66,10 +69,16 @@ def failure_of(event: int, value: int) -> Failure | None:
     return failure
 
 
+def queued_bytes(of: socket.socket) -> int:
+    """Return the bytes in a connection's send queue: not acknowledged, or with ipc not read. Raises OSError."""
+    count: int = _COUNT.unpack(fcntl.ioctl(of, termios.TIOCOUTQ, bytes(_COUNT.size)))[0]
+    return count
+
+
 class Connection:
     """One TCP connection: its descriptor, its peer's address, and the counters of the last `look`."""
 
-    __slots__ = ("ended", "fd", "local", "peer", "received", "segments", "taken", "unanswered", "unsent")
+    __slots__ = ("ended", "fd", "handed", "local", "peer", "received", "segments", "taken", "unanswered", "unsent")
 
     def __init__(self, fd: int, local: Any, peer: Any) -> None:
         self.fd, self.local, self.peer = fd, local, peer
@@ -79,6 +88,8 @@ class Connection:
         """Bytes received from the peer so far."""
         self.taken = 0
         """Bytes acknowledged by the peer so far."""
+        self.handed = 0
+        """Bytes handed to the kernel so far: those acknowledged, and those that wait for that."""
         self.unsent = 0
         """Bytes held by the kernel because the peer has no room."""
         self.segments = 0
@@ -106,6 +117,7 @@ class Connection:
                 if len(info) >= _INFO_AT + _TCP_INFO.size:
                     self.taken, self.received, self.segments, self.unsent = _TCP_INFO.unpack_from(info, _INFO_AT)
                     self.unanswered = sum(info[_TRIES_AT : _TRIES_AT + 2])
+                    self.handed = self.taken + queued_bytes(ours)
         except OSError:
             return False
         finally:

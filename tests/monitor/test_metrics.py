@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
@@ -105,7 +106,7 @@ def test_every_metric_is_described_and_named_as_prometheus_expects() -> None:
     for name, field, metric in metrics():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
         assert not metric.name.endswith(("_total", "_ns", "_count", "_sum", "_bucket")), metric.name
-        is_time = is_in_ns(field) or field in ("behind_s", "market_seconds")
+        is_time = is_in_ns(field) or field in ("age_s", "behind_s", "market_seconds")
         assert metric.name.endswith("_seconds") == is_time, (name, field)
         assert metric.scale == (1e-9 if is_in_ns(field) else 1.0), (name, field)
     kinds: dict[str, set[str]] = {}
@@ -126,6 +127,8 @@ def filled(struct: type[msgspec.Struct], start: int = 1) -> Any:
             values[field] = (part,) if get_origin(kind) is tuple else part
         elif kind is str:
             values[field] = field
+        elif isinstance(kind, type) and issubclass(kind, StrEnum):
+            values[field] = next(iter(kind))
         elif kind == dict[str, int]:
             values[field] = {"cut": number}
         elif kind == tuple[str, ...]:

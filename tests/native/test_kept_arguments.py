@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from blackbox import Feed
 from blackbox.native.compile.kept_arguments import Kept, _kind_of, kept_at
 from blackbox.publish.listeners.demand import Demand
-from blackbox.publish.listeners.peer_sockets import QueuePolicy
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.send.send_loop import StandIn
 from blackbox.publish.send.slice_sender import SliceSender
 

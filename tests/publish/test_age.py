@@ -15,7 +15,7 @@ from numba import njit
 from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.feed.schema.schema import RAW
 from blackbox.publish.listeners.demand import Demand
-from blackbox.publish.listeners.peer_sockets import QueuePolicy
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.send.packers import Packers
 from blackbox.publish.send.ring import PAD, SURE, TAIL, Ring, RingAt, answer, ask
 from blackbox.publish.send.slice_sender import RING_BYTES, SliceSender

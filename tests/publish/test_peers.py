@@ -13,8 +13,9 @@ import zmq
 from blackbox import Feed, Publisher, Subscriber
 from blackbox.block.form.format import CONFIRM_KEY, FLAG_REFUSED
 from blackbox.errors import RightsError
-from blackbox.publish.listeners.peer_sockets import QueuePolicy, open_xpub
+from blackbox.publish.listeners.peer_sockets import open_xpub
 from blackbox.publish.listeners.peers import PeerStatistics, most_of
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscription_reader import SubscriptionReader
 from blackbox.publish.listeners.subscriptions import Subscriptions
 from blackbox.testing import wait_until

@@ -10,6 +10,7 @@ import pytest
 
 from blackbox.block.form.ack_format import MOST_BYTES
 from blackbox.publish.listeners.demand import Demand
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.traffic import Traffic, TrafficLimits
 from blackbox.publish.listeners.wanted import WantedKeys
 from blackbox.publish.send.sender_state import SenderState
@@ -30,7 +31,7 @@ let_loopback_be("up")
 
 def limits_of() -> tuple[TrafficLimits, WantedKeys]:
     subscriptions = WantedKeys(one_slice(), 0, 1, Demand())
-    return TrafficLimits(subscriptions, SenderState(), drops=True), subscriptions
+    return TrafficLimits(subscriptions, SenderState(), QueuePolicy(waits=False, hwm_blocks=100)), subscriptions
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root makes network namespaces, on Linux")

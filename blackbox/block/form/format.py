@@ -76,6 +76,11 @@ MOST_WANT_BYTES: Final = 32
 """Longest such prefix."""
 PATH_KEY: Final = b"\0P"
 """Control block of relays: the relays that blocks pass through."""
+LOST_KEY: Final = b"\0L"
+"""Followed by an int64, little-endian: messages of the slice that the subscriber has lost so far."""
+LOST_BYTES: Final = 8
+TAP_KEY: Final = b"\0T"
+"""Subscribed to by taps, which are disconnected before anything waits for them."""
 
 
 # layout: header and body

@@ -25,6 +25,7 @@ from blackbox.cli.ui.feeds import (
 )
 from blackbox.cli.ui.monitored import MetricsOption, monitored
 from blackbox.cli.ui.options import JsonOption
+from blackbox.cli.ui.slow_peers import MaxPeerAgeOption, SlowPeer, SlowPeerOption, check_slow_peer, print_lossy_peers
 from blackbox.cli.ui.status import exit_statuses, lose, warn
 from blackbox.cli.ui.terminal import bad_if, print_json, say, stderr, stdout, titled, values_table
 from blackbox.feed.source import Source
@@ -32,6 +33,7 @@ from blackbox.feed.source import Source
 if TYPE_CHECKING:
     from blackbox.cli.ui.source_publisher import SourcePublisher
     from blackbox.feed.live_source import LiveSource
+    from blackbox.publish.listeners.peers import PeerStatistics
     from blackbox.publish.publisher import PublisherStatistics
 
 
@@ -52,6 +54,8 @@ def publish(
             "or `drop` the block for that subscriber, which counts a gap."
         ),
     ] = WhenFull.WAIT,
+    slow_peer: SlowPeerOption = SlowPeer.KEEP,
+    max_peer_age: MaxPeerAgeOption = None,
     wait_for: Annotated[
         int,
         typer.Option(metavar="N", min=0, help="Wait until every slice has N subscribers; 0: publish at once."),
@@ -86,6 +90,7 @@ def publish(
 
     blackbox publish tape:equity/usa/tick --option date=2013-10-07 --feed configs/tape.toml
     """
+    check_slow_peer(slow_peer, max_peer_age)
     with exit_statuses():
         from blackbox.cli.ui.source_publisher import SourcePublisher
 
@@ -96,18 +101,22 @@ def publish(
         with stderr.status("reading the first messages"):
             opened = in_order(named)
         live = live_of(opened)
-        publisher = SourcePublisher(shape, when_full=when_full.value)
+        publisher = SourcePublisher(
+            shape, when_full=when_full.value, slow_peer=slow_peer.value, max_peer_age=max_peer_age
+        )
         with monitored(metrics, publisher, *([] if live is None else [live])), publisher:
             publisher.wait_for_each_slice(wait_for, timeout, say)
             started = time.monotonic()
             elapsed = 0.0
             lacking: dict[int, int] = {}
             came: Collection[int] = ()
+            peers: tuple[PeerStatistics, ...] = ()
             try:
                 with ended_by_signals(live) as came:
                     _publish_with_progress(opened, publisher)
                     publisher.flush()
                 lacking = {} if live else publisher.lacking(wait_for)
+                peers = publisher.statistics().peers  # none is connected after `close`
                 elapsed = time.monotonic() - started
             finally:
                 publisher.close(timeout=30.0 if elapsed else 1.0)
@@ -124,6 +133,7 @@ def publish(
                     )
                 else:
                     print_summary(opened, publisher, seconds)
+                    print_lossy_peers(peers)
                 for note in (note for source in opened for note in source.notes):
                     warn(note)
                 warn_of_unwanted(publisher.statistics())

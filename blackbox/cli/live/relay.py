@@ -13,6 +13,7 @@ from blackbox.cli.live.publish import WhenFull
 from blackbox.cli.ui.feeds import feed_text
 from blackbox.cli.ui.monitored import MetricsOption, monitored
 from blackbox.cli.ui.options import JsonOption
+from blackbox.cli.ui.slow_peers import MaxPeerAgeOption, SlowPeer, SlowPeerOption, check_slow_peer, print_lossy_peers
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import bad_if, columns_table, print_json, say, stdout, titled
 from blackbox.feed.feed import Feed
@@ -65,6 +66,8 @@ def relay(
             "`wait` for it, which delays the source and all others."
         ),
     ] = WhenFull.DROP,
+    slow_peer: SlowPeerOption = SlowPeer.KEEP,
+    max_peer_age: MaxPeerAgeOption = None,
     hold: Annotated[
         float,
         typer.Option(
@@ -103,11 +106,12 @@ def relay(
 
     blackbox relay nasdaq.toml tcp://10.0.0.5:6000 --plain
     """
+    check_slow_peer(slow_peer, max_peer_age)
     with exit_statuses():
         if plain:
-            if spare or name or hold or images or when_full is WhenFull.WAIT:
+            if spare or name or hold or images or when_full is WhenFull.WAIT or slow_peer is SlowPeer.DISCONNECT:
                 raise typer.BadParameter(
-                    "was given with --spare, --name, --hold, --images or --when-full wait, expected none of them",
+                    "was given with --spare, --name, --hold, --images, --when-full wait or --slow-peer, expected none",
                     param_hint="--plain",
                 )
             relay_plainly(Feed.load(upstream), downstream, in_the_clear, metrics, as_json)
@@ -118,7 +122,17 @@ def relay(
 
         above, below = Feed.load(upstream), Feed.load(downstream)
         spares = [Feed.load(path) for path in spare or ()]
-        running = Relay(above, below, spares=spares, name=name, when_full=when_full.value, hold_s=hold, images=images)
+        running = Relay(
+            above,
+            below,
+            spares=spares,
+            name=name,
+            when_full=when_full.value,
+            slow_peer=slow_peer.value,
+            max_peer_age=max_peer_age,
+            hold_s=hold,
+            images=images,
+        )
         with monitored(metrics, running), running:
             try:  # from here on Ctrl-C prints the totals
                 say(f"relay {running.name}: relays {feed_text(above)}")
@@ -181,5 +195,6 @@ def print_summary(running: Relay) -> None:
             count(line.filters_above),
         )
     stdout.print(titled(f"relay {running.name}", table))
+    print_lossy_peers(done.peers)
     if done.put_out:
         say(f"{count(done.put_out)} peers were disconnected")

@@ -7,15 +7,18 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy
 import zmq
 
 from blackbox.native.system.limits import Needs, start_thread
-from blackbox.publish.listeners.peers import PeerStatistics
+from blackbox.publish.listeners.drops import LineTotals
+from blackbox.publish.listeners.peers import Peer, PeerStatistics
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscriptions import MOST_WANTS, Subscriptions
+from blackbox.publish.listeners.taps import TapGuard
 from blackbox.publish.listeners.traffic import LOOK_S, Traffic, TrafficLimits
 from blackbox.publish.send.sender_state import SenderState
 from blackbox.transport.security.gate import Gate
@@ -26,7 +29,7 @@ from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
 
-GUARD_NEEDS: Final = Needs(descriptors=PIPE_NEEDS.descriptors, threads=1)
+GUARD_NEEDS: Final = Needs(descriptors=2 * PIPE_NEEDS.descriptors, threads=1)
 _GREETING_BYTES: Final = {False: 104, True: 600}
 """Most bytes that libzmq's SUB sends before its first subscription: in the clear, and encrypted."""
 _LEAST_FILTER_BYTES: Final = 4
@@ -44,11 +47,15 @@ _FAILURE_TEXT: Final = {
 """Log texts by (has a gate, failure)."""
 
 
+_UNKNOWN: Final = Connection(-1, None, ("", 0)), Traffic(0.0, 0.0)
+"""For peers that are not on TCP, or that the guard has not seen yet."""
+
+
 class Guard:
     """Watch the connections of a slice's sockets in a separate thread, as the sender may be blocked by one of them.
 
     Create, start and close it in the sender's thread, which also passes it the sockets. `put_out` counts the peers that
-    it has disconnected; `limits` decides which.
+    it has disconnected; `limits` decides which, `taps` which taps.
     """
 
     def __init__(
@@ -57,12 +64,16 @@ class Guard:
         subscriptions: Subscriptions,
         sent: SenderState,
         wake_sender: Callable[[], None],
-        *,
-        drops: bool,
+        policy: QueuePolicy,
     ) -> None:
         self.put_out = 0
-        self.limits = TrafficLimits(subscriptions, sent, drops)
+        self.limits = TrafficLimits(subscriptions, sent, policy)
+        self.taps = TapGuard(subscriptions)
         self._slice_id, self._subscriptions, self._wake_sender = slice_id, subscriptions, wake_sender
+        self.totals_of: Callable[[int], LineTotals] = lambda line: LineTotals(
+            sent.wire_bytes_b if line else sent.wire_bytes, sent.blocks, sent.body_bytes
+        )
+        """Returns what was sent on a line so far."""
         self._gate: Gate | None = None
         self._shared: SharedWriter | None = None
         self._logged: set[tuple[int, Failure]] = set()
@@ -102,12 +113,9 @@ class Guard:
         with self._subscriptions.changed:
             peers = self._subscriptions.peers()
         for peer in peers:
-            taken = unsent = 0
-            behind_s = 0.0
-            connection, traffic = known.get(peer.fd, (None, None))
-            if connection is not None and traffic is not None and connection.address == peer.identity.address:
-                taken, unsent = connection.taken, connection.unsent
-                behind_s = now - traffic.moved_at if unsent else 0.0
+            connection, traffic = known.get(peer.fd, _UNKNOWN)
+            if connection.address != peer.identity.address:
+                connection, traffic = _UNKNOWN
             found.append(
                 PeerStatistics(
                     slice_id=self._slice_id,
@@ -117,9 +125,14 @@ class Guard:
                     since_ns=peer.since_ns,
                     subscriptions=len(peer.filters),
                     refused=peer.refusals,
-                    taken_bytes=taken,
-                    unsent_bytes=unsent,
-                    behind_s=behind_s,
+                    taken_bytes=connection.taken,
+                    unsent_bytes=connection.unsent,
+                    behind_s=now - traffic.moved_at if connection.unsent else 0.0,
+                    age_s=traffic.age_s,
+                    dropped_blocks=traffic.drops.blocks,
+                    how_sure=traffic.drops.certainty,
+                    lost_messages=peer.lost_messages,
+                    is_tap=peer.is_tap,
                 )
             )
         return found
@@ -152,6 +165,12 @@ class Guard:
             log.warning("slice %d: disconnected %s: %s", self._slice_id, connection.address, why)
             self.put_out += 1
 
+    def _note_dropped(self, taps: Iterable[Peer]) -> None:
+        for peer in taps:
+            where = peer.identity.called or "over ipc"
+            log.warning("slice %d: disconnected the tap %s: it did not keep up", self._slice_id, where)
+            self.put_out += 1
+
     def _run(self) -> None:
         while not self._is_over:
             try:
@@ -162,14 +181,17 @@ class Guard:
             self._wait(_DOUBT_S if doubts and not self._subscriptions.is_behind else LOOK_S)
 
     def _wait(self, seconds: float) -> None:
-        """Wait until the next look is due or requested; serve readers of shared memory meanwhile."""
+        """Wait until the next look is due or requested; serve readers of shared memory and taps meanwhile."""
         until = time.monotonic() + seconds
         readable: list[int] = []
         while self._wake.reader not in readable and time.monotonic() < until:
             poller = select.poll()
-            for fd in (self._wake.reader, *(self._shared.descriptors if self._shared else ())):
+            fds = self._wake.reader, self.taps.bell.reader
+            for fd in (*fds, *(self._shared.descriptors if self._shared else ())):
                 poller.register(fd, select.POLLIN)
             readable = [fd for fd, _ in poller.poll(max(0.0, 1000 * (until - time.monotonic())))]
+            if self.taps.bell.reader in readable:
+                self._note_dropped(self.taps.answer())
             if self._shared is not None:
                 self._shared.attend(readable)
         if self._wake.reader in readable:
@@ -180,16 +202,19 @@ class Guard:
         limits = self.limits
         limits.begin_look()
         all_traffic: dict[Connection, Traffic] = {}
+        self._note_dropped(self.taps.look())
         self._find_unwelcome()
         unwelcome: dict[tuple[int, int], str] = {}
         while self._subscriptions.unwelcome:
             who, why = self._subscriptions.unwelcome.popitem()
             unwelcome[who] = why
         for line, connections in self._watched.items():
+            totals, whole = self.totals_of(line), self._whole(line)
             found = connections.look()
             self._log_failures(line, connections)
             for connection in found:
                 traffic = all_traffic[connection] = self._traffic.get(connection) or limits.new_traffic()
+                limits.note_dropped(connection, traffic, totals if whole.get(connection.fd) else None)
                 if why := limits.judge(connection, traffic):
                     self._end(connection, why)
                 # Data of a closed connection may be read after another connection got its descriptor.
@@ -205,6 +230,13 @@ class Guard:
         for connection in limits.deaf(all_traffic)[0]:
             seconds = limits.now - all_traffic[connection].moved_at
             self._end(connection, f"it took next to nothing for {seconds:.1f} s")
+
+    def _whole(self, line: int) -> dict[int, bool]:
+        """Return, by descriptor, if a connection of a line receives everything that is sent there."""
+        if self._gate is not None:
+            return {}  # encryption adds bytes
+        with self._subscriptions.changed:
+            return {peer.fd: b"" in peer.filters for peer in self._subscriptions.peers(line)}
 
     def _find_unwelcome(self) -> None:
         """Mark connections to be ended: those whose rights have changed, and those whose requests were lost."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import zmq
 
 from blackbox.feed.feed import Feed
 from blackbox.publish.listeners.peer_guard import Guard
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscription_reader import SubscriptionReader
 from blackbox.publish.listeners.subscriptions import Subscriptions
+from blackbox.publish.listeners.taps import TAPPED_WAIT_MS
 from blackbox.publish.send.sender_state import SenderState
 from blackbox.transport.context import allow_ipv6
 from blackbox.transport.keep_alive import keep_alive
@@ -26,33 +28,10 @@ UPSTREAM_BYTES: Final = 512
 _UPSTREAM_QUEUE: Final = 256
 """Subscriptions of one connection queued for the sender; further ones wait at the subscriber."""
 _UPSTREAM_BUFFER_BYTES: Final = 256 << 10
-_HWM_BLOCKS_DROP: Final = 1_000
-_HWM_BLOCKS_WAIT: Final = 8
 SEND_WAIT_MS: Final = 20
 """Time that a send waits for a slow subscriber before the sender looks for other work."""
 _READ_EVERY_NS: Final = 5_000_000
 """Time between two reads of subscriptions if more wait; messages are sent in between."""
-
-
-class QueuePolicy(NamedTuple):
-    """Policy for a subscriber with a full queue."""
-
-    waits: bool
-    """True: blocks wait for room. False: blocks are dropped for full queues."""
-    hwm_blocks: int
-    """Blocks that a queue holds."""
-
-    @classmethod
-    def of(cls, when_full: str, hwm_blocks: int | None) -> QueuePolicy:
-        """Return the policy of a publisher or relay with these arguments. Raises ValueError."""
-        if when_full not in ("drop", "wait"):
-            raise ValueError(f"when_full was {when_full!r}, expected 'drop' or 'wait'")
-        waits = when_full == "wait"
-        if hwm_blocks is None:
-            hwm_blocks = _HWM_BLOCKS_WAIT if waits else _HWM_BLOCKS_DROP
-        if hwm_blocks < 1:
-            raise ValueError(f"hwm_blocks was {hwm_blocks}, expected at least 1: 0 would mean unbounded")
-        return cls(waits, hwm_blocks)
 
 
 def open_xpub(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, policy: QueuePolicy) -> zmq.Socket[bytes]:
@@ -92,7 +71,7 @@ class PeerSockets:
     ) -> None:
         """`wake`: wakes the thread."""
         self.xpubs: list[zmq.Socket[bytes]] = []
-        self.guard = Guard(slice_id, subscriptions, sent, wake.poke, drops=not policy.waits)
+        self.guard = Guard(slice_id, subscriptions, sent, wake.poke, policy)
         self.shared: SharedWriter | None = None
         self._feed, self._part, self._policy = feed, feed.slices[slice_id], policy
         self._subscriptions, self._sent, self._wake = subscriptions, sent, wake
@@ -137,6 +116,10 @@ class PeerSockets:
         assert self._reader is not None, "created before subscribers can connect"
         self._reader.read()
         self._sent.read_at = time.monotonic_ns() + _READ_EVERY_NS if self._subscriptions.is_behind else 0
+        if (has_taps := self._subscriptions.has_taps) != (self._sent.tap_bell != 0):
+            self._sent.tap_bell = self.guard.taps.bell.writer if has_taps else 0
+            for xpub in self.xpubs if self._policy.waits else ():
+                xpub.sndtimeo = TAPPED_WAIT_MS if has_taps else SEND_WAIT_MS
         if self._subscriptions.unwelcome:
             self.guard.look_now()
 

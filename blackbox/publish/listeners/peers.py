@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from blackbox.block.form.format import CONFIRM_KEY, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY, SHARED_KEY, WANT_KEY
+from blackbox.block.form.format import CONFIRM_KEY, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY, SHARED_KEY, TAP_KEY, WANT_KEY
+from blackbox.publish.listeners.drops import Certainty
 
 MOST_TOLD_REFUSALS: Final = 100
 """Most refused prefixes in one answer."""
@@ -74,8 +75,13 @@ class Peer:
         """The confirmation requested last."""
         self.answers: deque[Place] = deque(maxlen=_MOST_ANSWERS)
         """Confirmations sent to it."""
-        self.refusals = self.useless = self.wants = 0
+        self.refusals = self.useless = self.wants = self.lost_messages = 0
         self.since_ns = time.time_ns()
+
+    @property
+    def is_tap(self) -> bool:
+        """True if nothing may wait for it."""
+        return TAP_KEY in self.filters
 
     def why_refused(self, prefix: bytes, most: int) -> Why | None:
         """Return why a prefix is refused; None: it is allowed."""
@@ -131,6 +137,19 @@ class PeerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """
     behind_s: float = 0.0
     """Time for which data has waited for it while it took next to nothing."""
+    age_s: float = 0.0
+    """Time since the oldest data that its host has not acknowledged was handed to the kernel, up to 0.25 s ago."""
+    dropped_blocks: int = 0
+    """Blocks dropped for it by libzmq since it first had taken everything, estimated. `how_sure` names the certainty.
+    """
+    how_sure: Certainty = Certainty.UNKNOWN
+    """Certainty of `dropped_blocks`."""
+    lost_messages: int = 0
+    """Messages of the slice that it reports as lost: exact, but also those lost before this hop, or by the peer itself.
+    0 for a peer that reports none: a plain SUB socket, a relay, or one without loss.
+    """
+    is_tap: bool = False
+    """True if it is a tap: it is disconnected before anything waits for it."""
 
 
 class Peers(NamedTuple):

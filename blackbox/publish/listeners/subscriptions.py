@@ -13,11 +13,14 @@ from blackbox.block.form.ack_format import Acknowledgement
 from blackbox.block.form.format import (
     CONFIRM_KEY,
     HEARTBEAT_KEY,
+    LOST_BYTES,
+    LOST_KEY,
     MOST_WANT_BYTES,
     NONCE_BYTES,
     PATH_KEY,
     RECORDED_KEY,
     SHARED_KEY,
+    TAP_KEY,
     WANT_KEY,
 )
 from blackbox.feed.feed import Feed
@@ -43,7 +46,7 @@ _MOST_LOGGED: Final = 1_000
 """Refused keys and hosts that are logged individually."""
 SUBSCRIBE: Final = b"\1"
 UNSUBSCRIBE: Final = b"\0"
-_CONTROL: Final = frozenset((HEARTBEAT_KEY, PATH_KEY))
+_CONTROL: Final = frozenset((HEARTBEAT_KEY, PATH_KEY, TAP_KEY))
 """Filters that match no data."""
 LOST: Final = "its subscriptions were lost: it must reconnect"
 
@@ -152,6 +155,16 @@ class Subscriptions:
         """Return the connections of some lines; default: all. Other threads must hold `changed`."""
         return [peer for line in lines or range(len(self._peers)) for peer in self._peers[line].values()]
 
+    @property
+    def has_taps(self) -> bool:
+        """True if a connection is a tap."""
+        return any(TAP_KEY in filters for filters in self._filters)
+
+    def taps(self) -> list[Peer]:
+        """Return the connections that are taps."""
+        with self.changed:
+            return [peer for peer in self.peers() if peer.is_tap] if self.has_taps else []
+
     def meet(self, peer: Peer) -> Peer:
         """Add a new connection."""
         self.heard.pop(peer.fd, None)
@@ -218,10 +231,15 @@ class Subscriptions:
             elif prefix.startswith(RECORDED_KEY) and (told := Acknowledgement.decode(prefix)):
                 if self._add_filter(line, peer, prefix):
                     self._recorders.note(line, prefix, told)
-            elif peer is not None and not self.confirmations.is_of_other_line(prefix):
-                self._note_useless(peer, size)
+            elif peer is not None:
+                self._note_rest(peer, prefix, size)
 
-    def _note_useless(self, peer: Peer, size: int) -> None:
+    def _note_rest(self, peer: Peer, prefix: bytes, size: int) -> None:
+        if prefix.startswith(LOST_KEY) and size == 1 + len(LOST_KEY) + LOST_BYTES:
+            peer.lost_messages = int.from_bytes(prefix[len(LOST_KEY) :], "little")
+            return
+        if self.confirmations.is_of_other_line(prefix):
+            return
         peer.useless += size
         if peer.useless > MOST_USELESS:
             peer.useless = 0

@@ -8,6 +8,8 @@ from typing import Final
 
 from blackbox.block.form.ack_format import MOST_BYTES
 from blackbox.block.form.format import MOST_WANT_BYTES
+from blackbox.publish.listeners.drops import Certainty, DataAge, Drops, LineTotals
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscriptions import MOST_WANTS, Subscriptions
 from blackbox.publish.send.sender_state import SenderState
 from blackbox.transport.keep_alive import GIVEN_UP_S
@@ -46,11 +48,13 @@ PATIENCE_S: Final = 10.0
 
 
 class Traffic:
-    """Bytes that one connection has sent and taken up to the last look, and when."""
+    """Bytes that one connection has sent and taken up to the last look, and when; what was dropped for it."""
 
     def __init__(self, burst: float, now: float) -> None:
         self.burst, self.moved_at, self.answered_at = burst, now, now
         """Bytes that it may send at once; when it last took enough; when its host last answered."""
+        self.drops, self.age = Drops(), DataAge()
+        self.age_s = 0.0
         self.was_behind = False
         self.doubted: tuple[int, int] | None = None
         """The sender's pass at which too much was unread, and the bytes received by then."""
@@ -66,12 +70,11 @@ class TrafficLimits:
     the publisher began to close; from then on deaf peers are disconnected. `is_encrypted`: see `_CURVE_TIMES`.
     """
 
-    def __init__(self, subscriptions: Subscriptions, sent: SenderState, drops: bool) -> None:
-        """`drops`: a full queue drops blocks, so that a few deaf peers do no harm."""
+    def __init__(self, subscriptions: Subscriptions, sent: SenderState, policy: QueuePolicy) -> None:
         self.now = self.moved_at = self._judged_taken_at = time.monotonic()
         self.closing_since = math.inf
         self.is_encrypted = False
-        self._subscriptions, self._sent, self._drops = subscriptions, sent, drops
+        self._subscriptions, self._sent, self._policy = subscriptions, sent, policy
         self._burst = max(_LEAST_BURST_BYTES, _FILTER_BYTES * subscriptions.most_filters) + _BURST_OF_WANTS_BYTES
         self._times_asked = self._answer_bytes = 0
         self._seconds = 0.0
@@ -97,8 +100,19 @@ class TrafficLimits:
         why = self._judge_sent(connection, traffic)
         if self._judges_taken:
             self._note_taken(connection, traffic)
-            why = why or self._judge_answered(connection, traffic)
+            why = why or self._judge_answered(connection, traffic) or self._judge_age(connection, traffic)
         return why
+
+    def note_dropped(self, connection: Connection, traffic: Traffic, sent: LineTotals | None) -> None:
+        """Estimate what was dropped for a connection. `sent`: on its line; None: it does not receive all of that."""
+        if not self._judges_taken:
+            return
+        if self._policy.waits:
+            traffic.drops.certainty = Certainty.SETTLED
+        elif sent is None:
+            traffic.drops = Drops()
+        else:
+            traffic.drops.look(sent, connection.handed, connection.unsent, self._policy.hwm_blocks)
 
     def _judge_sent(self, connection: Connection, traffic: Traffic) -> str:
         sent = (connection.received - traffic.received) / self._times
@@ -144,6 +158,13 @@ class TrafficLimits:
             return f"its host has not answered for {self.now - traffic.answered_at:.1f} s"
         return ""
 
+    def _judge_age(self, connection: Connection, traffic: Traffic) -> str:
+        traffic.age_s = traffic.age.look(self.now, connection.handed, connection.taken)
+        limit = self._policy.max_peer_age_s
+        if limit is None or traffic.age_s <= limit:
+            return ""
+        return f"its oldest data has waited for {traffic.age_s:.1f} s, expected at most {limit:g} s (max_peer_age)"
+
     def _note_taken(self, connection: Connection, traffic: Traffic) -> None:
         taken = connection.taken - traffic.taken
         traffic.taken = connection.taken
@@ -159,7 +180,7 @@ class TrafficLimits:
         patience, since = (PATIENCE_S, self.closing_since) if is_closing else (_DEAF_S, 0.0)
         deaf = [each for each, traffic in all_traffic.items() if self.now - max(traffic.moved_at, since) >= patience]
         deaf.sort(key=lambda connection: all_traffic[connection].moved_at)
-        more = len(deaf) if is_closing else max(0, len(deaf) - _MOST_DEAF) if self._drops else 0
+        more = len(deaf) if is_closing else 0 if self._policy.waits else max(0, len(deaf) - _MOST_DEAF)
         return deaf[:more], deaf[more:]
 
     def is_quiet(self) -> bool:

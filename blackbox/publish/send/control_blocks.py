@@ -40,6 +40,8 @@ from blackbox.transport.libzmq import (
     msg_init,
     msg_init_size,
     msg_send,
+    msg_size,
+    wire_bytes,
     zmq_errno,
 )
 
@@ -81,15 +83,21 @@ def _send_made(sender: Sender, line: int, key_address: int, key_size: int, flags
     copy_bytes(msg_data(header), scratch + TEMPLATE_AT, HEADER_BYTES)
     msg_init(copy)
     msg_copy(copy, scratch + BODY_AT)
+    body_bytes = msg_size(copy)
     sent = (
         msg_send(key, socket, SNDMORE | flags) >= 0
         and msg_send(header, socket, SNDMORE | DONTWAIT) >= 0
         and msg_send(copy, socket, DONTWAIT) >= 0
     )
-    if not sent:
+    state = sender_state_at(sender.state)
+    size = wire_bytes(key_size) + wire_bytes(numpy.int64(HEADER_BYTES)) + wire_bytes(body_bytes)
+    if sent:
+        state.wire_bytes += 0 if line else size
+        state.wire_bytes_b += size if line else 0
+    else:
         error = zmq_errno()
         if error != EAGAIN:
-            sender_state_at(sender.state).errno = error
+            state.errno = error
         close_messages(key, 3)
     return sent
 

@@ -11,7 +11,7 @@ from blackbox.block.form.format import FLAG_LINE_B, HEADER_BYTES, block_header_a
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import copy_bytes, inner
 from blackbox.native.memory.records import load_shared, store_shared
-from blackbox.native.system.posix import monotonic_ns, now_ns
+from blackbox.native.system.posix import monotonic_ns, now_ns, poke
 from blackbox.publish.send.batcher import Encoder, encode_planned, group_by_key, plan_next
 from blackbox.publish.send.control_blocks import send_heartbeat
 from blackbox.publish.send.outbox import is_kept, is_noted
@@ -54,6 +54,7 @@ from blackbox.transport.libzmq import (
     msg_init,
     msg_init_size,
     msg_send,
+    wire_bytes,
     zmq_errno,
 )
 from blackbox.transport.shared_memory.writer import has_readers
@@ -73,6 +74,8 @@ def _send_frame(sender: Sender, ring: RingAt, socket: int, message: int, flags: 
         state = sender_state_at(sender.state)
         if error == EAGAIN:
             state.waits += 1
+            if state.tap_bell != 0:
+                poke(state.tap_bell, sender.state)
         else:
             state.errno = error
             return False
@@ -150,6 +153,9 @@ def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int, 
             socket = sender.socket_b if sender.socket_b != 0 else sender.socket_a
             flags = numpy.int64(FLAG_LINE_B if sender.socket_b != 0 else 0)
             sent = _send_on(sender, ring, socket, key, header, body, flags)
+        size = wire_bytes(numpy.int64(sender.keys.sizes[key])) + wire_bytes(numpy.int64(HEADER_BYTES))
+        state.wire_bytes += size + wire_bytes(body_bytes)
+        state.wire_bytes_b += size + wire_bytes(body_bytes)
     if shared or wanted % SHARED:
         if sent:
             state.messages += count

@@ -26,6 +26,10 @@ class SenderState(SharedRecord):
     """Messages sent. This and the next three count once, however many lines are used."""
     blocks = Field()
     body_bytes = Field()
+    wire_bytes = Field()
+    """Bytes of all frames sent on line A, or on a relay's line, with those of control blocks and ZeroMQ's framing."""
+    wire_bytes_b = Field()
+    """Those on line B of a publisher."""
     unwanted = Field()
     """Messages of keys without a subscriber."""
     waits = Field()
@@ -54,6 +58,8 @@ class SenderState(SharedRecord):
     """Number of times that the ring was sent empty."""
     read_at = Field()
     """When subscriptions may be read again while there are messages to send, monotonic."""
+    tap_bell = Field()
+    """Descriptor to write to after a send that waited, while taps are connected; 0: none is."""
     epoch = Field()
     """Epoch of the blocks being sent."""
     sequence = Field()

@@ -25,7 +25,8 @@ from blackbox.native.system.posix import allow_barriers
 from blackbox.publish.listeners.ack_tracker import RecorderPosition
 from blackbox.publish.listeners.demand import Demand
 from blackbox.publish.listeners.peer_guard import GUARD_NEEDS
-from blackbox.publish.listeners.peer_sockets import SEND_WAIT_MS, PeerSockets, QueuePolicy
+from blackbox.publish.listeners.peer_sockets import SEND_WAIT_MS, PeerSockets
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscription_reader import SubscriptionReader, read_subscriptions
 from blackbox.publish.listeners.wanted import WantedKeys, cover
 from blackbox.publish.send.answers import SURELY_S, Answers, ControlLine, Full, warm_up_control

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import zmq
@@ -42,9 +43,18 @@ class FloodGuard:
     """
 
     def __init__(
-        self, sub: zmq.Socket[bytes], status: SliceStatus, hwm_blocks: int, keys: ClientKeys | None = None
+        self,
+        sub: zmq.Socket[bytes],
+        status: SliceStatus,
+        hwm_blocks: int,
+        keys: ClientKeys | None = None,
+        has_lost: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`hwm_blocks`: most blocks that libzmq queues for one line. `keys`: CURVE keys of the socket."""
+        """`hwm_blocks`: most blocks that libzmq queues for one line. `keys`: CURVE keys of the socket.
+
+        `has_lost`: called with the number of lost messages when it has changed.
+        """
+        self._has_lost, self._lost = has_lost, 0
         self.refusal = ""
         """Reason why a publisher rejects our connections, from failed handshakes."""
         self._status, self._hwm_blocks, self._keys = status, hwm_blocks, keys
@@ -92,6 +102,9 @@ class FloodGuard:
     def look(self) -> None:
         """Check every connection's bytes against the blocks received."""
         assert self._connections is not None
+        if (lost := self._status.counters.slice.gaps) != self._lost:
+            self._lost = lost
+            self._has_lost(lost)
         state, heard_ns = self._status.state, self._status.order.epochs.heard_ns
         body_bytes = max(self._status.feed.block_bytes, state.largest_body)
         limit, reads = self._hwm_blocks * body_bytes + MAX_BODY_BYTES + _SLACK_BYTES, state.reads

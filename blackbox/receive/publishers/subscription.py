@@ -19,6 +19,8 @@ from blackbox.block.form.format import (
     FLAG_REFUSED,
     HEADER_BYTES,
     HEARTBEAT_KEY,
+    LOST_BYTES,
+    LOST_KEY,
     SHARED_KEY,
     WANT_KEY,
     Header,
@@ -59,6 +61,8 @@ class Subscription:
         """Wanted prefixes to withdraw once the prefixes that cover them are confirmed: these may be refused."""
         self._said = b""
         """Last acknowledgement."""
+        self._lost = b""
+        """Last report of lost messages."""
         self._was_confirmed = False
         self.refusals: deque[Refusal] = deque()
         """Refusals that the supervisor has not yet taken."""
@@ -140,6 +144,14 @@ class Subscription:
         if self._said:
             self._sub.unsubscribe(self._said)
         self._said = said
+
+    def report_lost(self, count: int) -> None:
+        """Report to the publishers how many messages were lost, replacing the previous report."""
+        lost = LOST_KEY + count.to_bytes(LOST_BYTES, "little")
+        self._sub.subscribe(lost)
+        if self._lost:
+            self._sub.unsubscribe(self._lost)
+        self._lost = lost
 
     def read_control(self, at: SliceAt) -> int:
         """Process a confirmation, or a heartbeat that changes something; return why to end, or 0."""

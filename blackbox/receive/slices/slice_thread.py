@@ -134,6 +134,10 @@ class SliceThread:
         """Report to the publishers how far their messages are recorded."""
         self.commands.put(lambda: self.subscription.acknowledge(said))
 
+    def _report_lost(self, count: int) -> None:
+        """Report to the publishers how many messages were lost."""
+        self.commands.put(lambda: self.subscription.report_lost(count))
+
     def ask_to_stop(self) -> None:
         """Deliver what was received, then end."""
         state = self.status.state
@@ -220,7 +224,7 @@ class SliceThread:
         warm_up(finish, self._at, table.at, table.topics)
         keys = [keys_of_line(feed, line, endpoint) for line, endpoint in enumerate(part.lines)]
         own_keys = next((each for each in keys if each is not None), None)
-        self._guard = FloodGuard(sub, status, settings.options.hwm_blocks, own_keys)
+        self._guard = FloodGuard(sub, status, settings.options.hwm_blocks, own_keys, self._report_lost)
         stack.callback(self._guard.close)
         self._guard.start()
         self.subscription.connect(sub, keys)

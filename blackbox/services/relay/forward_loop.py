@@ -30,7 +30,7 @@ from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at, load_word
 from blackbox.native.memory.records import load_shared
-from blackbox.native.system.posix import drain_pipe, monotonic_ns
+from blackbox.native.system.posix import drain_pipe, monotonic_ns, poke
 from blackbox.native.tables.name_table import FULL, number_of
 from blackbox.native.tables.prefix_trie import Trie, longest_prefix
 from blackbox.services.relay.key_ranges import covers
@@ -62,6 +62,7 @@ from blackbox.transport.libzmq import (
     msg_size,
     poll_items,
     socket_events,
+    wire_bytes,
     zmq_errno,
 )
 from blackbox.transport.shared_memory.reader import may_sleep, receive_both, receive_from_socket, wake_up
@@ -150,7 +151,10 @@ def _send(at: SliceRelayAt, line: LineAt, message: int, flags: int) -> bool:
             state.errno = error
             return False
         state.waits += 1
-        if load_shared(slice_relay_state_at(at.state), "closing") != 0:
+        slice_state = slice_relay_state_at(at.state)
+        if slice_state.tap_bell != 0:
+            poke(slice_state.tap_bell, at.state)
+        if load_shared(slice_state, "closing") != 0:
             return False
     return True
 
@@ -158,6 +162,8 @@ def _send(at: SliceRelayAt, line: LineAt, message: int, flags: int) -> bool:
 @inner
 def _pass_on(at: SliceRelayAt, line: LineAt) -> bool:
     more = numpy.int64(SNDMORE)
+    size = wire_bytes(msg_size(line.scratch + KEY_AT)) + wire_bytes(msg_size(line.scratch + HEADER_AT))
+    line_state_at(line.state).wire_bytes += size + wire_bytes(msg_size(line.scratch + BODY_AT))
     passed: bool = (
         _send(at, line, line.scratch + KEY_AT, more)
         and _send(at, line, line.scratch + HEADER_AT, more)

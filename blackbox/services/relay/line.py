@@ -17,7 +17,7 @@ from blackbox.publish.listeners.peers import Why
 from blackbox.services.relay.hops import Hop, check_path, decode_path, encode_path
 from blackbox.services.relay.line_state import BODY_AT, HEADER_AT, UNWANTED_AT, LineMemory
 from blackbox.services.relay.upstream_socket import UpstreamSocket
-from blackbox.transport.libzmq import message_bytes
+from blackbox.transport.libzmq import message_bytes, wire_bytes_of
 
 log = logging.getLogger("blackbox")
 
@@ -72,6 +72,7 @@ class Line:
             block = encode_path((*self.above, self._me), self.origin)
             with suppress(zmq.Again):  # a subscriber without room gets the next one
                 self.xpub.send_multipart(block.frames, zmq.DONTWAIT)
+                self.state.wire_bytes += sum(wire_bytes_of(len(frame)) for frame in block.frames)
         return self._path_due_ns
 
     def read_refusal(self) -> list[bytes]:

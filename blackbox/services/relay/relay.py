@@ -7,8 +7,9 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import msgspec
 
@@ -19,8 +20,8 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.slice import Slice
 from blackbox.life import Life
 from blackbox.native.system.limits import check_limits
-from blackbox.publish.listeners.peer_sockets import QueuePolicy
 from blackbox.publish.listeners.peers import PeerStatistics, most_of
+from blackbox.publish.listeners.queue_policy import QueuePolicy, SlowPeer, WhenFull
 from blackbox.receive.publishers.lines import address_from
 from blackbox.services.relay.cover import Cover, SmallestCover
 from blackbox.services.relay.hops import new_hop
@@ -132,9 +133,10 @@ class Relay:
     of another relay. `spares` are other places with the same feed: a line switches to the next one when its source
     falls silent. If `downstream` has one line only, the other line of `upstream` is also a spare.
 
-    `when_full` and `hwm_blocks` are as in `Publisher`: "drop" a block for a subscriber that does not keep up, or "wait"
-    for it, which delays the source. A filter without subscribers stays active above for `hold_s` seconds. `make_cover`
-    creates the object that decides, for each line, which filters go up. `name` is sent to peers below.
+    `when_full`, `hwm_blocks`, `slow_peer` and `max_peer_age` are as in `Publisher`: "drop" a block for a subscriber
+    that does not keep up, or "wait" for it, which delays the source. A filter without subscribers stays active above
+    for `hold_s` seconds. `make_cover` creates the object that decides, for each line, which filters go up. `name` is
+    sent to peers below.
 
     With `images`, a directory, the relay takes the whole feed and serves the newest message of each topic at the first
     of `downstream.archives`, so that subscribers below start with `snapshot="latest"` without the source's archive.
@@ -149,13 +151,15 @@ class Relay:
         *,
         spares: Sequence[Feed] = (),
         name: str | None = None,
-        when_full: Literal["drop", "wait"] = "drop",
+        when_full: WhenFull = "drop",
         hwm_blocks: int | None = None,
+        slow_peer: SlowPeer = "keep",
+        max_peer_age: float | timedelta | None = None,
         hold_s: float = 0.0,
         make_cover: Callable[[], Cover] = SmallestCover,
         images: str | os.PathLike[str] | None = None,
     ) -> None:
-        policy = QueuePolicy.of(when_full, hwm_blocks)
+        policy = QueuePolicy.of(when_full, hwm_blocks, slow_peer, max_peer_age)
         if hold_s < 0:
             raise ValueError(f"hold_s was {hold_s}, expected 0 or more")
         for feed in (upstream, downstream, *spares):

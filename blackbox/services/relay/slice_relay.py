@@ -22,8 +22,10 @@ from blackbox.native.compile.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.system.limits import Needs, start_thread
 from blackbox.native.system.waits import join
 from blackbox.publish.listeners.confirmations import Asked
+from blackbox.publish.listeners.drops import LineTotals
 from blackbox.publish.listeners.peer_guard import GUARD_NEEDS
-from blackbox.publish.listeners.peer_sockets import PeerSockets, QueuePolicy
+from blackbox.publish.listeners.peer_sockets import PeerSockets
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscription_reader import SubscriptionReader, read_subscriptions
 from blackbox.publish.send.answers import Answers, ControlLine, warm_up_control
 from blackbox.services.relay.cover import Cover
@@ -124,6 +126,7 @@ class SliceRelay:
             self.lines.append(Line(memory, way, me, origin, what))
         self.below = Below(feed, slice_id, [line.upstream for line in self.lines])
         self.sockets = PeerSockets(feed, slice_id, settings.policy, self.below, self._state, self._wake)
+        self.sockets.guard.totals_of = self._totals_of
         self._uses_inproc = any(map(is_inproc, chain(self.part.lines, *sources)))
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-relay-{slice_id}", daemon=True)
@@ -136,6 +139,11 @@ class SliceRelay:
         if self.error is not None:
             self._thread.join()
             raise self.error
+
+    def _totals_of(self, line: int) -> LineTotals:
+        """Return what was sent on a line so far."""
+        state = self.lines[line].state
+        return LineTotals(state.wire_bytes + state.wire_bytes_b, state.blocks, state.body_bytes)
 
     def ask_to_close(self) -> None:
         """Ask the thread to end."""

@@ -134,6 +134,11 @@ TABLE: Final[Mapping[str, Mapping[str, Rule]]] = {
         "taken_bytes": _count("peer_taken_bytes"),
         "unsent_bytes": _level("peer_unsent_bytes"),
         "behind_s": Metric("peer_behind_seconds", "gauge", merge="max"),
+        "age_s": Metric("peer_age_seconds", "gauge", merge="max"),
+        "dropped_blocks": _count("peer_dropped_blocks"),
+        "how_sure": Left("it changes, and each value of a label would begin another series"),
+        "lost_messages": _count("peer_lost_messages"),
+        "is_tap": _level("peer_is_tap"),
     },
     "RecorderPosition": {
         "slice_id": Label("slice"),
