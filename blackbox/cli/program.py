@@ -25,6 +25,8 @@ from blackbox.cli.live.publish import publish
 from blackbox.cli.live.relay import relay
 from blackbox.cli.live.replay import replay
 from blackbox.cli.live.subscribe import subscribe
+from blackbox.cli.live.tap import tap
+from blackbox.cli.live.trace import trace
 from blackbox.cli.recordings.analyse import analyse
 from blackbox.cli.recordings.compact import compact
 from blackbox.cli.recordings.dump import dump
@@ -58,7 +60,7 @@ app = typer.Typer(
 
 _PANELS: Final = {
     "Live": (demo, publish, subscribe, relay, bridge),
-    "Watch": (stat, top, console, dashboard),
+    "Watch": (stat, tap, trace, top, console, dashboard),
     "Recordings": (record, import_, replay, control, serve, positions, inspect, verify, repair, dump, export, compact),
     "Hub": (hub, put, get, unsubscribe, client),
     "Analysis": (analyse,),

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 from time import time_ns
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from blackbox.life import Life
 from blackbox.native.system.limits import check_limits
 from blackbox.publish.listeners.ack_tracker import What
 from blackbox.publish.listeners.demand import Demand, Listener
-from blackbox.publish.listeners.queue_policy import QueuePolicy, SlowPeer, WhenFull
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.routes import Routes
 from blackbox.publish.send.batcher import windows
 from blackbox.publish.send.outbox import NO_OUTBOX, Again, PublisherOutbox, outbox_of
@@ -96,10 +96,10 @@ class Publisher:
         self,
         feed: Feed,
         *,
-        when_full: WhenFull = "drop",
+        when_full: Literal["drop", "wait"] = "drop",
         hwm_blocks: int | None = None,
         outbox: PublisherOutbox | str | os.PathLike[str] | None = None,
-        slow_peer: SlowPeer = "keep",
+        slow_peer: Literal["keep", "disconnect"] = "keep",
         max_peer_age: float | timedelta | None = None,
     ) -> None:
         check_is_feed(feed)

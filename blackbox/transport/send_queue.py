@@ -21,7 +21,7 @@ _COUNT: Final = struct.Struct("=i")
 
 
 def unsent_bytes(fd: int, cookie: int) -> int:
-    """Return the bytes that the peer has had no room for; with ipc, those it has not read. 0: it has ended."""
+    """Return the bytes that the peer has no room for; with ipc, those it has not read. 0: it has ended."""
     with _own(fd, cookie) as ours:
         if ours is not None:
             with suppress(OSError):

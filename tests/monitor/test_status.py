@@ -237,7 +237,7 @@ def is_answered(server: HttpServer) -> bool:
 
 def test_the_snippet_of_the_page_serves_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "watching.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     scraped = "    from urllib.request import urlopen\n    text = urlopen(server.url + '/metrics').read().decode()\n"
     names: dict[str, str] = {}
     exec(compile(code + scraped, "watching.md", "exec"), names)

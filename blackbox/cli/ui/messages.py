@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from blackbox.analysis.report.numbers import NOTHING
@@ -15,9 +16,14 @@ if TYPE_CHECKING:
 _RAW_BYTES = 48
 
 
-def describe(message: Message, schema: Schema) -> str:
-    """Return a message as one line: venue time, topic, then its fields, or its bytes if the schema has none."""
+def describe(message: Message, schema: Schema, names: Collection[str] | None = None) -> str:
+    """Return a message as one line: venue time, topic, then its fields, or its bytes if the schema has none.
+
+    `names`: only these fields.
+    """
     payload, fields = message.payload, fields_of(message.payload, schema)
+    if fields is not None and names is not None:
+        fields = {name: value for name, value in fields.items() if name in names}
     if payload is None:
         what = "deleted"
     elif fields is None:
@@ -25,4 +31,4 @@ def describe(message: Message, schema: Schema) -> str:
     else:
         what = " ".join(f"{name}={NOTHING if value in ('', None) else value}" for name, value in fields.items())
     time = time_text(message.ts_event, 9) if message.ts_event > 0 else NOTHING
-    return f"{time} {message.topic.decode(errors='backslashreplace')} {what}"
+    return " ".join(filter(None, (time, message.topic.decode(errors="backslashreplace"), what)))

@@ -1,4 +1,4 @@
-"""Options for peers that stay behind, and the table of what peers lost."""
+"""Options for peers that stay behind, and the table of peers with losses."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_slow_peer(slow_peer: SlowPeer, max_peer_age: float | None) -> None:
 
 
 def print_lossy_peers(peers: Iterable[PeerStatistics]) -> None:
-    """Print the peers for which blocks were dropped, or that report losses; nothing if there are none."""
+    """Print the peers for which blocks were dropped, or that report losses, if any."""
     lossy = [each for each in peers if each.dropped_blocks or each.lost_messages]
     if not lossy:
         return

@@ -15,7 +15,7 @@ from blackbox.block.form.format import HEADER_BYTES
 from blackbox.transport.libzmq import MOST_SHORT_BYTES
 
 _LOOKS: Final = 4
-"""Looks of which the least difference counts: blocks on their way from libzmq to the kernel are not dropped."""
+"""Number of looks whose least difference counts: blocks on their way from libzmq to the kernel are not dropped."""
 _SHORT_BYTES, _LONG_BYTES = 6, 13
 """Framing of a block on a connection, by the size of its body."""
 _MOST_KEPT: Final = 4_096
@@ -34,7 +34,7 @@ class Certainty(StrEnum):
 
 
 class LineTotals(NamedTuple):
-    """What was sent on a line so far."""
+    """Totals of the frames sent on a line so far."""
 
     wire_bytes: int
     """Bytes of all frames."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from blackbox.arguments import duration_ns
 
 _HWM_BLOCKS_DROP: Final = 1_000
 _HWM_BLOCKS_WAIT: Final = 8
 _MAX_PEER_AGE_S: Final = 5.0
-
-WhenFull = Literal["drop", "wait"]
-SlowPeer = Literal["keep", "disconnect"]
 
 
 class QueuePolicy(NamedTuple):

@@ -33,7 +33,7 @@ class TapGuard:
         return self._end(0.0)
 
     def look(self) -> Iterator[Peer]:
-        """Disconnect and yield the taps that have had data waiting for too long."""
+        """Disconnect and yield the taps whose data has waited for too long."""
         return self._end(_MOST_BEHIND_S)
 
     def _end(self, patience_s: float) -> Iterator[Peer]:

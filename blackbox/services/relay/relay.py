@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -21,7 +21,7 @@ from blackbox.feed.slice import Slice
 from blackbox.life import Life
 from blackbox.native.system.limits import check_limits
 from blackbox.publish.listeners.peers import PeerStatistics, most_of
-from blackbox.publish.listeners.queue_policy import QueuePolicy, SlowPeer, WhenFull
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.receive.publishers.lines import address_from
 from blackbox.services.relay.cover import Cover, SmallestCover
 from blackbox.services.relay.hops import new_hop
@@ -151,9 +151,9 @@ class Relay:
         *,
         spares: Sequence[Feed] = (),
         name: str | None = None,
-        when_full: WhenFull = "drop",
+        when_full: Literal["drop", "wait"] = "drop",
         hwm_blocks: int | None = None,
-        slow_peer: SlowPeer = "keep",
+        slow_peer: Literal["keep", "disconnect"] = "keep",
         max_peer_age: float | timedelta | None = None,
         hold_s: float = 0.0,
         make_cover: Callable[[], Cover] = SmallestCover,
