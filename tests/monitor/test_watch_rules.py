@@ -30,11 +30,20 @@ def peers(count: int, **last: Any) -> dict[str, Any]:
     return {"peers": [*[{"behind_s": 0.0}] * (count - 1), {"address": "10.0.0.9:5", "unsent_bytes": 9, **last}]}
 
 
+def clogged(delivered: int) -> ProcessStatus:
+    return status("subscriber", received(lag_last_ns=LATE_NS, delivery_delivered=delivered, delivery_queue_blocks=4))
+
+
 FAULTS: dict[str, tuple[str, list[ProcessStatus], str]] = {
     "lag with a full worker queue": (
         "slow_callback",
         [*growing(*[{"lag_last_ns": LATE_NS, "delivery_queue_blocks": 16}] * 3)],
         "lags 1.50 s, limit 1.00 s, and 16 blocks wait for callbacks",
+    ),
+    "a full worker queue that stops the receiver": (
+        "slow_callback",
+        [clogged(number) for number in range(4)],
+        "lags 1.50 s, limit 1.00 s, and 4 blocks wait for callbacks",
     ),
     "a callback that does not return": (
         "slow_callback",

@@ -156,11 +156,11 @@ def _slow(now: Installation, part: Part) -> Iterator[Finding]:
     if queue and still_s >= _STILL_S:
         why = f"{counted(queue, 'block')} wait and no callback has returned for {still_s:.0f} s"
         yield _of(part, "slow_callback", why)
-    if now.still_s(part, *at, "received", "blocks") >= _STILL_S:
-        return  # lag and age are those of an old block
     lags = f"lags {duration(lag_ns)}, limit {duration(limit_ns)}"
-    if lag_ns > limit_ns and queue:
+    if lag_ns > limit_ns and queue:  # also while it receives nothing, because its queue is full
         yield _of(part, "slow_callback", f"{lags}, and {counted(queue, 'block')} wait for callbacks", hold_ns=_HOLD_NS)
+    elif now.still_s(part, *at, "received", "blocks") >= _STILL_S:
+        return  # lag and age are those of an old block
     elif lag_ns > limit_ns:
         yield _of(part, "late_blocks", f"{lags}, and no block waits: the network or its slice thread", hold_ns=_HOLD_NS)
     elif age_ns - lag_ns > limit_ns:
