@@ -48,6 +48,30 @@ def test_the_passive_hub_with_more_turns_leads_in_a_new_epoch() -> None:
     assert more.settle(less.standing) == ("no hub was active, and the other hub has no more", True)
 
 
+def test_a_hub_that_lost_power_does_not_lead_once_it_knows_of_later_turns() -> None:
+    """It was alone, and then the other hub: only that one may have all answered puts."""
+    cut, later = state(newest=9, term=3, is_cut=True), state("backup", newest=14, term=3)
+    assert cut.may_take_over
+    later.lead()
+    assert cut.hears(later.standing)
+    assert not cut.may_take_over
+    equal = state(newest=9, term=3, is_cut=True)
+    assert equal.hears(state("backup", newest=8, term=3).standing)
+    assert equal.may_take_over
+
+
+def test_a_new_epoch_is_later_than_all_that_either_hub_has() -> None:
+    """The clock of the hub that leads may be behind."""
+    less, more = state(epoch=2_000), state("backup", epoch=5_000)
+    assert less.hears(more.standing)
+    assert less.is_behind
+    assert less.next_epoch(3_000) == 5_001
+    assert less.next_epoch(7_000) == 7_000
+    assert more.hears(less.standing)
+    assert not more.is_behind
+    assert more.next_epoch(3_000) == 5_001
+
+
 def test_a_turn_is_appended_once_the_peer_has_it() -> None:
     leads, follows = pair()
     entry = Entry(1, 0, [])

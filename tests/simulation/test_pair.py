@@ -7,8 +7,15 @@ import pytest
 from tests.simulation.pair_world import pair_finding_of
 
 SCHEDULES = 100
+FOUND = (920_036, 920_362)
+"""Schedules that failed once: a later epoch at the passive hub, and a hub that had lost power and led all the same."""
 
 
 @pytest.mark.parametrize("first", range(0, 600, SCHEDULES))
 def test_two_hubs_answer_as_one_that_loses_nothing(first: int) -> None:
     assert [finding for finding in map(pair_finding_of, range(first, first + SCHEDULES)) if finding] == []
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_schedule_that_failed_once_passes(seed: int) -> None:
+    assert not pair_finding_of(seed)

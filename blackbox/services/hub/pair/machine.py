@@ -120,6 +120,9 @@ class PairMachine:
         if lead is not None and talk.is_answer(lead) and self._hears(lead.standing):
             self._take_lead(lead)
         self._hear_follow(follow)
+        if self.state.is_active and self.state.kept.is_alone and self.state.is_behind and not self._turns:
+            self.state.give_way()
+            self._become_active("the other hub has a later epoch", is_new_epoch=True)
         if requests and self.state.is_active and not self._turns:
             self._judge(requests)
         elif requests:
@@ -246,8 +249,8 @@ class PairMachine:
     def _become_active(self, why: str, *, is_new_epoch: bool) -> None:
         state = self.state
         self._drop()
-        if is_new_epoch or not state.kept.epoch:
-            self._begin_epoch(max(self._shell.now_ns(), state.kept.epoch + 1))
+        if is_new_epoch or not state.kept.epoch or state.is_behind:
+            self._begin_epoch(state.next_epoch(self._shell.now_ns()))
         else:
             self._journals.sync()  # the other hub may have answered puts as synced that are only in the page cache here
         self.judge = self._shell.read_history()

@@ -121,6 +121,8 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     """The last turn that its journals had before they were damaged, until it is repaired; 0: they are whole."""
     part: Number = 0
     """Number of notes and messages that its journals have of the turn after `newest`; subscribers may have got some."""
+    epoch: Number = 0
+    """The last epoch that its journals have; 0: none."""
 
     @property
     def had(self) -> int:

@@ -8,7 +8,8 @@ before it sends messages that depend on it.
     PASSIVE -- `end_following`: it has all turns, as the active hub confirms -------------->  ARMED
     PASSIVE -- `settle`: neither is armed, and the peer has no more ----------------------->  ACTIVE, in a new epoch
     PASSIVE -- `--alone` was given, or it was alone before -------------------------------->  ACTIVE
-    PASSIVE -- it was alone and lost power, the peer is silent, and a client asks --------->  ACTIVE, in a new epoch
+    PASSIVE -- it was alone and lost power, knows of no later turn, the peer is silent,
+               and a client asks ---------------------------------------------------------->  ACTIVE, in a new epoch
     PASSIVE -- `settle`: its journals were damaged, and the peer lacks some of their turns ->  an error
     ARMED   -- `hear_lead`: another process leads, or continues without it ---------------->  PASSIVE
     ARMED   -- the active hub is silent, and a client asks; or `settle`: it has ended ----->  ACTIVE, in the same epoch
@@ -75,8 +76,17 @@ class PairState:
         """Standing of this hub, for the peer."""
         kept, newest = self.kept, self.proposed or self.newest
         is_armed = self.life is PairLife.ARMED
-        own = newest, self.is_active, is_armed, VERSION, kept.damaged, self.part
+        own = newest, self.is_active, is_armed, VERSION, kept.damaged, self.part, kept.epoch
         return Standing(self.feed, kept.role, kept.run, kept.term, *own)
+
+    @property
+    def is_behind(self) -> bool:
+        """True if the peer's journals have a later epoch, so that it cannot follow in this one."""
+        return self.peer is not None and self.peer.epoch > self.kept.epoch
+
+    def next_epoch(self, now_ns: int) -> int:
+        """Return an epoch later than all that either hub is known to have."""
+        return max(now_ns, self.kept.epoch + 1, 0 if self.peer is None else self.peer.epoch + 1)
 
     @property
     def may_take_over(self) -> bool:
@@ -99,6 +109,8 @@ class PairState:
         if self.peer is not None and (standing.run, standing.term) < (self.peer.run, self.peer.term):
             return False
         self.peer = standing
+        if self.kept.is_cut and (standing.term, standing.had) > (self.kept.term, self.standing.had):
+            self.kept = msgspec.structs.replace(self.kept, is_cut=False)  # it must not lead without that hub
         if self.is_active and standing.term > self.kept.term:
             raise OutdatedError
         return True
