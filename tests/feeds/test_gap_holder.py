@@ -233,3 +233,28 @@ def test_lone_datagram_far_ahead_is_dropped_and_one_that_another_continues_is_a_
     assert after_hold(1_000, Packet(9_000, 9_001, 0, True)) == []
     assert after_hold(2_000, Packet(9_001, 9_001, 0, True)) == [(9_001, 9_001)]  # a heartbeat confirms it
     assert holder.expected == 9_001
+
+
+@pytest.mark.parametrize("is_flush", [True, False])
+def test_overlapping_datagrams_larger_than_one_output_have_each_message_once(is_flush: bool) -> None:
+    # Each one begins with the last message of the one before it. The output has room for about a MiB.
+    many, size = 300, 9_000
+    datagrams = [
+        mold(10 + number, [b"%09d" % (10 + number) * 500, b"%09d" % (11 + number) * 500]) for number in range(many)
+    ]
+    slot = max(size, *map(len, datagrams)) + 100
+    data = b"".join(datagram.ljust(slot, b"\xee") for datagram in datagrams)
+    first = numpy.arange(10, 10 + many)
+    lengths = numpy.array([len(datagram) for datagram in datagrams], numpy.int32)
+    arrived = Arrived(numpy.frombuffer(bytearray(data), numpy.uint8), slot, lengths, first, first + 2)
+    holder = GapHolder(MOLD_FORM, slot, Limits(HOLD, PER_MESSAGE, FAR), 1_000)
+    holder.start(1)
+    assert holder.arrange(arrived, many, is_line=True, now_ns=1) == []
+    released = holder.flush(arrived) if is_flush else holder.arrange(arrived, 0, is_line=True, now_ns=1_000)
+    found = []
+    for part in released:
+        for start in part.starts.tolist():
+            _, begin, count = struct.unpack_from(">10sQH", part.data[start : start + 20].tobytes())
+            found += range(begin, begin + count)
+    assert len(released) > 1
+    assert found == list(range(10, 11 + many))

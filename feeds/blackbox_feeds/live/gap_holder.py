@@ -264,12 +264,10 @@ def _arrange(  # noqa: C901 - one decision per datagram
     """Process arrived datagrams from number `row` to `n`. Return (where to go on, True if all is done)."""
     state = _state_at(address)
     state.used = state.rows = 0
-    while _is_over(address, held, limits, now_ns):
+    while _drain(address, form, held, out) and _is_over(address, held, limits, now_ns):
         if _is_full(address, out):
             return row, False
         _give_up(address, form, held, limits, out)
-        if not _drain(address, form, held, out):
-            return row, False
     while _drain(address, form, held, out):
         if row == n:
             return row, True
