@@ -36,7 +36,7 @@ class Lost(Enum):
     MALFORMED = "malformed"
     """A packet is invalid, or not allowed in this stage."""
     SILENT = "silent"
-    """The client has sent nothing for 15 s, not even a heartbeat."""
+    """For 15 s the client has sent nothing, not even a heartbeat, or it has not logged in, or not left at the end."""
     SLOW = "slow"
     """The client has not taken waiting messages for 15 s, or so late that they are not kept any more."""
 
@@ -158,7 +158,9 @@ class Connection:
         """Close the connection if the client is silent or does not take its messages."""
         if self.is_blocked and now - self._moved_at >= soupbintcp.SILENCE_S:
             self._lose(Lost.SLOW)
-        elif now - self._heard_at >= soupbintcp.SILENCE_S:
+        elif now - self._heard_at >= soupbintcp.SILENCE_S or (
+            self.life is not ConnectionLife.STREAMING and now - self._sent_at >= soupbintcp.SILENCE_S
+        ):
             self._lose(Lost.SILENT)
 
     def close(self) -> None:

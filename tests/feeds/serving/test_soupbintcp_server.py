@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy
 import pytest
-from blackbox_feeds.itch50.soupbintcp import Accepted, Login
+from blackbox_feeds.itch50.soupbintcp import Accepted, Login, packet
 from blackbox_feeds.itch50.soupbintcp_connection import Connection, ConnectionLife, Lost
 from blackbox_feeds.itch50.soupbintcp_server import PASSWORD_VARIABLE, SoupBinTcpServer, SoupOptions
 from blackbox_feeds.serving.sent_stream import Framing, SentStream
@@ -227,6 +228,28 @@ def test_a_client_that_takes_everything_but_sends_nothing_is_silent(
     assert client.recv(65_536) == accepted + b"\0\2SS" + b"\0\1H" * 3  # at 2, 3 and 15 seconds
     connection.check(15.9)
     assert connection.lost is None
+    connection.check(16.0)
+    assert connection.lost is Lost.SILENT
+    stream.close()
+
+
+@pytest.mark.parametrize("login", [b"", Login("", "").pack()])
+def test_heartbeats_do_not_keep_a_connection_without_login_or_after_the_end(
+    pair: tuple[socket.socket, socket.socket], login: bytes
+) -> None:
+    client, made = pair
+    stream = stream_of([b"S"])
+    connection = Connection(made, stream, lambda login: Accepted(SESSION, login.sequence), now=1.0)
+    if login:
+        client.sendall(login)
+        read_login(connection)
+        connection.write(1.0, has_ended=True)
+    for now in (5.0, 10.0, 15.0):
+        client.sendall(packet(b"R"))
+        select.select([made], [], [])
+        connection.read(now)
+        connection.check(now)
+        assert connection.lost is None
     connection.check(16.0)
     assert connection.lost is Lost.SILENT
     stream.close()
