@@ -134,6 +134,7 @@ def test_rejected_login(code: bytes, error: str) -> None:
         sequenced(1, 2),  # before the login
         Accepted("S2", 5).pack(),  # another session
         Accepted("S1", 4).pack(),  # messages would come again
+        Accepted("S1", 10**20 - 1).pack(),  # no sequence
         packet(b"A", b"x" * 30),
         packet(b"?"),
         b"\0\0",
@@ -149,6 +150,25 @@ def test_faulty_server_is_tried_again_and_counted(bad: bytes) -> None:
         source, found = found_by(server)
     assert found == MESSAGES[:9]
     assert (source.statistics().malformed, len(server.logins)) == (1, 3)
+
+
+def test_attempts_before_the_first_connection_are_logged_and_are_no_reconnects(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server(lambda _login, _number: Accepted("S1", 1).pack() + sequenced(1, 5) + packet(END_OF_SESSION))
+    server.socket.close()
+    server.socket = socket.socket()
+    server.socket.bind(("127.0.0.1", 0))
+    server.port = server.socket.getsockname()[1]
+    results: list[tuple[SoupBinTcpClient, list[bytes | int]]] = []
+    thread = threading.Thread(target=lambda: results.append(found_by(server)), daemon=True)
+    thread.start()
+    wait_until(lambda: caplog.text.count(f"connection to 127.0.0.1:{server.port}: Connection refused") > 2)
+    server.socket.listen()
+    with server:
+        thread.join()
+    source, found = results[0]
+    assert (found, source.statistics().reconnects) == (MESSAGES[:4], 0)
 
 
 def test_silent_server_is_noticed_and_heartbeats_are_sent() -> None:

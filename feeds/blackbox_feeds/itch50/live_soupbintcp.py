@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -24,10 +25,12 @@ from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 from blackbox_feeds.itch50.decoder import FrameDecoder
 from blackbox_feeds.itch50.messages import SCHEMA
 from blackbox_feeds.itch50.moldudp64 import Spans
-from blackbox_feeds.itch50.soupbintcp import LOGOUT_REQUEST, Login, packet
+from blackbox_feeds.itch50.soupbintcp import LOGOUT_REQUEST, MOST_SEQUENCE, Login, packet
 from blackbox_feeds.itch50.soupbintcp_client import Frames, SoupBinTcpSession
 from blackbox_feeds.live.retries import Retries
 from blackbox_feeds.live.settings import Settings
+
+log = logging.getLogger("blackbox")
 
 PASSWORD_VARIABLE: Final = "BLACKBOX_SOUPBINTCP_PASSWORD"
 """Environment variable with the password, unless the option `password_file` names a file that has it."""
@@ -52,7 +55,7 @@ class SoupBinTcpSettings(Settings, frozen=True, kw_only=True):
     """File with the password."""
 
     def __post_init__(self) -> None:
-        for name, least, most in (("sequence", 0, 1 << 62), ("stale", 0.01, 86_400), ("retry", 0.001, 30)):
+        for name, least, most in (("sequence", 0, MOST_SEQUENCE), ("stale", 0.01, 86_400), ("retry", 0.001, 30)):
             value = getattr(self, name)
             if not least <= value <= most:
                 raise ConfigError(f"option {name} was {value}, expected {least} to {most}")
@@ -119,12 +122,14 @@ class SoupBinTcpClient(LiveSource):
         return (*super()._notes(), *skipped(self._input_counts).notes())
 
     def _receive(self) -> Generator[Chunk, None, None]:
-        retries = Retries(self._settings.retry)
+        retries, has_connected = Retries(self._settings.retry), False
         list(self._decode(self._session.compile()))
         while not self.is_stopping:
             began = time.monotonic()
             connected = self._connect()
             if connected is not None:
+                self.counts.reconnects += has_connected
+                has_connected = True
                 with connected:
                     yield from self._follow(connected)
                 retries.ended(time.monotonic() - began)
@@ -134,14 +139,14 @@ class SoupBinTcpClient(LiveSource):
             if self._session.has_ended:
                 return
             if not self.is_stopping:
-                self.counts.reconnects += 1
                 select.select([self.stop_fd], [], [], retries.delay_s())
 
     def _connect(self) -> socket.socket | None:
         """Return a connection, or None; waits up to some seconds."""
         try:
             opened = socket.create_connection((self._address.host, self._address.port), _CONNECT_S)
-        except OSError:
+        except OSError as error:
+            log.warning("connection to %s: %s", self._address, error.strerror or error)
             return None
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return opened

@@ -21,6 +21,9 @@ LENGTH: Final = Struct(">H")
 MOST_PAYLOAD: Final = 0xFFFF - 1
 """Bytes of the longest payload."""
 
+MOST_SEQUENCE: Final = 1 << 62
+"""A larger number is no sequence."""
+
 DEBUG: Final = b"+"
 LOGIN_ACCEPTED: Final = b"A"
 LOGIN_REJECTED: Final = b"J"

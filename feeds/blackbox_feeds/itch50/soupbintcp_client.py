@@ -21,6 +21,7 @@ from blackbox_feeds.itch50.soupbintcp import (
     HEARTBEAT_S,
     LOGIN_ACCEPTED,
     LOGIN_REJECTED,
+    MOST_SEQUENCE,
     NO_SESSION,
     NOT_AUTHORIZED,
     SEQUENCED,
@@ -185,8 +186,8 @@ class SoupBinTcpSession:
         if known and accepted.session != known:
             self._fail()
             return 0
-        if wanted and accepted.sequence < wanted:
-            self._fail()  # the messages would come again
+        if not wanted <= accepted.sequence <= MOST_SEQUENCE:
+            self._fail()  # the messages would come again, or the number is none
             return 0
         self.is_logged_in = True
         self._login = self._login._replace(session=accepted.session, sequence=accepted.sequence)
