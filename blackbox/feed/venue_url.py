@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -30,6 +30,7 @@ class Address(msgspec.Struct, frozen=True):
         parts = urlsplit(f"//{text}")
         try:
             host, port = parts.hostname, parts.port
+            (host or "").encode("idna")  # as the resolver does, which otherwise raises UnicodeError
         except ValueError:
             host = port = None
         if not host or port is None or parts.netloc != text or "@" in text:
@@ -66,14 +67,16 @@ class VenueUrl(msgspec.Struct, frozen=True):
 
 def options_of(url: VenueUrl, kind: type[T]) -> T:
     """Convert the options of a URL to a struct, by the types of its fields. Raises ConfigError."""
-    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    values: dict[str, Any] = {}
     for name, text in url.options.items():
         if name not in known:
             raise ConfigError(
                 f"option was {name}={text}, expected one of {url.scheme}://: {', '.join(known) or 'none'}"
-                f"{did_you_mean(name, known)}"
+                f"{did_you_mean(name, list(known))}"
             )
-    try:
-        return msgspec.convert(url.options, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"an option of {url.scheme}:// is wrong: {error}") from error
+        try:
+            values[name] = msgspec.convert(text, known[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"option {name} was {text!r}: {error}") from error
+    return kind(**values)

@@ -103,9 +103,10 @@ def test_a_url_has_an_address_and_typed_options() -> None:
         ("x://127.0.0.1", "was '127.0.0.1', expected HOST:PORT"),
         ("x://127.0.0.1:99999", "expected HOST:PORT"),
         ("x://user@h:1", "expected HOST:PORT"),
+        ("x://a..b:1", "was 'a..b:1', expected HOST:PORT"),
         ("x://h:1?port", "expected NAME=VALUE"),
         ("x://h:1?port=1&port=2", "expected each name once"),
-        ("x://h:1?port=a", "an option of x:// is wrong: Expected `int`, got `str` - at `..port`"),
+        ("x://h:1?port=a", "option port was 'a': Expected `int`"),
         ("x://h:1?prot=1", "option was prot=1, expected one of x://: port, name .did you mean 'port'"),
     ],
 )

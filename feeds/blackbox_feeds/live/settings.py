@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
-from blackbox.arguments import did_you_mean
 from blackbox.errors import ConfigError
-from blackbox.feed.venue_url import Address, VenueUrl
+from blackbox.feed.venue_url import Address, VenueUrl, options_of
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,19 +16,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, url: VenueUrl) -> Self:
         """Return the options of a URL. Raises ConfigError."""
-        known = {field.name: field.type for field in msgspec.structs.fields(cls)}
-        values: dict[str, Any] = {}
-        for name, text in url.options.items():
-            if name not in known:
-                hint = did_you_mean(name, list(known))
-                raise ConfigError(
-                    f"option was {name}={text}, expected one of {url.scheme}://: {', '.join(known)}{hint}"
-                )
-            try:
-                values[name] = msgspec.convert(text, known[name], strict=False)
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"option {name} was {text!r}: {error}") from error
-        return cls(**values)
+        return options_of(url, cls)
 
 
 class LineSettings(Settings, frozen=True, kw_only=True):
