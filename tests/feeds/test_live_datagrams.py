@@ -12,6 +12,7 @@ from blackbox_feeds.iex.live import IexClient
 from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.itch50.live_moldudp64 import MoldUdp64Client
 from blackbox_feeds.live.datagram_source import DatagramSource
+from blackbox_feeds.live.retries import Retries
 
 from blackbox.errors import ConfigError, EndpointError
 from blackbox.feed.endpoint import _free_ports
@@ -148,6 +149,26 @@ def test_other_session_is_skipped_until_the_first_one_is_silent(protocol: Protoc
     assert source.statistics().stale > 0
 
 
+def test_end_of_a_session_that_fell_silent_does_not_end_the_next_one() -> None:
+    protocol = PROTOCOLS[0]
+    port, dead = _free_ports(2)
+    messages = [protocol.message(number) for number in range(1, 41)]
+    source = source_of(protocol, port, stale=0.3, hold=60, rerequest=f"127.0.0.1:{dead}")
+    with Client(source) as client, Line(source, port) as line:
+        line.send(protocol.datagram(1, messages[:10]))
+        line.send(mold(15, [], count=0xFFFF))  # 11 to 14 are missing until the session is silent
+        wait_until(lambda: source.statistics().reconnects > 0)
+
+        def is_adopted() -> bool:
+            line.send(protocol.datagram(1, messages[10:30], session=2))
+            return len(client.found) >= 31
+
+        wait_until(is_adopted)
+        line.send(protocol.datagram(21, messages[30:], session=2))
+        client.wait_for(41)
+    assert client.found == [*messages[:10], 4, *messages[10:]]
+
+
 def test_iex_begins_its_numbers_again() -> None:
     protocol = PROTOCOLS[1]
     (port,) = _free_ports(1)
@@ -254,6 +275,13 @@ def test_address_that_is_in_use_and_interface_that_does_not_exist() -> None:
         list(source_of(PROTOCOLS[0], port).chunks())
     with pytest.raises(ConfigError, match="interface was 'nosuch0', expected an IPv4 address or one of: .*lo"):
         list(MoldUdp64Client(f"//239.255.1.1:{port}?interface=nosuch0").chunks())
+
+
+def test_interface_that_is_gone_for_a_while_does_not_end_the_source(caplog: pytest.LogCaptureFixture) -> None:
+    source = MoldUdp64Client(f"//239.255.1.1:{_free_ports(1)[0]}?interface=nosuch0")
+    source._rejoin(Retries(first_s=0.001, longest_s=0.001))
+    assert "interface was 'nosuch0'" in caplog.text
+    assert (source.statistics().stale, source.statistics().connected) == (1, False)
 
 
 def test_real_messages_are_as_from_the_file(shared_data: Path) -> None:

@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 
 import numpy
 
-from blackbox.errors import EndpointError
+from blackbox.errors import ConfigError, EndpointError
 from blackbox.feed.live_source import LiveSource
 from blackbox.feed.source import Chunk
 from blackbox.feed.venue_url import Address
@@ -152,7 +152,7 @@ class DatagramSource(LiveSource):
             yield from self._arrange(row, is_line=True, now_ns=now_ns)
             yield from self._flush()
             self._session, begin = self._session_at(arrived, row)
-            self._heard_ns = now_ns
+            self._heard_ns, self._ended_at = now_ns, None
             self._holder.start(max(1, begin - self._settings.backfill) if self._has_server else begin)
             size = arrived.slot_bytes
             arrived.data[: (n - row) * size] = arrived.data[row * size : n * size].copy()
@@ -211,5 +211,5 @@ class DatagramSource(LiveSource):
         counts.reconnects += 1
         try:
             self._sockets.open(self._settings.buffer_mib << 20)
-        except EndpointError as error:
+        except (ConfigError, EndpointError) as error:  # an interface may be gone for a while
             log.warning("%r: %s", self, error)
