@@ -216,6 +216,7 @@ def test_a_step_back_disconnects_and_other_requests_have_binances_answers(day: R
         assert get(server.port, "/api/v3/depth?symbol=XRPUSDT") == (400, b'{"code":-1121,"msg":"Invalid symbol."}')
         assert get(server.port, "/api/v3/depth?symbol=BTCUSDT&limit=0")[0] == 400
         assert get(server.port, "/api/v3/exchangeInfo")[0] == 404
+        assert get(server.port, "//[/")[0] == 400
 
 
 def test_frames_without_a_streams_name_are_wrapped_for_combined_connections(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qs, urlsplit
 
+from blackbox_feeds.binance.server.rest import fault
 from blackbox_feeds.binance.server.session import Session
 
 if TYPE_CHECKING:
@@ -94,9 +95,13 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def _begin(self, request: Request) -> None:
+        try:
+            parts = urlsplit(request.path)
+        except ValueError:
+            self.send_http(400, fault(-1100, "Illegal characters found in the path."))
+            return
         session = Session.of_path(request.path)
         if session is None:
-            parts = urlsplit(request.path)
             parameters = {name: values[-1] for name, values in parse_qs(parts.query).items()}
             self.hall.rest.answer(self, parts.path, parameters)
             return
