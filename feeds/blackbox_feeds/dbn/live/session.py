@@ -176,12 +176,10 @@ class Client:
         from blackbox_feeds.dbn.live.protocol import RecordProtocol
 
         asked = self._request
-        _, protocol = await asyncio.wait_for(
-            asyncio.get_running_loop().create_connection(
+        async with asyncio.timeout(_CONNECT_S):  # wait_for of Python 3.11 may lose a cancellation, and `stop` hang
+            _, protocol = await asyncio.get_running_loop().create_connection(
                 lambda: RecordProtocol(self._key, asked.dataset, _HEARTBEAT_S, self), asked.host, asked.port
-            ),
-            _CONNECT_S,
-        )
+            )
         try:
             done, _ = await asyncio.wait(
                 {protocol.authenticated, protocol.disconnected},
