@@ -187,7 +187,7 @@ class SoupBinTcpSession:
             self._fail()
             return 0
         if not wanted <= accepted.sequence <= MOST_SEQUENCE:
-            self._fail()  # the messages would come again, or the number is none
+            self._fail()  # the messages would come again, or the number is too large
             return 0
         self.is_logged_in = True
         self._login = self._login._replace(session=accepted.session, sequence=accepted.sequence)

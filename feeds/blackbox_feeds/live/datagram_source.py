@@ -211,5 +211,5 @@ class DatagramSource(LiveSource):
         counts.reconnects += 1
         try:
             self._sockets.open(self._settings.buffer_mib << 20)
-        except (ConfigError, EndpointError) as error:  # an interface may be gone for a while
+        except (ConfigError, EndpointError) as error:  # such as an interface that is down
             log.warning("%r: %s", self, error)
