@@ -49,6 +49,8 @@ async def request(url: str) -> tuple[ProcessStatus, ...]:
             answer = await _get(host, port, path)
     except TimeoutError:
         raise PageError("silent", f"no answer in {_ANSWER_S:g} s") from None
+    except UnicodeError as error:  # a host that cannot be a name
+        raise PageError("invalid", str(error)) from None
     except OSError as error:
         raise PageError("refused", error.strerror or str(error)) from None
     head, _, body = answer.partition(b"\r\n\r\n")

@@ -59,6 +59,7 @@ class Watcher:
         self._pages: dict[str, Page] = {}
         self._began_ns = time.monotonic_ns()
         self._ending = threading.Event()
+        self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
@@ -85,10 +86,11 @@ class Watcher:
         def run() -> None:
             try:
                 work(opened, *arguments)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - `snapshot` raises it
                 if opened.done():
-                    raise
-                opened.set_exception(error)
+                    self._error = error
+                else:
+                    opened.set_exception(error)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         start_thread(thread)
@@ -101,7 +103,9 @@ class Watcher:
             thread.join(_END_S)
 
     def snapshot(self) -> Snapshot:
-        """Return the present state; everything in it is unchanging."""
+        """Return the present state; everything in it is unchanging. Raises the error that ended a thread, if any."""
+        if self._error is not None:
+            raise self._error
         self._read_positions()
         with self._lock:
             lines = tuple(line for lines in self._lines.values() for line in lines)
