@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
+from blackbox.cli.watch.tables import PEERS, PROCESSES, TOPICS, details
 from blackbox.services.monitor.heartbeats import LineState
 from blackbox.services.monitor.serve.status import ProcessStatus
 from blackbox.services.monitor.watch.installation import Installation
 from blackbox.services.monitor.watch.snapshot import ConsumerPosition, Line
-from blackbox.services.monitor.watch.view import View, view_of
+from blackbox.services.monitor.watch.view import TopicRow, View, view_of
 from tests.monitor.stories import START_NS, S, Story, status
 
 
-def receiver(blocks: int, gaps: int, p99_ns: int, **more: object) -> dict[str, object]:
+def receiver(blocks: int, gaps: int, p99_ns: int, *, delivered: int = 1, **more: object) -> dict[str, object]:
     """Return statistics of a receiver of one slice."""
     received = {"messages": 10 * blocks, "blocks": blocks, "body_bytes": 1_000 * blocks, "gaps": gaps, "repaired": 2}
     lag = {"last_ns": p99_ns // 2, "p50_ns": p99_ns // 4, "p99_ns": p99_ns, "age_p50_ns": 7, "age_p99_ns": 2 * p99_ns}
-    one = {"slice_id": 0, "received": received, "lag": lag, "delivery": {"dropped": 3, "conflated": 4, "discarded": 0}}
+    drops = {"dropped": 3, "conflated": 4, "discarded": 0}
+    one = {"slice_id": 0, "received": received, "lag": lag, "delivery": {"delivered": delivered, **drops}}
     return {**one, "slices": [one], **more}
 
 
@@ -58,6 +60,16 @@ def test_a_slice_has_its_rate_and_the_worst_figures_of_its_receivers() -> None:
     assert (row.gaps, row.repaired, row.receivers) == (8 + 1, 4, 2)
     assert (view.messages_per_second, view.bytes_per_second, view.gaps, view.repaired) == (500.0, 40_000.0, 9, 4)
     assert view.lag_p99_ns == 9_000_000
+
+
+def test_a_recorder_has_no_lag_at_delivery() -> None:
+    story = Story()
+    for second in range(4):
+        story.answer(status("recorder", receiver(second, 0, 0, delivered=0)), url="http://e:1")
+        story.look()
+    view = view_of(story.installation, story.conditions.now)
+    assert (view.lag_p99_ns, view.slices[0].lag_p50_ns, view.slices[0].age_p99_ns) == (None, None, None)
+    assert [row.lag_p99_ns for row in view.processes] == [None]
 
 
 def test_processes_are_a_tree_with_their_losses() -> None:
@@ -112,3 +124,15 @@ def test_consumers_are_behind_in_messages_and_in_time() -> None:
     }
     assert last.now_ns - (START_NS + story.began_ns) == 19 * S
     assert all(isinstance(line, Line) for line in last.lines)
+
+
+def test_texts_of_others_cannot_control_a_terminal() -> None:
+    topic = TopicRow(feed="f", topic="A\x1b[2J", messages_per_second=1.0, share=1.0)
+    assert TOPICS.columns[0].cell(topic) == "A?[2J"
+    assert ("topic", "A?[2J") in details(topic)
+    story = Story()
+    story.answer(status("publisher", {"peers": [{"address": "\x1b]0;x\x07"}]}, host="a\r"), url="http://a:1")
+    story.look()
+    view = view_of(story.installation, story.conditions.now)
+    assert [PROCESSES.columns[0].cell(row) for row in view.processes] == ["publisher 7 a?"]
+    assert [PEERS.columns[2].cell(row) for row in view.peers] == ["?]0;x?"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from blackbox.analysis.report.numbers import NOTHING, byte_rate, byte_size, count, duration, long_time, rate
-from blackbox.services.monitor.watch.conditions import Condition
+from blackbox.services.monitor.watch.conditions import Condition, printable
 from blackbox.services.monitor.watch.view import (
     ConsumerRow,
     PeerRow,
@@ -56,7 +56,9 @@ def _numbers(title: str, width: int, name: str, show: Callable[[float], str]) ->
 
 
 def _texts(title: str, width: int, name: str) -> Column:
-    return Column(title, width, lambda row: str(getattr(row, name)), lambda row: getattr(row, name), is_left=True)
+    return Column(
+        title, width, lambda row: printable(str(getattr(row, name))), lambda row: getattr(row, name), is_left=True
+    )
 
 
 def _ago(row: Any) -> str:
@@ -64,7 +66,7 @@ def _ago(row: Any) -> str:
 
 
 def _depth(row: ProcessRow) -> str:
-    return "  " * min(row.depth, 6) + row.label
+    return "  " * min(row.depth, 6) + printable(row.label)
 
 
 def _whole(value: float) -> str:
@@ -180,7 +182,7 @@ def news(view: View, most: int = 3) -> list[str]:
 
 def details(row: Row) -> list[tuple[str, str]]:
     """Return all fields of a row, for the screen of one row."""
-    return [(name, _shown(name, getattr(row, name))) for name in row.__struct_fields__]
+    return [(name, printable(_shown(name, getattr(row, name)))) for name in row.__struct_fields__]
 
 
 def _shown(name: str, value: Any) -> str:

@@ -108,12 +108,12 @@ class Conditions:
         found_ns = at_ns if before is None else before.found_ns
         since_ns = finding.since_ns or (now_ns if before is None else before.condition.since_ns)
         condition = Condition(
-            kind=_printable(finding.kind),
+            kind=printable(finding.kind),
             severity=finding.severity,
-            who=_printable(finding.who),
-            feed=_printable(finding.feed),
-            where=_printable(finding.where),
-            why=_printable(finding.why),
+            who=printable(finding.who),
+            feed=printable(finding.feed),
+            where=printable(finding.where),
+            why=printable(finding.why),
             since_ns=min(since_ns, since_ns if before is None else before.condition.since_ns),
         )
         was_raised = before is not None and before.is_raised
@@ -123,7 +123,7 @@ class Conditions:
             changes.raised.append(condition)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return text of others without characters that control a terminal."""
     return "".join(each if each.isprintable() else "?" for each in text[:_MOST_TEXT])
 

@@ -202,8 +202,13 @@ def _receivers(now: Installation, feed: str, slice_id: int) -> Iterator[tuple[Pa
 
 
 def _worst_lag(receivers: list[tuple[Part, Path]], name: str) -> int | None:
-    found = [int(part.figure(*path, "lag", name)) for part, path in receivers]
-    return max(found) if found else None
+    return _worst(_percentile(part, path, name) for part, path in receivers)
+
+
+def _percentile(part: Part, path: Path, name: str) -> int | None:
+    """Return a percentile at delivery; None for receivers that deliver to no callback, such as recorders."""
+    is_known = part.figure(*path, "delivery", "delivered") > 0
+    return int(part.figure(*path, "lag", name)) if is_known else None
 
 
 def _processes(now: Installation) -> Iterator[ProcessRow]:
@@ -226,7 +231,7 @@ def _processes(now: Installation) -> Iterator[ProcessRow]:
             messages_per_second=now.rate(part, *(at if is_receiver else ()), *counter),
             bytes_per_second=now.rate(part, *size) if part.has(*size) else None,
             lag_ns=int(part.figure(*at, "lag", "last_ns")) if is_receiver else None,
-            lag_p99_ns=int(part.figure(*at, "lag", "p99_ns")) if is_receiver else None,
+            lag_p99_ns=_percentile(part, at, "p99_ns"),
             gaps=int(part.figure(*at, "received", "gaps") + sum(figure(line, "gaps") for line in lines)),
             repaired=int(part.figure(*at, "received", "repaired")),
             lost=int(
