@@ -62,4 +62,17 @@ def test_a_symbol_is_shown_and_texts_of_others_are_no_markup(tmp_path: Path) -> 
         tab.ask("document.querySelector('.instrument .remove').click()")
         tab.wait("document.querySelectorAll('.instrument').length === 1")
         assert tab.ask("document.title") == "blackbox"
+        tab.ask(
+            "window.sent = []; const send = WebSocket.prototype.send;"
+            "WebSocket.prototype.send = function (text) { sent.push([this, JSON.parse(text)]); send.call(this, text); }"
+        )
+        tab.ask(
+            "document.querySelector('#choose-symbol').value = 'MSFT'; document.querySelector('#choose').requestSubmit()"
+        )
+        tab.wait("document.querySelectorAll('.instrument').length === 2")
+        tab.ask("document.querySelector('.instrument .remove').click()")
+        tab.wait("document.querySelectorAll('.instrument').length === 1")
+        tab.ask("const [[lost]] = sent; sent.length = 0; lost.close()")
+        tab.wait("sent.length > 0")  # once connected again, it asks for what was shown, and nothing else
+        assert tab.ask("sent.map(([, asked]) => asked.symbol)") == ["MSFT"]
         assert tab.errors == []

@@ -151,6 +151,7 @@ const levels = (side, name, most) => {
 const digits2 = (price) => price.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 6 });
 
 function showInstruments(found, socket) {
+  const present = new Map();
   $("instruments").replaceChildren(...found.map((each) => {
     const key = `${each.feed}/${each.symbol}`, card = element("div", "instrument"), head = element("div", "head");
     const name = element("h3", "", each.symbol), remove = element("button", "remove", "×");
@@ -161,7 +162,7 @@ function showInstruments(found, socket) {
     if (each.in_sync !== null) tags.append(element("span", `tag ${each.in_sync ? "good" : "bad"}`, each.in_sync ? "book complete" : "book may lack orders"));
     head.append(name, remove);
     const before = shown.get(key), moved = before === undefined || each.price === before ? "" : each.price > before ? "up" : "down";
-    shown.set(key, each.price);
+    present.set(key, each.price);
     card.append(head, tags, element("div", `price ${moved}`, each.price === null ? "-" : digits2(each.price)));
     card.append(element("div", "dim", each.state === "live" ? `${count(each.messages)} messages` : each.state));
     if (each.prices.length > 1) card.append(sparkline(each.prices));
@@ -171,6 +172,7 @@ function showInstruments(found, socket) {
     card.append(book);
     return card;
   }));
+  shown = present;  // a removed symbol is not asked for again after a lost connection
 }
 
 function show(state, socket) {
