@@ -137,7 +137,7 @@ class LiveSource(Source):
         if self.is_stopping:
             return
         counts, histogram = self.counts, self._delays.ctypes.data
-        _record_delays(histogram, numpy.zeros(0, numpy.int64))  # compile before messages wait
+        self.compile()
         received = self._receive()
         try:
             for chunk in received:
@@ -150,6 +150,10 @@ class LiveSource(Source):
             received.close()
             counts.connected = False
             self.notes = self._notes()
+
+    def compile(self) -> None:
+        """Compile everything before messages wait, without a connection. A subclass adds its own."""
+        _record_delays(self._delays.ctypes.data, numpy.zeros(0, numpy.int64))
 
     @abstractmethod
     def _receive(self) -> Generator[Chunk, None, None]:

@@ -23,6 +23,7 @@ from blackbox.book.book import warm_up_book
 from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
+from blackbox.feed.live_source import LiveSource
 from blackbox.feed.source import open_source
 from blackbox.publish.publisher import Publisher
 from blackbox.replay.replay import Replay
@@ -158,6 +159,14 @@ def replayed(place: Path) -> None:
     receiver.run(until_end=True, timeout=_PATIENCE_S)
 
 
+def received(_place: Path) -> None:
+    """Compile live sources, without a connection."""
+    for spec in ("moldudp64://127.0.0.1:1", "iextp://127.0.0.1:1", "soupbintcp://warmup@127.0.0.1:1"):
+        source = open_source(spec)
+        assert isinstance(source, LiveSource)
+        source.compile()
+
+
 def books(place: Path) -> None:
     """Keep order books of a recorded day."""
     warm_up_book()
@@ -195,6 +204,7 @@ PARTS: Final[dict[str, Callable[[Path], None]]] = {
     "import and export": imported,
     "record and read": recorded,
     "replay": replayed,
+    "live sources": received,
     "order books": books,
     "relays": relayed,
     "hub": hub,

@@ -118,12 +118,16 @@ class SoupBinTcpClient(LiveSource):
         """Make a client of the part of a specification after `soupbintcp:`; see `Source.from_spec`."""
         return make_source(cls, argument, options)
 
+    def compile(self) -> None:
+        """Compile everything before packets arrive."""
+        super().compile()
+        list(self._decode(self._session.compile()))
+
     def _notes(self) -> tuple[str, ...]:
         return (*super()._notes(), *skipped(self._input_counts).notes())
 
     def _receive(self) -> Generator[Chunk, None, None]:
         retries, has_connected = Retries(self._settings.retry), False
-        list(self._decode(self._session.compile()))
         while not self.is_stopping:
             began = time.monotonic()
             connected = self._connect()
@@ -175,7 +179,8 @@ class SoupBinTcpClient(LiveSource):
             frames = session.received(data, time.monotonic())
             counts.connected = session.is_logged_in
             counts.packets, counts.malformed, counts.foreign = session.packets, session.malformed, session.unexpected
-            yield from self._decode(frames)
+            if len(frames.starts) or frames.gaps:
+                yield from self._decode(frames)
         if session.is_silent:
             counts.stale += 1
         if self.is_stopping and session.is_logged_in:
@@ -186,7 +191,6 @@ class SoupBinTcpClient(LiveSource):
         """Yield the messages, and the gaps between them."""
         data = frames.data
         spans = Spans(frames.starts, frames.ends, frames.gaps)
-        if len(frames.starts) or frames.gaps:
-            yield from self._decoder.chunks(data, spans, is_framed=True)
-            if self._decoder.stop is not None:
-                raise SourceError(f"{self!r}: a checked message cannot be decoded: {self._decoder.stop}")
+        yield from self._decoder.chunks(data, spans, is_framed=True)
+        if self._decoder.stop is not None:
+            raise SourceError(f"{self!r}: a checked message cannot be decoded: {self._decoder.stop}")

@@ -102,7 +102,6 @@ class DatagramSource(LiveSource):
     def _receive(self) -> Generator[Chunk, None, None]:
         sockets, holder, retries = self._sockets, self._holder, Retries()
         stale_ns = round(self._settings.stale * 1e9)
-        self._compile()
         try:
             sockets.open(self._settings.buffer_mib << 20)
             joined_ns = self._heard_ns = time.monotonic_ns()
@@ -129,8 +128,9 @@ class DatagramSource(LiveSource):
     def _notes(self) -> tuple[str, ...]:
         return (*super()._notes(), *skipped(self._input_counts).notes())
 
-    def _compile(self) -> None:
+    def compile(self) -> None:
         """Compile everything before datagrams arrive."""
+        super().compile()
         nothing = numpy.zeros(1, numpy.uint8)
         nothing.flags.writeable = False
         none = numpy.zeros(0, numpy.int64)
