@@ -32,7 +32,7 @@ def console(
         typer.Option(
             "--listen",
             metavar="ADDRESS",
-            help="Endpoint for alerts of processes, tcp://HOST:PORT. Default: `console` of the feeds' [monitor].",
+            help="Endpoint for alerts of processes, tcp://HOST:PORT. Default: `console` in the feed files.",
             show_default=False,
         ),
     ] = None,
@@ -127,4 +127,4 @@ def _line(condition: Condition) -> str:
     age_s = (time.time_ns() - condition.since_ns) / 1e9
     since = f"since {clock_text(condition.since_ns, 'UTC', 0)} UTC, {long_time(max(0.0, age_s))}"
     each = condition
-    return f"{each.severity:7} {each.kind}: {each.who}: {each.why} ({each.where}; {since})"
+    return f"{each.severity:7} {each.kind.replace('_', ' ')}: {each.who}: {each.why} ({each.where}; {since})"

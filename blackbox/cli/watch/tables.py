@@ -174,7 +174,7 @@ def headline(view: View) -> str:
 
 def news(view: View, most: int = 3) -> list[str]:
     """Return what is wrong, the worst first, in at most `most` lines."""
-    lines = [f"{each.kind}: {each.who}: {each.why}" for each in view.conditions]
+    lines = [f"{each.kind.replace('_', ' ')}: {each.who}: {each.why}" for each in view.conditions]
     if len(lines) > most:
         lines[most - 1 :] = [f"and {len(lines) - most + 1} more: press 6"]
     return lines

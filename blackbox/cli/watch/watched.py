@@ -26,7 +26,7 @@ WatchOption = Annotated[
         "--watch",
         "URL",
         "Status page of a process (`--metrics`), such as http://10.0.0.5:9300.",
-        default="`watch` of the feeds' [monitor]",
+        default="`watch` in the feed files",
     ),
 ]
 WatchedPositions = Annotated[

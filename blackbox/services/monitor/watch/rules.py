@@ -115,7 +115,8 @@ def pages(now: Installation) -> Iterator[Finding]:
 def _lost(now: Installation, page: Page, silent_s: float) -> Iterator[Finding]:
     why = f"{page.url} has not answered for {silent_s:.1f} s: {page.why}"
     if not page.parts:
-        yield Finding("unreachable", "error", page.url, "", page.url, why)
+        cause = "stopped, stuck or busy" if page.failure == "silent" else "gone, or the address is wrong"
+        yield Finding("unreachable", "error", page.url, "", page.url, f"{why}; its process is {cause}")
     for part in [each for each in now.parts if each.page is page]:
         what = "stuck" if page.failure == "silent" else "dead"
         role = part.status.role
