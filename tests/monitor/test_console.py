@@ -21,8 +21,10 @@ from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.receive.alert import Alert
 from blackbox.services.monitor.console import forward
+from blackbox.services.monitor.console.console import Console
 from blackbox.services.monitor.console.history import Event, History, HistoryError
 from blackbox.services.monitor.watch.conditions import Condition
+from blackbox.services.monitor.watch.watcher import Watcher
 from blackbox.testing import RawPublisher, wait_until
 from tests.cli.commands import Command, invoke, write_feed
 
@@ -85,6 +87,18 @@ def test_a_full_disk_of_the_history_is_an_error_and_earlier_events_stay(tmp_path
         history.append(event(2))
     os.close(limited)
     assert [each.at_ns for each in history.events()] == [1]
+    history.close()
+
+
+def test_a_console_with_a_full_disk_goes_on_to_report(tmp_path: Path) -> None:
+    history, said = History(tmp_path), list[Event]()
+    limited = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(limited, history._file)
+    console = Console(Watcher([]), history=history, say=said.append)
+    console._report(event(1))
+    os.close(limited)
+    assert said == [event(1)]
+    assert console.report().unwritten == 1
     history.close()
 
 

@@ -71,7 +71,7 @@ class Connection:
         self._is_broken = False
 
     def send(self, request: Hello | Put) -> None:
-        asked = Request(self, "", b"", request)  # type: ignore[arg-type]  # in place of an identity
+        asked = Request(self, "", b"", request)  # type: ignore[arg-type]  # for an identity
         self._carry(0, lambda: self._world.hubs[self._to].take(asked))
 
     def answer(self, answer: Answer) -> None:

@@ -8,7 +8,7 @@ from tests.simulation.pair_world import pair_finding_of
 
 SCHEDULES = 100
 FOUND = (920_036, 920_362)
-"""Schedules that failed once: a later epoch at the passive hub, and a hub that had lost power and led all the same."""
+"""Schedules that failed once: the passive hub had a later epoch; a hub that had lost power led beside the other."""
 
 
 @pytest.mark.parametrize("first", range(0, 600, SCHEDULES))

@@ -28,7 +28,8 @@ _DIRECTORY: Final = "relay-images"
 _KEPT: Final = Retention(most_days=2)
 """The archive must have read a day before it is deleted, and reads at least once in `_READ_EVERY_S`."""
 _READ_EVERY_S: Final = 60.0
-_ANSWER_S: Final = 30.0
+_ANSWER_S: Final = 5.0
+"""Wait for an image; an archive that reads many days goes on reading while it is asked again."""
 _AGAIN_S: Final = 1.0
 _NO_TOPIC: Final = b"\xff" * 32
 """A prefix without topics: an image of it makes the archive read on."""
@@ -61,11 +62,15 @@ class RelayImages:
         """Start to record, once the source sends. Raises JournalError if the directory cannot be used."""
         self._directory.mkdir(parents=True, exist_ok=True)
         self._lock = Lock(self._directory)
-        for left in self._directory.iterdir():
-            if left.is_dir():
-                shutil.rmtree(left)
-        self._recorder = Recorder(self._downstream, self._directory, fsync="never", retention=_KEPT)
-        start_thread(self._thread)
+        try:
+            for left in self._directory.iterdir():
+                if left.is_dir():
+                    shutil.rmtree(left)
+            self._recorder = Recorder(self._downstream, self._directory, fsync="never", retention=_KEPT)
+            start_thread(self._thread)
+        except BaseException:
+            self._lock.close()
+            raise
 
     def close(self) -> None:
         """End, and delete what was recorded."""

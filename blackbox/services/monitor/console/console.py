@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from blackbox.documents import DecodeError
 from blackbox.native.system.limits import Needs
 from blackbox.receive.alert import ALERTS, MOST_ALERT_BYTES
 from blackbox.services.monitor.console.forward import Forwarded, Forwarder
-from blackbox.services.monitor.console.history import Event, History
+from blackbox.services.monitor.console.history import Event, History, HistoryError
 from blackbox.services.monitor.watch.conditions import Condition, Finding, finding_of
 from blackbox.services.monitor.watch.watch import Watch
 from blackbox.services.monitor.watch.watcher import Watcher
@@ -28,6 +29,8 @@ _LOOK_S: Final = 0.5
 _QUEUE_ALERTS: Final = 1_000
 _MOST_TAKEN: Final = 1_000
 """Most alerts taken per look."""
+
+log = logging.getLogger("blackbox")
 
 
 class ConsoleReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +46,8 @@ class ConsoleReport(msgspec.Struct, frozen=True, kw_only=True):
     """Findings without room: there were too many conditions."""
     forwarded: tuple[Forwarded, ...]
     """By target: the webhook, then the command."""
+    unwritten: int = 0
+    """Events that the history lacks, as on a full disk."""
 
 
 class Console:
@@ -59,7 +64,7 @@ class Console:
         """`endpoint`: where processes send alerts; empty: none. `say` is called for each change."""
         self.watch = Watch(watcher)
         self._endpoint, self._history, self._forwarders, self._say = endpoint, history, forwarders, say
-        self._alerts = self._malformed = 0
+        self._alerts = self._malformed = self._unwritten = 0
         self._socket: zmq.Socket[bytes] | None = None
         self._stack = ExitStack()
 
@@ -86,7 +91,7 @@ class Console:
         self._stack.close()
 
     def run(self, seconds: float | None = None) -> None:
-        """Look twice a second, for `seconds` or until an interrupt. Raises HistoryError."""
+        """Look twice a second, for `seconds` or until an interrupt."""
         deadline = float("inf") if seconds is None else time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.look(min(_LOOK_S, max(0.0, deadline - time.monotonic())))
@@ -108,11 +113,16 @@ class Console:
             malformed=self._malformed,
             left_out=self.watch.conditions.left_out,
             forwarded=tuple(each.counts for each in self._forwarders),
+            unwritten=self._unwritten,
         )
 
     def _report(self, event: Event) -> None:
         if self._history is not None:
-            self._history.append(event)  # first, so that every event shown is also kept if this process is killed
+            try:
+                self._history.append(event)  # first, so that every event shown is also kept if this process is killed
+            except HistoryError as error:  # people must still hear of it, above all of a full disk
+                log.error("an event is not in the history: %s", error)
+                self._unwritten += 1
         self._say(event)
         for forwarder in self._forwarders:
             forwarder.put(event)
