@@ -63,7 +63,7 @@ def test_the_first_screen_says_what_is_wrong(view: View) -> None:
         assert (len(lines), {len(line) for line in lines}) == (HEIGHT, {WIDTH})
         text = "\n".join(lines)
         assert "500/s  40 kB/s  lag p99 9.00 ms  gaps 9  repaired 4" in lines[0]
-        assert "silent_line: line B of quotes slice 0: no heartbeat" in text
+        assert "silent line: line B of quotes slice 0: no heartbeat" in text
         assert "quotes        0 A+ B!     500/s   2 kB/s 2.25 ms 9.00 ms 18.0 ms      9     4" in text
         assert "1:slices 2:processes 3:peers 4:consumers 5:topics 6:conditions" in text
         assert "q quit" in lines[-1]

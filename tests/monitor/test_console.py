@@ -211,7 +211,7 @@ def test_once_exits_with_a_status_for_scripts(tmp_path: Path) -> None:
     path = write_feed(msgspec.structs.replace(feed, heartbeat_ns=10_000_000), tmp_path / "feed.toml")
     silent = invoke("console", path, "--once", "--timeout", 1.5)
     assert silent.status == Status.ERROR
-    assert "error   late_publisher: publisher of watched: no publisher has been heard since" in silent.out
+    assert "error   late publisher: publisher of watched: no publisher has been heard since" in silent.out
     report = invoke("console", path, "--once", "--json", "--timeout", 1.5)
     assert report.status == Status.ERROR
     assert [each["kind"] for each in json.loads(report.out)["conditions"]] == ["late_publisher"]
