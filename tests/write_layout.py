@@ -22,6 +22,7 @@ from blackbox.block.form import layout
 from blackbox.block.form.layout import (
     ACKNOWLEDGEMENT,
     COLUMNS,
+    DATAGRAM,
     ENTRY,
     FILE_HEAD,
     FLAGS,
@@ -82,6 +83,7 @@ def _parts() -> dict[str, dict[str, str]]:
             "example": _example(),
             "heartbeat": _example_heartbeat(),
             "acknowledgement": _table(ACKNOWLEDGEMENT),
+            "datagram": _table(DATAGRAM),
         },
         "docs/journal-format.md": {each.name: _table(each) for each in (FILE_HEAD, RECORD, MARK, ENTRY)},
     }

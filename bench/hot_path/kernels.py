@@ -62,6 +62,7 @@ from blackbox.transport.libzmq import (
     msg_send,
 )
 from blackbox.transport.shared_memory.reader import NO_READER
+from blackbox.transport.udp.receiver import NO_LINES
 
 BLOCK_MESSAGES: Final = 2_000
 _PREFIXES: Final = 5
@@ -251,6 +252,7 @@ class Subject:
             WorkerTableAt(*[0] * len(WorkerTableAt._fields)),
             0,
             NO_READER,
+            NO_LINES,
             *(0, 0, 0),
         )
         self._head = numpy.frombuffer(bytearray(self.block.header), numpy.uint8)

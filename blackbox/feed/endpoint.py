@@ -11,9 +11,9 @@ import socket
 import tempfile
 import time
 from contextlib import suppress
-from ipaddress import ip_address
+from ipaddress import IPv4Address, ip_address
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from blackbox.errors import ConfigError, EndpointError
 from blackbox.native.system.limits import Needs, check_limits
@@ -21,6 +21,7 @@ from blackbox.user_cache import user_cache
 
 TRANSPORTS = ("tcp", "ipc", "inproc")
 SHARED_MEMORY = "shm"
+MULTICAST = "udp"
 LOOPBACK = "127.0.0.1"
 MAX_IPC_PATH_BYTES = 103
 """Longest path of a Unix socket on every platform (macOS 103, Linux 107)."""
@@ -29,6 +30,7 @@ _TCP = re.compile(r"(?P<host>\[[^\[\]]+\]|[^\[\]:/;]+):(?P<port>\d+)", re.ASCII)
 _SHARED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
+_LAST_GROUP = IPv4Address("239.255.255.255")
 _FIRST_PORT, _PORTS = 10_000, 22_000
 """Range for chosen ports, below the system's range for outgoing connections, which could take them before the bind."""
 _LOCK_TRIES, _LOCK_TRY_S = 1_000, 0.001
@@ -43,13 +45,15 @@ def transport_of(endpoint: str) -> str:
 def check_endpoint(endpoint: str) -> None:
     """Raise ConfigError unless publishers can bind and subscribers connect to `endpoint`."""
     transport = transport_of(endpoint)
-    if transport not in (*TRANSPORTS, SHARED_MEMORY):
-        raise ConfigError(f"endpoint was {endpoint!r}, expected tcp://, ipc://, inproc:// or shm://")
+    if transport not in (*TRANSPORTS, SHARED_MEMORY, MULTICAST):
+        raise ConfigError(f"endpoint was {endpoint!r}, expected tcp://, ipc://, inproc://, udp:// or shm://")
     address = endpoint.removeprefix(f"{transport}://")
     if not address or "\0" in address:
         raise ConfigError(f"endpoint was {endpoint!r}, expected an address after {transport}://")
     if transport == "tcp":
         _check_tcp(endpoint, address)
+    elif transport == MULTICAST:
+        _check_udp(endpoint, address)
     elif transport == SHARED_MEMORY:
         if not _SHARED_NAME.fullmatch(address):
             raise ConfigError(
@@ -136,6 +140,43 @@ def _check_tcp(endpoint: str, address: str, *, to_bind: bool = False) -> None:
             f"host of endpoint {endpoint!r} was {host!r}, expected the address that subscribers connect to; "
             "set `bind` to listen on another"
         )
+
+
+def _check_udp(endpoint: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        group = IPv4Address(host)
+    except ValueError:
+        raise ConfigError(f"endpoint was {endpoint!r}, expected udp://GROUP:PORT with an IPv4 address") from None
+    if not group.is_multicast:
+        raise ConfigError(f"group of endpoint {endpoint!r} was {host}, expected 224.0.0.0 to 239.255.255.255")
+    if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65_535:
+        raise ConfigError(f"port of endpoint {endpoint!r} was {port!r}, expected 1 to 65535")
+
+
+class Group(NamedTuple):
+    """A multicast group and its port."""
+
+    address: IPv4Address
+    port: int
+
+    @property
+    def packed(self) -> tuple[bytes, bytes]:
+        """Port and address in the order of the network."""
+        return self.port.to_bytes(2, "big"), self.address.packed
+
+
+def groups_of(endpoint: str, channels: int) -> list[Group]:
+    """Return the groups of a multicast line: that of its endpoint, and with channels also one for each.
+
+    The channel with key `n` has the address `n` above that of the endpoint, which then carries only heartbeats. Raises
+    ConfigError if that is no multicast address.
+    """
+    host, _, port = endpoint.removeprefix(f"{MULTICAST}://").rpartition(":")
+    first, last = IPv4Address(host), channels if channels > 1 else 0
+    if int(first) + last > int(_LAST_GROUP):
+        raise ConfigError(f"endpoint was {endpoint!r} with {channels} channels, expected groups up to {_LAST_GROUP}")
+    return [Group(first + number, int(port)) for number in range(last + 1)]
 
 
 def _free_ports(count: int) -> list[int]:

@@ -23,7 +23,7 @@ from blackbox.feed.routing.slices import PrefixRouting, ShareRouting, check_pref
 from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.feed.schema.schema import Schema
 from blackbox.feed.security import Security, path_in
-from blackbox.feed.slice import MAX_LINES, MAX_SLICES, Slice, check_binds, texts_of
+from blackbox.feed.slice import MAX_LINES, MAX_SLICES, Slice, check_binds, check_multicast, texts_of
 from blackbox.feed.toml import check_ranges, check_types, from_document
 from blackbox.regular_file import read_regular
 from blackbox.timestamps import zone_of
@@ -46,6 +46,9 @@ _FEED_RANGES = {
     "max_lag_ns": (1, 2**63 - 1),
     "max_topics": (1, 2**31 - 1),
     "max_subscriptions": (1, 2**31 - 1),
+    "udp_payload_bytes": (576, 65_507),
+    "udp_rate_bytes": (1_000_000, 2**40),
+    "udp_ttl": (0, 255),
 }
 
 
@@ -158,6 +161,22 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Further ones are refused with an error. Applies to publishers and relays."""
 
+    udp_payload_bytes: int = 1_400
+    """Largest datagram of a multicast line, without the headers of IP and UDP. Unit: bytes. Default: 1,400.
+
+    576 to 65,507. Larger blocks are sent in several parts. Above the MTU less 28, the network sends fragments. Applies
+    to the publisher."""
+
+    udp_rate_bytes: int = 125_000_000
+    """Rate at which a slice sends datagrams; above it, publishing waits. Unit: bytes per second. Default: 1 Gbit/s.
+
+    At least 1,000,000. Applies to the publisher."""
+
+    udp_ttl: int = 1
+    """Routers that datagrams of a multicast line may pass, plus 1. Default: 1, the local network. 0 to 255.
+
+    0 keeps them on the publisher's host. Applies to the publisher."""
+
     time_zone: str = "UTC"
     """Time zone of the session dates by which recordings rotate, such as `America/New_York`. Default: UTC.
 
@@ -200,6 +219,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                     check_archive(endpoint, what)
                 check_binds(f"{what}_bind", texts_of(bind or endpoint), texts_of(endpoint))
             _check_allowed(self.slices, self.security)
+            check_multicast(self.slices, self.channels, self.security is not None and not self.security.group_key)
             _ = self.routing
         except ConfigError as error:
             raise ConfigError(f"feed {self.name!r}: {error}") from None

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from blackbox.errors import ConfigError
-from blackbox.feed.endpoint import transport_of
+from blackbox.feed.endpoint import MULTICAST, transport_of
 from blackbox.feed.toml import check_types
 
 log = logging.getLogger("blackbox")
@@ -19,9 +19,9 @@ _warned: set[str] = set()
 class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of both ends of a feed's tcp connections, which are then encrypted (CURVE).
 
-    Other transports are not encrypted. Each setting is a path: in a feed file relative to the file, else to the working
-    directory; `~` is the user's home. The files are read when something binds or connects. `blackbox keys new` makes
-    them.
+    Other transports are not encrypted; `group_key` authenticates multicast. Each setting is a path: in a feed file
+    relative to the file, else to the working directory; `~` is the user's home. The files are read when something binds
+    or connects. `blackbox keys new` makes them.
     """
 
     key: str
@@ -45,6 +45,12 @@ class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Applies to publishers, archives and the downstream side of relays. Read again on each connection attempt. A slice
     can have its own directory."""
 
+    group_key: str = ""
+    """Key file that authenticates the datagrams of multicast lines, the same on all sides. Default: none.
+
+    Required with an endpoint on udp. Each holder can read and forge datagrams, which are not encrypted.
+    `blackbox keys group` makes one."""
+
     def __post_init__(self) -> None:
         """Check each setting on its own. Raises ConfigError."""
         check_types(self)
@@ -61,6 +67,7 @@ class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             server_keys=tuple(path_in(directory, path) for path in self.server_keys),
             archive_keys=tuple(path_in(directory, path) for path in self.archive_keys),
             allowed_keys=path_in(directory, self.allowed_keys),
+            group_key=path_in(directory, self.group_key),
         )
 
     def key_of_line(self, line: int) -> str:
@@ -92,7 +99,7 @@ def _one_of(name: str, paths: tuple[str, ...], place: int, each: str) -> str:
 
 def warn_if_open(name: str, endpoint: str) -> None:
     """Warn once per feed about an endpoint without security that other hosts may reach."""
-    if name in _warned or transport_of(endpoint) != "tcp" or is_loopback(endpoint):
+    if name in _warned or transport_of(endpoint) not in ("tcp", MULTICAST) or is_loopback(endpoint):
         return
     _warned.add(name)
     log.warning(

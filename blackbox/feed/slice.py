@@ -3,7 +3,16 @@
 import msgspec
 
 from blackbox.errors import ConfigError
-from blackbox.feed.endpoint import SHARED_MEMORY, check_bind, check_endpoint, check_interface, transport_of
+from blackbox.feed.endpoint import (
+    MULTICAST,
+    SHARED_MEMORY,
+    Group,
+    check_bind,
+    check_endpoint,
+    check_interface,
+    groups_of,
+    transport_of,
+)
 from blackbox.feed.routing.slices import check_prefix
 from blackbox.feed.toml import check_types
 
@@ -26,7 +35,8 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     `tcp://HOST:PORT`, `ipc://PATH` or `inproc://NAME`. The publisher binds them and subscribers connect to them, so
     HOST is an address of the publisher's host. `shm://NAME` comes in addition to the lines: subscribers of the same
-    user on the publisher's host read blocks from it, others use the lines. No default."""
+    user on the publisher's host read blocks from it, others use the lines. `udp://GROUP:PORT` is a multicast line,
+    alone, as both lines, or after a tcp line, which then carries subscriptions and no data. No default."""
 
     bind: str | tuple[str, ...] = ()
     """Address that the publisher binds instead of `endpoints`, such as `tcp://0.0.0.0:17801`. Default: none.
@@ -65,7 +75,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     interface: str = ""
     """Address of the network interface that subscribers connect from. Default: the system's.
 
-    Applies to subscribers, tcp endpoints only."""
+    Applies to subscribers on tcp. On udp, also to the publisher: the interface of its multicast."""
 
     allowed_keys: str = ""
     """Directory of public key files of peers that may connect to this slice, instead of `security.allowed_keys`.
@@ -83,7 +93,8 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(
                 f"endpoints were {lines}{beside}, expected 1 or {MAX_LINES} (lines A and B) and at most one shm://"
             )
-        check_binds("bind", self.bound, self.lines)
+        self._check_multicast()
+        check_binds("bind", self.bound, self.sockets)
         for prefix in self.prefixes:
             check_prefix(prefix.encode())
         if self.share is not None:
@@ -97,10 +108,21 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.interface:
             check_interface(self.interface)
             for endpoint in self.lines:
-                if transport_of(endpoint) != "tcp":
+                if transport_of(endpoint) not in ("tcp", MULTICAST):
                     raise ConfigError(
-                        f"interface was {self.interface!r} with endpoint {endpoint!r}, expected tcp endpoints only"
+                        f"interface was {self.interface!r} with endpoint {endpoint!r}, expected tcp or udp endpoints"
                     )
+
+    def _check_multicast(self) -> None:
+        """Raise ConfigError unless multicast lines come last, and without what they exclude."""
+        if not self.multicast:
+            return
+        if self.lines != self.sockets + self.multicast:
+            raise ConfigError(f"endpoints were {self.endpoints}, expected udp:// after the other line")
+        if self.shared_memory:
+            raise ConfigError(f"endpoints were {self.endpoints}, expected either udp:// or shm://")
+        if self.interface and ":" in self.interface:
+            raise ConfigError(f"interface was {self.interface!r} with udp://, expected an IPv4 address")
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -108,9 +130,19 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return tuple(endpoint for endpoint in self.endpoints if transport_of(endpoint) != SHARED_MEMORY)
 
     @property
+    def sockets(self) -> tuple[str, ...]:
+        """The endpoints of lines that are ZeroMQ sockets: the first ones."""
+        return tuple(endpoint for endpoint in self.lines if transport_of(endpoint) != MULTICAST)
+
+    @property
+    def multicast(self) -> tuple[str, ...]:
+        """The endpoints of multicast lines: the last ones."""
+        return tuple(endpoint for endpoint in self.lines if transport_of(endpoint) == MULTICAST)
+
+    @property
     def bound(self) -> tuple[str, ...]:
-        """The address bound for each line."""
-        return texts_of(self.bind) or self.lines
+        """The address bound for each line that is a ZeroMQ socket."""
+        return texts_of(self.bind) or self.sockets
 
     @property
     def shared_memory(self) -> str:
@@ -162,3 +194,22 @@ def check_binds(what: str, binds: tuple[str, ...], endpoints: tuple[str, ...]) -
             check_bind(what, bind)
             if transport_of(endpoint) != "tcp":
                 raise ConfigError(f"{what} was {bind!r} for {endpoint!r}, expected an endpoint on tcp")
+
+
+def check_multicast(slices: tuple[Slice, ...], channels: int, lacks_key: bool) -> None:
+    """Raise ConfigError unless each multicast line has its own groups, and a group key if it `lacks_key`."""
+    taken: dict[Group, str] = {}
+    for slice_id, part in enumerate(slices):
+        for endpoint in part.multicast:
+            if lacks_key:
+                raise ConfigError(
+                    f"slice {slice_id} had {endpoint!r} and [security] no group_key, expected one: "
+                    "`blackbox keys group` makes it"
+                )
+            for group in groups_of(endpoint, channels):
+                if group in taken:
+                    raise ConfigError(
+                        f"{endpoint!r} of slice {slice_id} uses {group.address}:{group.port}, as {taken[group]!r} "
+                        f"does: with {channels} channels, each line needs {channels + 1} groups"
+                    )
+                taken[group] = endpoint

@@ -356,13 +356,15 @@ class Publisher:
 
         With `symbols`, wait for topics of each of these symbols, with a type if they can have one. Logs a warning after
         three seconds, and raises NoSubscriberError after `timeout` seconds. Both name the slice with too few
-        subscribers.
+        subscribers. Slices with only multicast lines are not waited for: their subscribers are unknown.
         """
         deadline = time.monotonic() + timeout
         warn_at = time.monotonic() + _WARN_S
         starts = TopicChoice.of(self.feed, prefix, symbols).starts
         wanted = starts_by_slice(self.feed, [each for each in starts if not each[1]] or starts)
         for slice_id, (start, whole) in ((each, start) for each, starts in sorted(wanted.items()) for start in starts):
+            if not self.feed.slices[slice_id].sockets:
+                continue
             sender = self._running()[slice_id].sender
             subscriptions = sender.subscriptions
             here = f"feed {self.feed.name!r} slice {slice_id}"

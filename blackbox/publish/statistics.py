@@ -77,12 +77,17 @@ class PublisherStatistics(msgspec.Struct, frozen=True):
     """Subscriptions in force, summed over all connections."""
     slices: tuple[PublisherSlice, ...] = ()
     """Counters of each slice."""
+    datagrams: int = 0
+    """Datagrams sent on multicast lines."""
+    datagrams_failed: int = 0
+    """Datagrams that the system refused to send, or that `close` discarded."""
 
 
 def statistics_of(senders: Sequence[SliceSender]) -> PublisherStatistics:
     """Return a snapshot of the counters of all slices."""
     slices = tuple(map(_of_slice, senders))
     guards = [sender.sockets.guard for sender in senders]
+    casters = [sender.sockets.caster for sender in senders if sender.sockets.caster is not None]
     peers = most_of(peer for guard in guards for peer in guard.peers())
     total = SenderState.sum_of([sender.sent for sender in senders] or [SenderState()])
     return PublisherStatistics(
@@ -103,6 +108,8 @@ def statistics_of(senders: Sequence[SliceSender]) -> PublisherStatistics:
         other_peers=peers.others,
         subscriptions=peers.subscriptions,
         slices=slices,
+        datagrams=sum(caster.state.datagrams for caster in casters),
+        datagrams_failed=sum(caster.state.failed for caster in casters),
     )
 
 

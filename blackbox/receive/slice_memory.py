@@ -14,6 +14,7 @@ from blackbox.receive.deliver.worker_state import WorkerAt, WorkerTableAt
 from blackbox.receive.order.state import HELD_BLOCKS, OrderAt
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
 from blackbox.transport.shared_memory.reader import ReaderAt
+from blackbox.transport.udp.receiver import LinesAt
 
 KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8
 HEADER_AT: Final = KEY_AT + MESSAGE_BYTES
@@ -98,6 +99,7 @@ class SliceAt(NamedTuple):
     own_table: WorkerTableAt
     ask: int
     shared: ReaderAt
+    multicast: LinesAt
     repair_socket: int
     """Socket for blocks from archives; 0: archives are not used."""
     stops_at_gaps: int

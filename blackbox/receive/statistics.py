@@ -14,13 +14,15 @@ from blackbox.block.form.validate import Fault
 from blackbox.native.memory.arrays import shared_array
 from blackbox.native.tables.histogram import BUCKETS, percentiles_ns
 from blackbox.receive.state import SliceCounters, WorkerCounters
+from blackbox.transport.udp.assembler import DatagramCounts
 
 
 class Counters:
-    """All counters of one slice: its slice thread's, each worker's, and each worker's histograms of lag and age."""
+    """All counters of one slice: of its thread, its workers and its multicast lines, and histograms of lag and age."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, multicast_lines: int = 0) -> None:
         self.slice = SliceCounters()
+        self.datagrams = [DatagramCounts() for _ in range(multicast_lines)]
         self._workers: NDArray[numpy.void] = shared_array((workers,), WorkerCounters.dtype)
         self.workers = [WorkerCounters(self._workers[number : number + 1]) for number in range(workers)]
         self.workers_address = self._workers.ctypes.data
@@ -49,6 +51,36 @@ class Counted(NamedTuple):
     topics: int
     transport: str = ""
     is_catching_up: bool = False
+
+
+class DatagramStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Datagrams of multicast lines, on all lines together.
+
+    `datagrams` is the sum of `parts`, `malformed`, `unauthentic`, `foreign`, `stale` and `repeated`.
+    """
+
+    datagrams: int
+    """Datagrams received."""
+    parts: int
+    """Datagrams with a new part of a block."""
+    malformed: int
+    """Datagrams of another format, or with sizes that contradict each other."""
+    unauthentic: int
+    """Datagrams with a wrong checksum; with a group key, with a wrong tag."""
+    foreign: int
+    """Datagrams of another slice."""
+    stale: int
+    """Datagrams of an earlier run of the publisher."""
+    repeated: int
+    """Datagrams that came before, as a replay does, or too late."""
+    blocks: int
+    """Complete blocks, including heartbeats."""
+    incomplete: int
+    """Blocks dropped because parts were missing."""
+    unwanted: int
+    """Complete blocks of keys that no callback needs."""
+    dropped: int
+    """Datagrams that the system dropped because the receive buffer was full."""
 
 
 class ReceivedStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,9 +124,12 @@ class ReceivedStatistics(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions: int
     """ZeroMQ filters."""
     transport: str
-    """Transport of blocks: `shm`, `tcp`, `ipc` or `inproc`; joined by `+` if slices differ. Empty in a replay."""
+    """Transport of blocks: `shm`, `udp`, `tcp`, `ipc` or `inproc`; joined by `+` if slices differ. Empty in a
+    replay."""
     last_ns: int
     """Time of the last block or heartbeat, ns since the epoch; 0: none yet."""
+    datagrams: DatagramStatistics
+    """Datagrams of multicast lines."""
 
 
 class DeliveryStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +255,7 @@ def _slice_statistics(counted: Sequence[Counted], slice_id: int, has_ended: bool
             subscriptions=sum(each.subscriptions for each in counted),
             transport="+".join(sorted({each.transport for each in counted})),
             last_ns=max((each.slice.last_received_ns for each in counters), default=0),
+            datagrams=_datagrams([line for each in counters for line in each.datagrams]),
         ),
         delivery=DeliveryStatistics(
             matched=count.matched,
@@ -251,6 +287,11 @@ def _slice_statistics(counted: Sequence[Counted], slice_id: int, has_ended: bool
             clock_steps=count.clock_steps,
         ),
     )
+
+
+def _datagrams(lines: list[DatagramCounts]) -> DatagramStatistics:
+    total = DatagramCounts.sum_of(lines or [DatagramCounts()])
+    return DatagramStatistics(**{name: getattr(total, name) for name in DatagramStatistics.__struct_fields__})
 
 
 def _percentiles(histograms: list[NDArray[numpy.int64]]) -> list[int]:

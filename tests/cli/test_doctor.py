@@ -142,3 +142,11 @@ def test_a_feed_whose_schema_is_not_installed_is_a_problem(tmp_path: Path) -> No
     ended = invoke("doctor", "--feed", tmp_path / "feed.toml", "--json")
     assert ended.status == Status.ERROR
     assert checks_of(ended.out)["feed"].found.startswith("schema was 'no', expected one of")
+
+
+def test_a_small_receive_buffer_is_reported_for_feeds_with_multicast(tmp_path: Path) -> None:
+    (limit := tmp_path / "rmem_max").write_text("212992\n")
+    check = machine.check_receive_buffer(limit)
+    assert (check.state, "net.core.rmem_max" in check.advice) == (State.WARNING, True)
+    limit.write_text("33554432\n")
+    assert machine.check_receive_buffer(limit).state is State.OK

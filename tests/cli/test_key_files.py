@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
@@ -32,6 +33,18 @@ def test_new_keys_are_printed_and_only_their_owner_can_read_the_secret_one(tmp_p
         assert_one_line(ended, error)
     assert secret.read_bytes() == before
     assert list(tmp_path.iterdir()) == [tmp_path / "keys"]
+
+
+def test_a_group_key_is_for_its_owner_and_never_printed_or_replaced(tmp_path: Path) -> None:
+    ended = invoke("keys", "group", "floor", "--out", tmp_path / "keys", "--json")
+    path = tmp_path / "keys" / "floor.group_key"
+    assert json.loads(ended.out) == {"group_file": str(path)}
+    assert path.stat().st_mode & 0o777 == 0o600
+    key = path.read_text().strip()
+    assert len(bytes.fromhex(key)) == 32
+    assert key not in ended.out + ended.errors
+    assert_one_line(invoke("keys", "group", "floor", "--out", tmp_path / "keys"), "floor.group_key already exists")
+    assert path.read_text().strip() == key
 
 
 def test_a_full_disk_leaves_no_key_and_names_the_file(tmp_path: Path) -> None:

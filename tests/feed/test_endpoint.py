@@ -14,14 +14,23 @@ import pytest
 from blackbox.errors import ConfigError
 from blackbox.feed import endpoint as ports
 from blackbox.feed.feed import Feed
+from blackbox.feed.security import Security
 from blackbox.feed.slice import Slice
 
 
 @pytest.mark.parametrize(
     ("endpoint", "message"),
     [
-        ("udp://127.0.0.1:5000", "expected tcp://, ipc://, inproc:// or shm://"),
-        ("", "expected tcp://, ipc://, inproc:// or shm://"),
+        ("pgm://127.0.0.1:5000", "expected tcp://, ipc://, inproc://, udp:// or shm://"),
+        ("", "expected tcp://, ipc://, inproc://, udp:// or shm://"),
+        ("udp://127.0.0.1:5000", "expected 224.0.0.0 to 239.255.255.255"),
+        ("udp://240.0.0.1:5000", "expected 224.0.0.0 to 239.255.255.255"),
+        ("udp://quotes:5000", "expected udp://GROUP:PORT with an IPv4 address"),
+        ("udp://[ff02::1]:5000", "expected udp://GROUP:PORT with an IPv4 address"),
+        ("udp://239.1.1.1", "expected udp://GROUP:PORT with an IPv4 address"),
+        ("udp://239.1.1.1:0", "expected 1 to 65535"),
+        ("udp://239.1.1.1:65536", "expected 1 to 65535"),
+        ("udp://239.1.1.1:x", "expected 1 to 65535"),
         ("ipc://", "expected an address after ipc://"),
         ("ipc://\0", "expected an address after ipc://"),
         ("tcp://127.0.0.1", "expected tcp://HOST:PORT"),
@@ -59,9 +68,44 @@ def test_shared_memory_comes_with_lines() -> None:
             Slice(endpoints=endpoints)
 
 
+def test_multicast_lines_come_last_and_without_shared_memory() -> None:
+    part = Slice(endpoints=("tcp://127.0.0.1:1", "udp://239.1.1.1:2"), bind="tcp://0.0.0.0:1", interface="127.0.0.1")
+    assert (part.sockets, part.multicast) == (("tcp://127.0.0.1:1",), ("udp://239.1.1.1:2",))
+    assert part.lines == part.endpoints
+    for endpoints, expected in (
+        (("udp://239.1.1.1:2", "tcp://127.0.0.1:1"), "expected udp:// after the other line"),
+        (("tcp://127.0.0.1:1", "udp://239.1.1.1:2", "shm://a"), "expected either udp:// or shm://"),
+        (("udp://239.1.1.1:2", "udp://239.1.1.2:2", "udp://239.1.1.3:2"), "expected 1 or 2 (lines A and B)"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            Slice(endpoints=endpoints)
+    with pytest.raises(ConfigError, match="expected an IPv4 address"):
+        Slice(endpoints=part.endpoints, interface="::1")
+
+
+def test_multicast_needs_groups_of_its_own_and_a_group_key_with_security() -> None:
+    def feed(*endpoints: str, **settings: Any) -> Feed:
+        return Feed(name="x", slices=(Slice(endpoints=endpoints),), **settings)
+
+    assert [str(group.address) for group in ports.groups_of("udp://239.1.1.255:5", 2)] == [
+        "239.1.1.255",
+        "239.1.2.0",
+        "239.1.2.1",
+    ]
+    feed("udp://239.1.1.1:5", "udp://239.1.1.10:5", channels=8)
+    feed("udp://239.1.1.1:5", "udp://239.1.1.2:6", channels=8)
+    with pytest.raises(ConfigError, match="each line needs 9 groups"):
+        feed("udp://239.1.1.1:5", "udp://239.1.1.9:5", channels=8)
+    with pytest.raises(ConfigError, match=r"expected groups up to 239\.255\.255\.255"):
+        feed("udp://239.255.255.250:5", channels=8)
+    with pytest.raises(ConfigError, match="no group_key, expected one"):
+        feed("udp://239.1.1.1:5", security=Security(key="x"))
+    assert feed("udp://239.1.1.1:5", security=Security(key="x", group_key="y")).security
+
+
 def test_every_form_of_endpoint_is_accepted() -> None:
     tcp = ("tcp://127.0.0.1:1", "tcp://md1.example.com:65535", "tcp://[::1]:5000")
-    for endpoint in (*tcp, "ipc:///run/feed/0", "ipc://@abstract", "inproc://feed-0"):
+    for endpoint in (*tcp, "ipc:///run/feed/0", "ipc://@abstract", "inproc://feed-0", "udp://239.1.1.1:5000"):
         assert Slice(endpoints=(endpoint,)).endpoints == (endpoint,)
 
 

@@ -219,7 +219,7 @@ def test_malformed_topic_template_is_refused(topic: str) -> None:
         ({"interface": "0.0.0.0"}, "expected the address of one interface"),
         (
             {"endpoints": ("tcp://a:1", "ipc://b"), "interface": "10.0.0.1"},
-            "interface was '10.0.0.1' with endpoint 'ipc://b', expected tcp endpoints only",
+            "interface was '10.0.0.1' with endpoint 'ipc://b', expected tcp or udp endpoints",
         ),
         ({"cpus": "1"}, "cpus was '1', expected array"),
     ],

@@ -21,6 +21,7 @@ RECORD_MAGIC: Final = b"BREC"
 MARK_MAGIC: Final = b"BMRK"
 SEGMENT_MAGIC: Final = b"BBOXJRNL"
 INDEX_MAGIC: Final = b"BBOXINDX"
+DATAGRAM_MAGIC: Final = b"BBUD"
 
 _TYPES: Final = {"u8": "B", "u16": "H", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
 """Codes of module `struct`."""
@@ -206,6 +207,24 @@ ACKNOWLEDGEMENT: Final = Structure(
         Field("recorded", "i64", "messages", "end in the page cache: survives a killed recorder"),
         Field("synced", "i64", "messages", "end on disk; -1: left to the system"),
         Field("missing", "i64", "", "sequence of the first missing message after `begin`; -1: none is missing"),
+    ),
+)
+
+DATAGRAM: Final = Structure(
+    "datagram",
+    (
+        Field("tag", "u64", "", "XXH3_64 of the bytes after `more_tag`; with a group key see below"),
+        Field("more_tag", "u64", "", "0; with a group key see below"),
+        Field("magic", "u32", "", f"bytes `{DATAGRAM_MAGIC.hex(' ')}`, `{DATAGRAM_MAGIC.decode()}`"),
+        Field("version", "u8", "", str(VERSION)),
+        Field("key_bytes", "u8", "bytes", "the block's key; at most 8"),
+        Field("slice", "u16", "", "slice id"),
+        Field("stream", "i64", "ns", "start time of the sender; above 0"),
+        Field("block", "i64", "blocks", "number of the block in its stream and line, from 0"),
+        Field("block_bytes", "u32", "bytes", "key, header and body of the block together"),
+        Field("part_bytes", "u32", "bytes", "each part but the last; 512 to 65,507"),
+        Field("part", "u32", "parts", "number of this part, from 0"),
+        Field("zero", "u32", "", "0"),
     ),
 )
 

@@ -56,6 +56,11 @@ def check_files(feed: Feed) -> None:
         load_pair(feed.security.key)
         for path in (*feed.security.server_keys, *feed.security.archive_keys):
             load_public(path)
+    for part in feed.slices:
+        if part.multicast:
+            from blackbox.transport.security.group_key import group_key_of
+
+            group_key_of(feed, part.multicast[0])
 
 
 def warnings_of(feed: Feed, endpoints: list[Endpoint], outgoing: Path = _OUTGOING) -> list[str]:
@@ -84,7 +89,7 @@ def warnings_of(feed: Feed, endpoints: list[Endpoint], outgoing: Path = _OUTGOIN
 def _places(feed: Feed) -> Iterator[tuple[str, str, str, str]]:
     """Yield for each endpoint its role, the address to connect to, the address bound, and its topics."""
     for slice_id, part in enumerate(feed.slices):
-        for letter, endpoint, bind in zip("AB", part.lines, part.bound, strict=False):
+        for letter, endpoint, bind in zip("AB", part.lines, part.bound + part.multicast, strict=False):
             yield f"slice {slice_id} line {letter}", endpoint, bind, _takes(part)
         if part.shared_memory:
             shared = f"shm://{part.shared_memory}"

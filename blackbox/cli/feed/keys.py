@@ -20,10 +20,13 @@ class Action(StrEnum):
     """Actions on keys."""
 
     NEW = "new"
+    GROUP = "group"
 
 
 def keys(
-    action: Annotated[Action, typer.Argument(metavar="new", help="Make a pair of keys.")],
+    action: Annotated[
+        Action, typer.Argument(metavar="new|group", help="Make a pair of keys, or a group key for multicast.")
+    ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of their owner, such as `exchange` or `desk`.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory to write to, made if missing.")] = Path(
         "keys"
@@ -32,22 +35,27 @@ def keys(
 ) -> None:
     """Make keys for the `security` of a feed file: NAME.key to give to others, and NAME.key_secret to keep.
 
-    Prints the public key, never the secret one. Files that exist are not replaced.
+    Prints the public key, never the secret one. Files that exist are not replaced. `group` makes NAME.group_key, which
+    all sides of a multicast line share.
 
-    JSON has `public_key`, `public_file` and `secret_file`.
+    JSON has `public_key`, `public_file` and `secret_file`; with `group`, `group_file`.
 
     For example:
 
     blackbox keys new exchange
 
     blackbox keys new desk --out ~/keys
+
+    blackbox keys group floor
     """
     with exit_statuses():
-        from blackbox.transport.security.curve import make_pair
-
-        del action  # there is only one
         check_name(name)
         out = out.expanduser()
+        if action is Action.GROUP:
+            _make_group_key(out / f"{name}.group_key", as_json=as_json)
+            return
+        from blackbox.transport.security.curve import make_pair
+
         for path in (out / f"{name}.key", out / f"{name}.key_secret"):
             if os.path.lexists(path):
                 raise ConfigError(f"{path} already exists: choose another name")
@@ -60,3 +68,14 @@ def keys(
         say(f"public key: {public_file}, for the other side")
         say("  where publishers, archives and relays bind: into the directory that `allowed_keys` names")
         say("  where subscribers, recorders and relays connect: as one of `server_keys`")
+
+
+def _make_group_key(path: Path, *, as_json: bool) -> None:
+    from blackbox.transport.security.group_key import make_group_key
+
+    if os.path.lexists(path):
+        raise ConfigError(f"{path} already exists: choose another name")
+    make_group_key(path)
+    if as_json:
+        print_json({"group_file": str(path)})
+    say(f"group key: {path}, which only you can read: the `group_key` of [security] on all sides of a multicast line")

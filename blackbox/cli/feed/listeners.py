@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from blackbox.feed.endpoint import transport_of
+from blackbox.feed.endpoint import MULTICAST, transport_of
 
 _PROC: Final = Path("/proc")
 _LISTENS: Final = "0A"
@@ -41,7 +41,20 @@ def use_of(endpoint: str, proc: Path = _PROC) -> Use:
         return _use(_unix_inodes(address, proc), proc)
     if transport == "shm":
         return _use(_unix_inodes(f"@blackbox/{os.geteuid()}/{address}", proc), proc)
+    if transport == MULTICAST:
+        joined = _joined_groups(proc)
+        return Use("joined by a process of this host" if address.rpartition(":")[0] in joined else "not joined here")
     return Use("within one process")
+
+
+def _joined_groups(proc: Path) -> set[str]:
+    """Return the multicast groups joined on this host: the lines of `/proc/net/igmp` that begin with hexadecimals."""
+    found = set[str]()
+    for line in (proc / "net" / "igmp").read_text().splitlines():
+        first = line.split()[0] if line.startswith("\t") and line.strip() else ""
+        if len(first) == 8:
+            found.add(str(IPv4Address(bytes.fromhex(first)[::-1])))
+    return found
 
 
 def _tcp_use(host: str, port: int, proc: Path) -> Use:

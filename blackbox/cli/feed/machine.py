@@ -21,6 +21,7 @@ from blackbox.cli.feed.endpoints import check_files, endpoints_of
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.native.system.cgroup import usable_cpus, usable_memory
+from blackbox.transport.udp.sockets import BUFFER_BYTES, LEAST_BUFFER_BYTES
 
 _LEAST_MEMORY: Final = 512 << 20
 _FAIR_MEMORY: Final = 1 << 30
@@ -145,6 +146,16 @@ def check_descriptors(feed: Feed, soft: int | None = None) -> Check:
     return ok("file descriptors", found)
 
 
+def check_receive_buffer(most: Path = Path("/proc/sys/net/core/rmem_max")) -> Check:
+    """Check the receive buffer that the system grants for multicast."""
+    granted = int(most.read_text())
+    found = f"up to {byte_size(granted)}"
+    if granted >= LEAST_BUFFER_BYTES:
+        return ok("receive buffer", found)
+    advice = f"bursts of multicast are lost: sysctl -w net.core.rmem_max={BUFFER_BYTES}"
+    return Check("receive buffer", State.WARNING, found, advice)
+
+
 def check_libzmq(feed: Feed) -> Check:
     """Check libzmq's version and its encryption."""
     import zmq
@@ -248,6 +259,7 @@ def check_machine(feed: Feed) -> list[Check]:
         check_memory(),
         check_shm(),
         check_descriptors(feed),
+        *([check_receive_buffer()] if any(part.multicast for part in feed.slices) else []),
         check_libzmq(feed),
         check_spark(),
         *check_feed(feed),

@@ -254,3 +254,17 @@ def call_for_integer(typingctx: Any, function: Any, first: Any, second: Any, thi
         return builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
 
     return types.int64(types.int64, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def call_with_six(
+    typingctx: Any, function: Any, first: Any, second: Any, third: Any, fourth: Any, fifth: Any, sixth: Any
+) -> Any:
+    """Call the C function of six int64 that starts at address `function`, and ignore its result."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [_WORD] * 6)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), codegen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Final
@@ -21,7 +23,11 @@ from blackbox.transport.security.gate import Gate, open_gate
 from blackbox.transport.server_thread import bind
 from blackbox.transport.shared_memory.layout import is_supported
 from blackbox.transport.shared_memory.writer import NO_WRITER, SharedWriter, WriterAt
+from blackbox.transport.udp.of_feed import open_caster
+from blackbox.transport.udp.sender import NO_CASTER, Caster
 from blackbox.transport.wakeup import Pipe
+
+log = logging.getLogger("blackbox")
 
 UPSTREAM_BYTES: Final = 512
 """Largest frame accepted from a subscriber, bounded by ZeroMQ's handshake. Our own frames have at most 100 bytes."""
@@ -55,9 +61,10 @@ def open_xpub(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, policy: Qu
 
 
 class PeerSockets:
-    """The sockets of a slice to which subscribers connect, one per line, and shared memory.
+    """The sockets of a slice to which subscribers connect, shared memory, and the sender of multicast lines.
 
-    Opened, used and closed in one thread. `guard` disconnects peers; `shared` is None without shared memory.
+    Opened, used and closed in one thread. `guard` disconnects peers; `shared` and `caster` are None if the slice has no
+    such endpoint.
     """
 
     def __init__(
@@ -73,10 +80,12 @@ class PeerSockets:
         self.xpubs: list[zmq.Socket[bytes]] = []
         self.guard = Guard(slice_id, subscriptions, sent, wake.poke, policy)
         self.shared: SharedWriter | None = None
-        self._feed, self._part, self._policy = feed, feed.slices[slice_id], policy
+        self.caster: Caster | None = None
+        self._feed, self._slice_id, self._part, self._policy = feed, slice_id, feed.slices[slice_id], policy
         self._subscriptions, self._sent, self._wake = subscriptions, sent, wake
         self._gate: Gate | None = None
         self._reader: SubscriptionReader | None = None
+        self._has_warned = False
 
     def open(
         self, context: zmq.Context[zmq.Socket[bytes]], what: str, read_bytes: int, after: Callable[[int], int]
@@ -90,6 +99,7 @@ class PeerSockets:
             sizes = self._feed.block_bytes, self._policy.waits, self._policy.hwm_blocks
             self.shared = SharedWriter(name, f"{what}: endpoint shm://{name}", *sizes, self._wake)
         self._gate = open_gate(context, self._feed, self._part.bound, what, self._part.allowed_keys)
+        self.caster = open_caster(self._feed, self._slice_id, what)
         for line, endpoint in enumerate(self._part.bound):
             xpub = open_xpub(context, endpoint, self._policy)
             self.xpubs.append(xpub)
@@ -99,13 +109,30 @@ class PeerSockets:
                 self.guard.watch(line, xpub)
             bind(xpub, endpoint, f"{what}: endpoint")
         self._reader = SubscriptionReader(
-            self._subscriptions, self.xpubs, self._part.lines, self._gate, read_bytes, after
+            self._subscriptions, self.xpubs, self._part.sockets, self._gate, read_bytes, after
         )
 
     @property
     def shared_at(self) -> WriterAt:
         """The shared memory for compiled code; NO_WRITER: none."""
         return NO_WRITER if self.shared is None else self.shared.at
+
+    @property
+    def caster_at(self) -> int:
+        """Address of the multicast sender for compiled code; NO_CASTER: none."""
+        return NO_CASTER if self.caster is None else self.caster.address
+
+    def end_waits(self) -> None:
+        """Make the sender of multicast lines drop what its rate holds back. Any thread may call this."""
+        if self.caster is not None:
+            self.caster.state.ending = 1
+
+    def warn_of_failures(self) -> None:
+        """Log the first datagrams that the system refused to send."""
+        if self.caster is not None and self.caster.state.errno and not self._has_warned:
+            self._has_warned = True
+            error = os.strerror(self.caster.state.errno)
+            log.warning("slice %d: datagrams of %s fail: %s", self._slice_id, self._part.multicast[0], error)
 
     def start_guard(self) -> None:
         """Start watching the peers."""
@@ -129,6 +156,8 @@ class PeerSockets:
         if self.shared is not None:
             self.shared.close()
             self.shared = None
+        if self.caster is not None:
+            self.caster.close()
         if self._reader is not None:
             self._reader.close()
         for xpub in self.xpubs:

@@ -17,7 +17,7 @@ from blackbox.publish.listeners.confirmations import Asked
 from blackbox.publish.listeners.demand import Demand
 from blackbox.publish.listeners.peers import Place, Why
 from blackbox.publish.listeners.subscriptions import Subscriptions
-from blackbox.publish.send.sender_state import SHARED
+from blackbox.publish.send.sender_state import MULTICAST, SHARED
 
 
 @njit(nogil=True, cache=True)
@@ -34,8 +34,7 @@ class WantedKeys(Subscriptions):
     """The subscriptions of a publisher's slice, its keys, and which of them are wanted.
 
     Publishing threads add keys. Attributes: `keys`, each with its number; `table`, their texts for compiled code;
-    `wanted`, for each key the number of matching filters, SHARED for each one of a shared-memory reader;
-    `acknowledgements`, positions of recorders.
+    `wanted`, see `Sender`; `acknowledgements`, positions of recorders.
     """
 
     def __init__(self, feed: Feed, slice_id: int, epoch: int, demand: Demand) -> None:
@@ -44,6 +43,9 @@ class WantedKeys(Subscriptions):
         self._slice_id, self._demand = slice_id, demand
         super().__init__(feed, len(feed.slices[slice_id].lines), self.acknowledgements)
         self.keys: dict[bytes, int] = {}
+        self._always = MULTICAST if feed.slices[slice_id].multicast else 0
+        if self._always:
+            demand.change(b"", 1)
         self.wanted: NDArray[numpy.uint16] = numpy.zeros(feed.max_keys, numpy.uint16)
         self.table = TopicTable(
             numpy.zeros(feed.max_keys * MAX_KEY_BYTES, numpy.uint8),
@@ -67,7 +69,7 @@ class WantedKeys(Subscriptions):
             place = number * MAX_KEY_BYTES
             self.table.text[place : place + len(key)] = numpy.frombuffer(key, numpy.uint8)
             self.table.sizes[number] = len(key)
-            self.wanted[number] = sum(
+            self.wanted[number] = self._always + sum(
                 (prefix in has) + SHARED * (SHARED_KEY + prefix in has)
                 for has in self._filters
                 for prefix in (key[:size] for size in range(len(key) + 1))

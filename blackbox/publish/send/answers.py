@@ -18,7 +18,7 @@ from blackbox.native.compile.jit import warm_up
 from blackbox.publish.listeners.confirmations import Asked
 from blackbox.publish.listeners.peers import Why
 from blackbox.publish.listeners.subscriptions import Subscriptions
-from blackbox.publish.send.control_blocks import send_control
+from blackbox.publish.send.control_blocks import cast_heartbeat, send_control
 from blackbox.publish.send.sender_state import Sender, SenderState
 
 _BYTES_PER_S: Final = 256 << 20
@@ -97,9 +97,10 @@ class ControlLine:
 
 
 def warm_up_control(sender: Sender) -> None:
-    """Compile what `ControlLine.send` calls."""
+    """Compile what `ControlLine.send` and the sender's thread call."""
     nothing = numpy.zeros(0, numpy.uint8)
     warm_up(send_control, sender, 0, nothing, nothing, 0, 0)
+    warm_up(cast_heartbeat, sender, 0)
 
 
 class Answers:
@@ -120,11 +121,11 @@ class Answers:
         """Monotonic time at which to send the next ones; NEVER_NS: none were requested."""
         return self._at_ns if self._confirmations.asked else NEVER_NS
 
-    def send_due(self, is_due: Callable[[Asked], bool]) -> None:
-        """Send the confirmations that are due, once `due_ns` has passed."""
+    def send_due(self, is_due: Callable[[Asked], bool]) -> bool:
+        """Send the confirmations that are due, once `due_ns` has passed. Return True if any was sent."""
         began = time.monotonic_ns()
         if began < self.due_ns:
-            return
+            return False
         since, body_bytes = time.monotonic() - SURELY_S, 0
         late: list[Asked] = []
         for line in self._lines:
@@ -141,6 +142,7 @@ class Answers:
         if self._confirmations.asked and body_bytes == 0:
             pause_ns = max(pause_ns, _AGAIN_NS)
         self._at_ns = time.monotonic_ns() + pause_ns
+        return body_bytes > 0
 
     def _is_refused(self, ask: Asked) -> bool:
         """Return True if the requester was refused a prefix; send the refusal."""

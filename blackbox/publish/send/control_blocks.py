@@ -44,6 +44,7 @@ from blackbox.transport.libzmq import (
     wire_bytes,
     zmq_errno,
 )
+from blackbox.transport.udp.sender import cast_block, casts
 
 _HEARTBEAT = numpy.frombuffer(HEARTBEAT_KEY, numpy.uint8)
 
@@ -109,15 +110,40 @@ def send_heartbeat(sender: Sender, ts_event: int, send_flags: int) -> bool:
     `ts_event`: as in `_make_control`; `send_flags`: as in `send_control`.
     """
     all_sent = True
-    for line in range(2 if sender.socket_b != 0 else 1):
+    for line in range(2):
+        is_cast = casts(sender.caster, line)
+        if not is_cast and (sender.socket_b if line else sender.socket_a) == 0:
+            continue
         if _make_control(sender, line, numpy.int64(0), ts_event) > 0:
             if line == 0:
                 tell_outbox(sender)
-            all_sent &= _send_made(sender, line, _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT)), send_flags)
+            if is_cast:
+                _cast_made(sender, line)
+            else:
+                all_sent &= _send_made(sender, line, _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT)), send_flags)
             msg_close(sender.scratch.ctypes.data + BODY_AT)
         else:
             all_sent = False
     return all_sent
+
+
+@inner
+def _cast_made(sender: Sender, line: int) -> None:
+    """Send the prepared control block to the group of heartbeats."""
+    body, header = sender.scratch.ctypes.data + BODY_AT, sender.scratch.ctypes.data + TEMPLATE_AT
+    key, size = _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT))
+    cast_block(sender.caster, line, numpy.int64(0), key, size, header, msg_data(body), msg_size(body))
+
+
+@njit(nogil=True, cache=True)
+def cast_heartbeat(sender: Sender, flags: int) -> None:
+    """Send a heartbeat with more flags on every multicast line."""
+    for line in range(2):
+        if casts(sender.caster, line) and _make_control(sender, line, flags, numpy.int64(0)) > 0:
+            if flags & FLAG_END and sender.socket_a == 0 and line == 0:
+                tell_outbox(sender)
+            _cast_made(sender, line)
+            msg_close(sender.scratch.ctypes.data + BODY_AT)
 
 
 @njit(nogil=True, cache=True)

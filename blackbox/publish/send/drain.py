@@ -1,4 +1,4 @@
-"""Compiled: send everything in a slice's ring, as blocks on its XPUB sockets and in shared memory."""
+"""Compiled: send everything in a slice's ring, as blocks on its XPUB sockets, in shared memory and by multicast."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy
 
 from blackbox.block.form.encode import Rows, finish_header, number_header, plan_bytes
 from blackbox.block.form.format import FLAG_LINE_B, HEADER_BYTES, block_header_at
+from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.native.compile.jit import njit
-from blackbox.native.memory.intrinsics import copy_bytes, inner
+from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner
 from blackbox.native.memory.records import load_shared, store_shared
 from blackbox.native.system.posix import monotonic_ns, now_ns, poke
 from blackbox.publish.send.batcher import Encoder, encode_planned, group_by_key, plan_next
@@ -58,6 +59,7 @@ from blackbox.transport.libzmq import (
     zmq_errno,
 )
 from blackbox.transport.shared_memory.writer import has_readers
+from blackbox.transport.udp.sender import NO_CASTER, cast_block, casts
 
 GATHER_ROWS: Final = 16_384
 """Most single messages taken out of the ring in one pass."""
@@ -122,6 +124,18 @@ def _count(sender: Sender, key: int, messages: int) -> None:
 
 
 @inner
+def _cast(sender: Sender, key: int, header: int, body: int, body_bytes: int) -> None:
+    """Send a block on every multicast line, once for all subscribers."""
+    name, size = sender.keys.text.ctypes.data + sender.keys.offsets[key], numpy.int64(sender.keys.sizes[key])
+    group = numpy.int64(bytes_at(name, 1)[0]) if sender.key_rule > MAX_KEY_BYTES else numpy.int64(0)
+    for line in range(2):
+        if casts(sender.caster, line):
+            finish_header(header, now_ns(), numpy.int64(FLAG_LINE_B if line else 0))
+            cast_block(sender.caster, line, group, name, size, header, body, body_bytes)
+            block_header_at(header).flags &= ~FLAG_LINE_B
+
+
+@inner
 def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int, is_again: bool) -> bool:
     """Send a block on every line and count it. Takes ownership of the body message. `is_again`: keep its sequences."""
     count = numpy.int64(block_header_at(header).count)
@@ -139,6 +153,8 @@ def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int, 
         _count(sender, key, count)
     sent = True
     wanted = sender.wanted[key]
+    if sender.caster != NO_CASTER:
+        _cast(sender, key, header, msg_data(body), body_bytes)
     shared = wanted >= SHARED and has_readers(sender.shared)
     if sender.shared.state != 0:
         sent = share(sender, ring, key, header, body, shared, wanted % SHARED != 0)
@@ -156,7 +172,7 @@ def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int, 
         size = wire_bytes(numpy.int64(sender.keys.sizes[key])) + wire_bytes(numpy.int64(HEADER_BYTES))
         state.wire_bytes += size + wire_bytes(body_bytes)
         state.wire_bytes_b += size + wire_bytes(body_bytes)
-    if shared or wanted % SHARED:
+    if shared or wanted % SHARED or sender.caster != NO_CASTER:
         if sent:
             state.messages += count
             state.blocks += 1

@@ -77,7 +77,7 @@ def _linger(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
 def _events(sender: Sender) -> int:
     """Return ZMQ_EVENTS of all lines; -1: the context is terminating."""
     scratch = sender.scratch.ctypes.data
-    events_a = socket_events(sender.socket_a, scratch)
+    events_a = socket_events(sender.socket_a, scratch) if sender.socket_a != 0 else 0
     events_b = socket_events(sender.socket_b, scratch) if sender.socket_b != 0 else 0
     return events_a | events_b
 

@@ -16,7 +16,9 @@ from blackbox.transport.shared_memory.writer import NO_WRITER, WriterAt
 
 _NOTHING: Final[NDArray[numpy.int64]] = numpy.zeros(0, numpy.int64)
 SHARED: Final = 256
-"""Amount that a filter of a shared-memory reader adds to `Sender.wanted`."""
+"""Amount that a filter of a reader of shared memory or multicast adds to `Sender.wanted`."""
+MULTICAST: Final = 1 << 15
+"""Amount that multicast lines add to it: they carry every key."""
 
 
 class SenderState(SharedRecord):
@@ -76,7 +78,7 @@ sender_state_at = record_at(SenderState)
 
 
 class Sender(NamedTuple):
-    """Everything a slice's sender owns. Sockets are addresses; `socket_b` is 0 without a second line."""
+    """Everything a slice's sender owns. Sockets are addresses; 0: the line is not a ZeroMQ socket, or absent."""
 
     slice_id: int
     key_rule: int
@@ -100,7 +102,9 @@ class Sender(NamedTuple):
     linger_ns: int = 0
     heartbeat_ns: int = 0
     wanted: NDArray[numpy.uint16] = numpy.zeros(0, numpy.uint16)
-    """For each key: 1 per matching socket filter plus SHARED per matching filter of a shared-memory reader."""
+    """For each key: 1 per matching socket filter, plus SHARED per matching filter of readers of shared memory or
+    multicast, plus MULTICAST if there are multicast lines.
+    """
     starts: NDArray[numpy.int64] = _NOTHING
     lengths: NDArray[numpy.int32] = numpy.zeros(0, numpy.int32)
     ts_event: NDArray[numpy.int64] = _NOTHING
@@ -113,6 +117,8 @@ class Sender(NamedTuple):
     """Time that the thread polls after its last send before it sleeps."""
     others_send: bool = False
     """True if publishing threads may send for it: they never wait for a slow subscriber."""
+    caster: int = 0
+    """Address of the `CasterState` of multicast lines; 0: none."""
 
 
 KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8

@@ -31,6 +31,7 @@ from blackbox.publish.listeners.subscription_reader import SubscriptionReader, r
 from blackbox.publish.listeners.wanted import WantedKeys, cover
 from blackbox.publish.send.answers import SURELY_S, Answers, ControlLine, Full, warm_up_control
 from blackbox.publish.send.batcher import Encoder, make_selection
+from blackbox.publish.send.control_blocks import cast_heartbeat
 from blackbox.publish.send.drain import GATHER_ROWS
 from blackbox.publish.send.number_line import NumberLine, SliceTopics
 from blackbox.publish.send.outbox import NO_OUTBOX, OutboxSlice
@@ -39,6 +40,7 @@ from blackbox.publish.send.send_loop import StandIn, Wake, send_until, tell
 from blackbox.publish.send.sender_state import SCRATCH_WORDS, Sender
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS
+from blackbox.transport.udp.of_feed import CASTER_NEEDS
 from blackbox.transport.wakeup import PIPE_NEEDS
 
 log = logging.getLogger("blackbox")
@@ -52,6 +54,7 @@ _LOOK_S = 1.0
 """Interval between checks whether the thread still compiles, until it has started."""
 _ACCEPT_S = 1.0
 _REPEAT_S = 0.1
+_CAST_ENDS = 3
 
 
 class SenderLife(Life):
@@ -74,7 +77,8 @@ def needs_of(part: Slice) -> tuple[Needs, ...]:
 
 def _sockets_of(part: Slice) -> Needs:
     # For each XPUB, both ends of its connection monitor; for shared memory, the memory and one reader.
-    return Needs(descriptors=6 * len(part.lines) + 7 * bool(part.shared_memory))
+    casts = CASTER_NEEDS.descriptors if part.multicast else 0
+    return Needs(descriptors=6 * len(part.sockets) + 7 * bool(part.shared_memory) + casts)
 
 
 class _End(NamedTuple):
@@ -159,6 +163,7 @@ class SliceSender:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             self.ring.close(Closing.ENDING)
+            self.sockets.end_waits()
             self._thread.join()
 
     def _enter(self, life: SenderLife) -> None:
@@ -189,7 +194,7 @@ class SliceSender:
             lines = [ControlLine(*each, sender, self.sent, waits=waits) for each in enumerate(self.sockets.xpubs)]
             self._serve(sender, encoder, lines)
             if self._end.is_announced:
-                self._announce_end(lines)
+                self._announce_end(lines, sender)
             linger_ms = max(0, int(1000 * (self._end.deadline - time.monotonic())))
         except BlackBoxError as error:
             self.error = error
@@ -252,6 +257,7 @@ class SliceSender:
             sleep_scratch=numpy.zeros(EVENTS_SCRATCH_WORDS, numpy.int64),
             shared=self.sockets.shared_at,
             outbox=self._outbox.handler,
+            caster=self.sockets.caster_at,
             spin_ns=spin_ns if waits else 0,  # else publishing threads send, and need not wake this one
             others_send=not waits,
         )
@@ -263,11 +269,15 @@ class SliceSender:
             reason = send_until(sender, self.ring.at, encoder, answers.due_ns)
             # Wait for a pass of the ring before a confirmation, so that earlier unwanted messages are counted. Wait
             # also for the `on_demand` functions, so that the subscriber receives what they publish.
-            answers.send_due(lambda ask: ask.after < self.sent.passes and self.subscriptions.is_told(ask.demand))
+            has_answered = answers.send_due(
+                lambda ask: ask.after < self.sent.passes and self.subscriptions.is_told(ask.demand)
+            )
+            if has_answered and self.sockets.caster is not None:
+                cast_heartbeat(sender, 0)  # it confirms the multicast line
             if reason == Wake.SUBSCRIPTIONS:
                 self.sockets.read()
             elif reason == Wake.EPOCH:
-                self._begin_epoch(lines)
+                self._begin_epoch(lines, sender)
                 encoder = encoder._replace(origin=self.numbers.origin)
                 self._let_stand_in(sender, encoder)
             elif reason == Wake.CLOSED:
@@ -282,6 +292,7 @@ class SliceSender:
     def _check_sender(self) -> None:
         if self.sent.refused:
             raise PublisherError(f"slice {self.slice_id}: the outbox refused a block: {self._outbox.failure()}")
+        self.sockets.warn_of_failures()
         error = self.sent.errno
         if error:
             raise PublisherError(f"slice {self.slice_id}: libzmq refused a block: {zmq.strerror(error)}")
@@ -307,7 +318,7 @@ class SliceSender:
                 lambda: subscriptions.subscriber_count(of_this_epoch=True) >= before or self.error, _ACCEPT_S
             )
 
-    def _begin_epoch(self, lines: list[ControlLine]) -> None:
+    def _begin_epoch(self, lines: list[ControlLine], sender: Sender) -> None:
         """Send a last heartbeat of the old epoch, then two of the new one: subscribers ignore a single one.
 
         A subscriber still without room after the deadline loses messages until it has room.
@@ -317,6 +328,7 @@ class SliceSender:
             if next_epoch:
                 with self.subscriptions.changed:
                     self.numbers.begin_epoch(next_epoch)
+            cast_heartbeat(sender, 0)
             for line in lines:
                 while not line.beat(Full.KEEP):
                     self._check_sender()
@@ -330,12 +342,14 @@ class SliceSender:
             self.sent.next_epoch = 0
             self.subscriptions.changed.notify_all()
 
-    def _announce_end(self, lines: list[ControlLine]) -> None:
+    def _announce_end(self, lines: list[ControlLine], sender: Sender) -> None:
         """Send the end to every subscriber, and wait until all have acknowledged it.
 
         Closing a connection while unread subscriptions wait in it resets it, and data in flight is lost. The wait ends
         early if the remaining subscribers have stopped reading.
         """
+        for _ in range(_CAST_ENDS if self.sockets.caster is not None else 0):
+            cast_heartbeat(sender, FLAG_END)  # several times, since no subscriber acknowledges it
         patience = time.monotonic() + _ACCEPT_S
         repeat = 0.0
         without = list(lines)
@@ -362,7 +376,7 @@ class SliceSender:
         if self.ring.state.closing == Closing.ENDING or time.monotonic() >= self._end.deadline:
             return True
         # For ipc and inproc it is unknown if peers take anything.
-        lines = self.feed.slices[self.slice_id].lines
+        lines = self.feed.slices[self.slice_id].sockets
         return all(endpoint.startswith("tcp:") for endpoint in lines) and self.sockets.guard.limits.is_quiet()
 
     def _still_reading(self, patience: float) -> int:

@@ -88,8 +88,8 @@ _GIVE_UP: Final = int(Note.GIVE_UP)
 
 @inner
 def in_force(at: SliceAt, line: int) -> int:
-    """Return 1 if a line's publisher has confirmed the newest filters."""
-    return (slice_state_at(at.state).confirmed_lines >> line) & 1
+    """Return 1 if a line carries data and its publisher has confirmed the newest filters."""
+    return ((slice_state_at(at.state).confirmed_lines & at.order.data_lines) >> line) & 1
 
 
 @inner
@@ -349,7 +349,7 @@ def take_note(at: SliceAt, table: TableAt, trie: Trie, filters: Trie) -> int:
         return 0
     live = epoch_state_at(at.order.epochs).epoch
     result = numpy.int64(0)
-    lines = slice_state_at(at.state).confirmed_lines | slice_state_at(at.state).finished_lines
+    lines = slice_state_at(at.state).confirmed_lines & at.order.data_lines | slice_state_at(at.state).finished_lines
     if what in (_PASSED, _ALL):
         is_all = numpy.int64(what == _ALL)
         if note_passed(at.order, epoch, number, is_all, lines, monotonic_ns()):

@@ -67,10 +67,11 @@ PLAUSIBLE_JUMP: Final = 1 << 24
 
 @inner
 def _can_come(at: OrderAt, state: OrderState, number: int, now_ns: int) -> bool:
-    """Return True if a live line has not yet reached a sequence."""
+    """Return True if a live line with data has not yet reached a sequence."""
     can = False
     for line in range(at.lines):
-        can |= state.line_next[line] < number and is_alive(at, line, now_ns)
+        carries = (at.data_lines >> line) & 1 != 0
+        can |= carries and state.line_next[line] < number and is_alive(at, line, now_ns)
     return can
 
 

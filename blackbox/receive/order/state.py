@@ -229,6 +229,8 @@ class OrderAt(NamedTuple):
     """Largest total body size of held blocks. Unit: bytes."""
     repairs: int
     """1: missing messages are read from archives."""
+    data_lines: int
+    """A bit for each line that carries data. A tcp line next to multicast has only control blocks."""
 
 
 @inner
@@ -311,7 +313,12 @@ class Order:
             line_dead_ns=line_dead_ns,
             held_limit=held_limit,
             repairs=int(repairs),
+            data_lines=(1 << lines) - 1,
         )
+
+    def carry_no_data(self, line: int) -> None:
+        """Do not wait for messages of a line. Call it before `at` is used."""
+        self.at = self.at._replace(data_lines=self.at.data_lines & ~(1 << line))
 
     def begin(self, position: Position | None, *, images: int = 0, is_full: bool) -> None:
         """Begin at a position in the past, or at a time (None). Call it before the slice thread starts."""

@@ -52,10 +52,15 @@ class Confirmation:
         self._state.confirmed_version = version
         self._sub.subscribe(self.key)
 
-    def accept(self, epoch: int, line: int) -> None:
-        """Accept a publisher's answer: from now on it counts this subscriber, and waits for it when it closes."""
-        self._patient_beats = max(_PATIENT_BEATS, 2 * self._beats_without_answer)
+    def accept(self, epoch: int, line: int, *, is_counted: bool = True) -> None:
+        """Accept a publisher's answer: from now on it counts this subscriber, and waits for it when it closes.
+
+        `is_counted`: False for a line on which a publisher cannot be told.
+        """
         self.lines |= 1 << line
+        if not is_counted:
+            return
+        self._patient_beats = max(_PATIENT_BEATS, 2 * self._beats_without_answer)
         accepted = ACCEPT_KEY + self._nonce + _of_line(epoch, line)
         self._sub.subscribe(accepted)
         self._accepted.append(accepted)

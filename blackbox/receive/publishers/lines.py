@@ -1,4 +1,4 @@
-"""Connections of a slice's SUB socket to its publishers, one for each line."""
+"""Connections of a slice to its publishers, one for each line: of its SUB socket, and its multicast groups."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from blackbox.transport.inproc import bound_number, is_bound_anew, is_inproc
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.security.curve import ClientKeys, use_keys
 from blackbox.transport.tcp_info import Connection, connection_to
+from blackbox.transport.udp.of_feed import Multicast
 
 log = logging.getLogger("blackbox")
 
@@ -46,12 +47,18 @@ def address_from(interface: str, endpoint: str) -> str:
 
 
 class Lines:
-    """Connects the SUB socket to each line, and again when a line is silent. Used by the slice thread."""
+    """Connects the SUB socket to each line, and again when a line is silent; joins groups. Used by the slice thread.
+
+    Attributes: `addresses`, of all lines; `multicast`.
+    """
 
     def __init__(self, status: SliceStatus) -> None:
         self._status = status
-        interface = status.feed.slices[status.slice_id].interface
-        self.addresses = [address_from(interface, endpoint) for endpoint in status.lines]
+        part = status.feed.slices[status.slice_id]
+        self.addresses = [address_from(part.interface, endpoint) for endpoint in status.lines]
+        self.multicast = Multicast(status.feed, status.slice_id)
+        self._sockets = len(part.sockets)
+        """Number of lines of the SUB socket, which come first."""
         self._epochs: dict[int, int] = {}
         """Last epoch of each line."""
         self._connections: dict[int, Connection | None] = {}
@@ -70,7 +77,9 @@ class Lines:
         Raises EndpointError naming a line that cannot be connected.
         """
         self._sub, self._keys = sub, keys
-        for line, address in enumerate(self.addresses):
+        # Joined first: a publisher that confirms on tcp then sends a heartbeat to the groups.
+        self.multicast.open(self._status.counters.datagrams)
+        for line, address in enumerate(self.addresses[: self._sockets]):
             allow_ipv6(sub, address)
             try:
                 self._connect(line)
@@ -85,8 +94,18 @@ class Lines:
         self._bound_numbers[line] = bound_number(self.addresses[line])
         self._sub.connect(self.addresses[line])
 
+    def is_multicast(self, line: int) -> bool:
+        """Return True if a line is one of the multicast lines."""
+        return line >= self._sockets
+
+    def has_data(self, line: int) -> bool:
+        """Return True unless a line carries only control blocks, next to a multicast line."""
+        return self.is_multicast(line) or self._sockets == len(self.addresses)
+
     def note_heard(self, line: int, descriptor: int) -> None:
         """Note the connection on which a line's last message came."""
+        if self.is_multicast(line):
+            return
         self._connections[line] = connection_to(self._status.lines[line], descriptor)
 
     def enter(self, line: int, epoch: int) -> bool:
@@ -115,7 +134,9 @@ class Lines:
         for line in range(len(self.addresses)):
             if line not in self._epochs:
                 # Never heard: it may not run yet. libzmq may have given up, so reconnect, but rarely.
-                if now_ns - self._connected_ns[line] >= _UNHEARD_NS:
+                if self.is_multicast(line):
+                    self._warn_unheard(line, now_ns)
+                elif now_ns - self._connected_ns[line] >= _UNHEARD_NS:
                     self._connected_ns[line] = now_ns
                     self._reconnect(line)
             elif not order.is_dead(line, now_ns):
@@ -141,10 +162,18 @@ class Lines:
         if not finished and line not in self._silent:
             log.warning("%s: the publisher at %s is silent but has not closed", self._what(line), address)
             self._silent.add(line)
+        if self.is_multicast(line):
+            return False
         if is_inproc(address):
             return is_bound_anew(address, self._bound_numbers[line])
         connection = self._connections.get(line)
         return not finished and (connection is None or not connection.is_answered())
+
+    def _warn_unheard(self, line: int, now_ns: int) -> None:
+        if line not in self._silent and now_ns - self._connected_ns[line] >= self._status.order.at.line_dead_ns:
+            text = "slice %d: nothing has come from %s: is its publisher running, and is multicast routed to this host?"
+            log.warning(text, self._status.slice_id, self.addresses[line])
+            self._silent.add(line)
 
     def _reconnect(self, line: int) -> None:
         with suppress(zmq.ZMQError):

@@ -42,6 +42,7 @@ from blackbox.transport.libzmq import descriptor_of, message_bytes
 from blackbox.transport.security.curve import ClientKeys
 from blackbox.transport.shared_memory.reader import ReaderAt
 from blackbox.transport.shared_memory.source import SharedSource
+from blackbox.transport.udp.receiver import LinesAt
 from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
@@ -83,6 +84,11 @@ class Subscription:
         """Reader of shared memory."""
         return self._memory.at
 
+    @property
+    def multicast(self) -> LinesAt:
+        """The multicast lines."""
+        return self._lines.multicast.at
+
     def _decide(self) -> None:
         """Attach to the shared memory of the publisher just heard; with no tries left, subscribe on sockets."""
         if self._memory.decide():
@@ -105,12 +111,15 @@ class Subscription:
             self._lines.reconnect_silent()
 
     def close(self) -> None:
-        """Detach from shared memory."""
+        """Detach from shared memory, and leave multicast groups."""
         self._memory.close()
+        self._lines.multicast.close()
 
     def ask(self, table: Table) -> None:
         """Subscribe to what a table needs, and to no more; then request a confirmation."""
-        kind = SHARED_KEY if self._memory.is_asked else b""
+        # Data that comes another way is not sent on the socket too.
+        kind = SHARED_KEY if self._memory.is_asked or self.multicast.lines else b""
+        self._lines.multicast.need(table.upstream)
         for prefix in table.wanted - self._wanted - self._covered:
             self._sub.subscribe(WANT_KEY + prefix)
         unwanted = (self._covered | self._wanted) - table.wanted
@@ -160,6 +169,8 @@ class Subscription:
         if key != HEARTBEAT_KEY and not is_ours:
             return 0
         header = read_header(at.scratch + HEAD_AT)
+        if self._lines.is_multicast(self._line_of(header.flags)):
+            return 0 if header.flags & FLAG_REFUSED else self._take_control(at, header, False)
         return 0 if self._note_refusal(at, header.flags) else self._take_control(at, header, is_ours)
 
     def _line_of(self, flags: int) -> int:
@@ -174,6 +185,8 @@ class Subscription:
         line, epoch = self._line_of(header.flags), header.epoch
         # The descriptor is not taken from the body, which may be an aligned copy.
         self._lines.note_heard(line, int(descriptor_of(at.scratch + KEY_AT)))
+        if not self._lines.has_data(line) and self._status.order.epochs.epoch not in (0, epoch):
+            return 0  # the lines with data enter an epoch: what they still bring of the present one must not be stale
         entered = enter_epoch(at, epoch, line, int(is_ours), time.monotonic_ns())
         if entered in (EpochVerdict.DOUBTED, EpochVerdict.REFUTED, EpochVerdict.STALE):
             drop_doubted(at, line)
@@ -189,11 +202,13 @@ class Subscription:
         began = self._state.confirmed_lines != confirmation.lines or (entered == EpochVerdict.NEW and not is_ours)
         is_unconfirmed = bool(confirmation.lines) and began
         is_fresh = self._lines.enter(line, epoch)
-        result = self._take_ends(at, header, line, is_ours and not is_anew, not is_unconfirmed)
+        # All that a multicast line has to confirm is that it is heard.
+        is_answer = is_ours or (self._lines.is_multicast(line) and not confirmation.has(line))
+        result = self._take_ends(at, header, line, is_answer and not is_anew, not is_unconfirmed)
         if is_anew or is_unconfirmed:
             # libzmq sends filters again in any order, the nonce first: this answer proves nothing.
             self._ask_to_confirm()
-        elif is_ours:
+        elif is_answer:
             self._note_confirmed(epoch, line)
         elif confirmation.note_heartbeat(line):
             self._ask_to_confirm()
@@ -202,11 +217,12 @@ class Subscription:
 
     def _note_confirmed(self, epoch: int, line: int) -> None:
         """Note that a line's publisher has confirmed the filters."""
-        if not self._was_confirmed:
+        has_data = self._lines.has_data(line)
+        if has_data and not self._was_confirmed:
             self._state.acts_from_ns = time.monotonic_ns() + self._settings.options.slow._start_grace_ns
             self._status.note_first_position()  # before a starting subscriber is notified
-        self._was_confirmed = True
-        self._confirmation.accept(epoch, line)
+        self._was_confirmed |= has_data
+        self._confirmation.accept(epoch, line, is_counted=not self._lines.is_multicast(line))
         self._withdraw_wanted(self._covered)
         self._covered.clear()
         self._state.confirmed_lines = self._confirmation.lines
@@ -218,11 +234,12 @@ class Subscription:
         `is_answer`: it confirms the filters, unless it may answer an earlier request (not `is_sure`).
         """
         now_ns, tick_ns = time.time_ns(), time.monotonic_ns()
+        has_data = self._lines.has_data(line)
         in_force = int(is_answer or self._confirmation.has(line))
         doubted = count_doubted(at)
-        if not take_ends(at, self._table.keys, line, in_force, tick_ns):
+        if not take_ends(at, self._table.keys, line, int(in_force and has_data), tick_ns):
             return 0
-        if is_answer and is_sure:
+        if is_answer and is_sure and has_data:
             confirm(self._status.order.at, self._confirmed_keys, header.sequence)
             self._confirmed_keys = self._table.keys
         hand_control(at, now_ns, int(is_answer), doubted)

@@ -25,6 +25,7 @@ from blackbox.receive.slices.slice_status import SliceStatus
 from blackbox.receive.slow_subscriber import ACTIONS
 from blackbox.transport.libzmq import close_messages, init_messages
 from blackbox.transport.shared_memory.reader import ReaderAt
+from blackbox.transport.udp.receiver import NO_LINES
 from blackbox.transport.wakeup import Pipe
 
 
@@ -78,6 +79,7 @@ class LoopMemory:
             own_table=table.workers[IN_SLICE].at,
             ask=callbacks.ask,
             shared=shared,
+            multicast=NO_LINES,
             repair_socket=repair_socket,
             stops_at_gaps=int(options.on_gap == "stop"),
             spin_ns=feed.slices[status.slice_id].spin_ns,

@@ -67,6 +67,7 @@ from blackbox.transport.shared_memory.reader import (
     wake_up,
     written,
 )
+from blackbox.transport.udp.receiver import receive_lines
 
 _TURNS = 32
 """Blocks received between two turns of Python."""
@@ -80,6 +81,8 @@ def _receive(at: SliceAt, keys: Trie) -> int:
     """Receive one block into the scratch messages; return its frames, 0 if none is available, -1 if libzmq failed."""
     if at.shared.state != 0:
         return receive_both(at.shared, keys, at.sub, at.scratch + KEY_AT, at.scratch + WAITING_AT)
+    if at.multicast.lines != 0:
+        return receive_lines(at.multicast, keys, at.sub, at.scratch + KEY_AT)
     return receive_from_socket(at.sub, at.scratch + KEY_AT)
 
 
@@ -89,6 +92,8 @@ def _spin(at: SliceAt) -> bool:
     state = slice_state_at(at.state)
     now = now_ns()
     until = min(slice_counters_at(at.counters).last_received_ns, now) + at.spin_ns
+    if at.multicast.lines != 0:
+        return now < until  # the loop itself looks for datagrams
     while now <= now_ns() < until:
         if at.shared.state != 0 and written(at.shared) != reader_state_at(at.shared.state).cursor:
             return True
@@ -107,8 +112,12 @@ def _sleep(at: SliceAt, wait_ms: int) -> int:
     shared = at.shared.state != 0
     if shared and not may_sleep(at.shared):
         return 0
-    publisher = -1 - connection_of(at.shared) if shared else numpy.int64(0)
-    if wait_readable(at.sub, publisher, at.wake_fd, wait_ms, at.scratch) < 0:
+    other = numpy.int64(0)
+    if shared:
+        other = -1 - connection_of(at.shared)
+    elif at.multicast.lines != 0:
+        other = -1 - at.multicast.readable
+    if wait_readable(at.sub, other, at.wake_fd, wait_ms, at.scratch) < 0:
         return fail(at)
     if shared:
         wake_up(at.shared)

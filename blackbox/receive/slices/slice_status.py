@@ -45,7 +45,7 @@ class SliceStatus:
         self.state.accepted_epoch, self.state.accepted_sequence = settings.accepted.get(slice_id, (0, 0))
         if kept is None:
             topics = Numbering(feed.max_topics, _MEAN_TOPIC_BYTES, shared_array)
-            kept = Kept(Counters(options.workers + 1), topics, "")
+            kept = Kept(Counters(options.workers + 1, len(feed.slices[slice_id].multicast)), topics, "")
         self.counters, self.topics = kept.counters, kept.topics
         self.order = Order(
             feed.max_keys,
@@ -56,6 +56,8 @@ class SliceStatus:
             self.counters.slice,
             repairs=options.on_gap == "repair",
         )
+        if feed.slices[slice_id].multicast and feed.slices[slice_id].sockets:
+            self.order.carry_no_data(0)
         self._started_ns = time.monotonic_ns()
         self._starts_at_a_time = since is not None and since.start_ns != 0
         self.first_position: Position | None = None
@@ -113,7 +115,7 @@ class SliceStatus:
     @property
     def transport(self) -> str:
         """Current transport of its blocks."""
-        return SHARED_MEMORY if self.state.is_shared else transport_of(self.lines[0])
+        return SHARED_MEMORY if self.state.is_shared else transport_of(self.lines[-1])
 
     @property
     def awaits_start(self) -> bool:

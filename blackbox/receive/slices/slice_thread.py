@@ -35,6 +35,7 @@ from blackbox.receive.state import Reason, SliceLife, Stopping
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread
 from blackbox.transport.security.curve import keys_of_line
 from blackbox.transport.shared_memory.layout import MOST_WAITING
+from blackbox.transport.udp.of_feed import RECEIVER_NEEDS
 from blackbox.transport.wakeup import PIPE_NEEDS
 
 log = logging.getLogger("blackbox")
@@ -46,6 +47,7 @@ def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
     With shared memory also a connection, a pidfd of the publisher, its bell, and briefly the memory.
     """
     lines = len(feed_slice.lines) + 5 * bool(feed_slice.shared_memory)
+    lines += RECEIVER_NEEDS.descriptors * bool(feed_slice.multicast)
     threads = 1 + options.workers
     return (
         PIPE_NEEDS,
@@ -222,12 +224,13 @@ class SliceThread:
         warm_up(run_slice, self._at, table.at, table.topics, table.keys)
         warm_up(hand_control, self._at, 0, 0, 0)
         warm_up(finish, self._at, table.at, table.topics)
-        keys = [keys_of_line(feed, line, endpoint) for line, endpoint in enumerate(part.lines)]
+        keys = [keys_of_line(feed, line, endpoint) for line, endpoint in enumerate(part.sockets)]
         own_keys = next((each for each in keys if each is not None), None)
         self._guard = FloodGuard(sub, status, settings.options.hwm_blocks, own_keys, self._report_lost)
         stack.callback(self._guard.close)
         self._guard.start()
         self.subscription.connect(sub, keys)
+        self._at = self._at._replace(multicast=self.subscription.multicast)
         self._switch(table)
         self._callbacks.begin()
         if catch_up is not None:

@@ -12,7 +12,7 @@ import zmq
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.format import FLAG_CONTROL, HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.block.position import End
-from blackbox.errors import BlockError, EndpointError
+from blackbox.errors import BlockError, ConfigError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.life import Life
 from blackbox.native.system.limits import Needs
@@ -77,7 +77,7 @@ class Heartbeats:
         """Monotonic time of the last heartbeat."""
         self._context = new_context(
             f"heartbeats of feed {feed.name!r}",
-            *[Needs(descriptors=2 * len(feed_slice.lines)) for feed_slice in feed.slices],
+            *[Needs(descriptors=2 * len(feed_slice.sockets)) for feed_slice in feed.slices],
         )
         self._poller = zmq.Poller()
         self._place_of: dict[zmq.Socket[bytes], int] = {}
@@ -88,7 +88,12 @@ class Heartbeats:
         Block.decode(*map(bytes, own.frames))  # loads compiled code before the first heartbeat arrives
         try:
             for slice_id, feed_slice in enumerate(self.feed.slices):
-                for number, (name, endpoint) in enumerate(zip("AB", feed_slice.lines, strict=False)):
+                if not feed_slice.sockets:
+                    raise ConfigError(
+                        f"slice {slice_id} of feed {self.feed.name!r} had only multicast lines, expected one on tcp: "
+                        "heartbeats are read there"
+                    )
+                for number, (name, endpoint) in enumerate(zip("AB", feed_slice.sockets, strict=False)):
                     self._connect(endpoint, keys_of_line(self.feed, number, endpoint))
                     self.lines.append(LineHealth(slice_id=slice_id, line=name, endpoint=endpoint))
         except BaseException:

@@ -93,7 +93,10 @@ class Tap:
         self._thread = threading.Thread(target=self._run, name="blackbox-tap", daemon=True)
 
     def __enter__(self) -> Self:
-        """Connect. Raises EndpointError naming an endpoint, LimitError naming a limit, ConfigError without topics."""
+        """Connect. Raises EndpointError naming an endpoint, LimitError naming a limit.
+
+        Raises ConfigError without topics, and for a slice with only multicast lines.
+        """
         starts = starts_by_slice(self.feed, self._choice.starts)
         if not starts:
             raise ConfigError(f"no slice of feed {self.feed.name!r} has a topic {self._choice}")
@@ -223,7 +226,11 @@ class _TappedSlice:
         choice: TopicChoice,
     ) -> None:
         part = feed.slices[slice_id]
-        endpoint = part.lines[0]
+        if not part.sockets:
+            raise ConfigError(
+                f"slice {slice_id} of feed {feed.name!r} had only multicast lines, expected one on tcp: a tap reads it"
+            )
+        endpoint = part.sockets[0]
         self.where = f"feed {feed.name!r} slice {slice_id} at {endpoint}"
         self.received = self.chosen = self.dropped = self.malformed = 0
         self.is_confirmed = False

@@ -323,7 +323,7 @@ def _sources_of(sources: Sequence[Feed], downstream: Feed, slice_id: int) -> lis
     lines: list[dict[str, Source]] = [{} for _ in below.lines]
     for source in sources:
         part, memory = source.slices[slice_id], _memory_of(source, below, slice_id)
-        for number, endpoint in enumerate(part.lines):
+        for number, endpoint in enumerate(part.sockets):
             address = address_from(part.interface, endpoint)
             lines[min(number, len(lines) - 1)].setdefault(
                 address, Source(keys_of_line(source, number, endpoint), memory)
@@ -349,7 +349,12 @@ def _check_fit(above: Feed, below: Feed) -> None:
         where = f"slice {slice_id} of feed {below.name!r} below the relay"
         if (lower.prefixes, lower.share) != (upper.prefixes, upper.share):
             raise ConfigError(f"{where} was {lower!r}, expected the topics of {upper!r} above it")
-        if len(lower.lines) > len(upper.lines):
+        if lower.multicast or not upper.sockets:
+            found, which = (lower.multicast, "below") if lower.multicast else (upper.multicast, "above")
+            raise ConfigError(
+                f"slice {slice_id} {which} the relay had {found[0]!r}, expected tcp: relays use no datagrams"
+            )
+        if len(lower.lines) > len(upper.sockets):
             raise ConfigError(f"{where} had lines A and B, expected line A alone as above it")
         if both := set(lower.endpoints) & set(upper.endpoints):
             raise ConfigError(f"{where} had {min(both)}, expected another endpoint: the relay would be its own source")

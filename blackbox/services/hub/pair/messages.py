@@ -73,7 +73,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if len(feed.archives) < 2:
             raise ConfigError(f"feed {feed.name!r} had {len(feed.archives)} archives, expected one for each hub")
         for number, part in enumerate(feed.slices):
-            if len(part.lines) != 2 or part.shared_memory:
+            if len(part.sockets) != 2 or part.shared_memory:
                 raise ConfigError(
                     f"slice {number} of feed {feed.name!r} had endpoints {part.endpoints}, expected line A of the "
                     "first and line B of the second hub, and no shared memory"

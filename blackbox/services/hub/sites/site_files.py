@@ -117,8 +117,14 @@ class SiteFiles:
         files = tuple(self._write_key(f"{name}-{place}", key) for place, key in enumerate(keys))
         here = self._write_key("own", load_pair(own.key).public.decode())
         return (
-            Security(key=own.key, server_keys=files),
-            Security(key=own.key, server_keys=(here,), archive_keys=files, allowed_keys=own.allowed_keys),
+            Security(key=own.key, server_keys=files, group_key=own.group_key),
+            Security(
+                key=own.key,
+                server_keys=(here,),
+                archive_keys=files,
+                allowed_keys=own.allowed_keys,
+                group_key=own.group_key,
+            ),
         )
 
     def _write_key(self, name: str, key: str) -> str:
