@@ -48,16 +48,12 @@ def test_the_passive_hub_with_more_turns_leads_in_a_new_epoch() -> None:
     assert more.settle(less.standing) == ("no hub was active, and the other hub has no more", True)
 
 
-def test_a_hub_that_lost_power_does_not_lead_once_it_knows_of_later_turns() -> None:
-    """It was alone, and then the other hub: only that one may have all answered puts."""
-    cut, later = state(newest=9, term=3, is_cut=True), state("backup", newest=14, term=3)
+def test_a_hub_that_lost_power_does_not_lead_once_it_has_heard_of_the_other() -> None:
+    """It was alone, but the other hub may lead by now, because of its answer."""
+    cut, other = state(newest=9, term=3, is_cut=True), state("backup", newest=8, term=3)
     assert cut.may_take_over
-    later.lead()
-    assert cut.hears(later.standing)
+    assert cut.hears(other.standing)
     assert not cut.may_take_over
-    equal = state(newest=9, term=3, is_cut=True)
-    assert equal.hears(state("backup", newest=8, term=3).standing)
-    assert equal.may_take_over
 
 
 def test_a_new_epoch_is_later_than_all_that_either_hub_has() -> None:

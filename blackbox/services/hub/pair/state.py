@@ -8,8 +8,7 @@ before it sends messages that depend on it.
     PASSIVE -- `end_following`: it has all turns, as the active hub confirms -------------->  ARMED
     PASSIVE -- `settle`: neither is armed, and the peer has no more ----------------------->  ACTIVE, in a new epoch
     PASSIVE -- `--alone` was given, or it was alone before -------------------------------->  ACTIVE
-    PASSIVE -- it was alone and lost power, knows of no later turn, the peer is silent,
-               and a client asks ---------------------------------------------------------->  ACTIVE, in a new epoch
+    PASSIVE -- it was alone and lost power, has heard nothing of the peer since, and a client asks -> in a new epoch
     PASSIVE -- `settle`: its journals were damaged, and the peer lacks some of their turns ->  an error
     ARMED   -- `hear_lead`: another process leads, or continues without it ---------------->  PASSIVE
     ARMED   -- the active hub is silent, and a client asks; or `settle`: it has ended ----->  ACTIVE, in the same epoch
@@ -109,8 +108,8 @@ class PairState:
         if self.peer is not None and (standing.run, standing.term) < (self.peer.run, self.peer.term):
             return False
         self.peer = standing
-        if self.kept.is_cut and (standing.term, standing.had) > (self.kept.term, self.standing.had):
-            self.kept = msgspec.structs.replace(self.kept, is_cut=False)  # it must not lead without that hub
+        if self.kept.is_cut:  # that hub may lead from the next answer on, so this one must not lead without it
+            self.kept = msgspec.structs.replace(self.kept, is_cut=False)
         if self.is_active and standing.term > self.kept.term:
             raise OutdatedError
         return True
