@@ -251,7 +251,7 @@ def test_overlapping_datagrams_larger_than_one_output_have_each_message_once(is_
     holder.start(1)
     assert holder.arrange(arrived, many, is_line=True, now_ns=1) == []
     released = holder.flush(arrived) if is_flush else holder.arrange(arrived, 0, is_line=True, now_ns=1_000)
-    found = []
+    found = list[int]()
     for part in released:
         for start in part.starts.tolist():
             _, begin, count = struct.unpack_from(">10sQH", part.data[start : start + 20].tobytes())
