@@ -136,10 +136,6 @@ class SliceThread:
         """Report to the publishers how far their messages are recorded."""
         self.commands.put(lambda: self.subscription.acknowledge(said))
 
-    def _report_lost(self, count: int) -> None:
-        """Report to the publishers how many messages were lost."""
-        self.commands.put(lambda: self.subscription.report_lost(count))
-
     def ask_to_stop(self) -> None:
         """Deliver what was received, then end."""
         state = self.status.state
@@ -226,7 +222,12 @@ class SliceThread:
         warm_up(finish, self._at, table.at, table.topics)
         keys = [keys_of_line(feed, line, endpoint) for line, endpoint in enumerate(part.sockets)]
         own_keys = next((each for each in keys if each is not None), None)
-        self._guard = FloodGuard(sub, status, settings.options.hwm_blocks, own_keys, self._report_lost)
+        commands, subscription = self.commands, self.subscription  # a bound method would keep the thread alive
+
+        def report_lost(count: int) -> None:
+            commands.put(lambda: subscription.report_lost(count))
+
+        self._guard = FloodGuard(sub, status, settings.options.hwm_blocks, own_keys, report_lost)
         stack.callback(self._guard.close)
         self._guard.start()
         self.subscription.connect(sub, keys)
