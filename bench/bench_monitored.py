@@ -1,4 +1,4 @@
-"""The cost of metrics: a subscriber whose metrics are scraped each second, compared with one without.
+"""The cost of metrics that are scraped each second from a subscriber.
 
     scraped   PUB process ==blocks, TCP loopback==> SUB process, compiled callbacks <--HTTP, each second-- scraper
     without   PUB process ==blocks, TCP loopback==> SUB process, compiled callbacks

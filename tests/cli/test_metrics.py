@@ -55,6 +55,7 @@ def test_metrics_of_a_recorder_and_a_relay_while_they_run(place: Place, tmp_path
         recorder_at, relay_at = url_of(record), url_of(relay)
         wait_until(lambda: roles(recorder_at) == ["recorder"], what="the recorder")
         wait_until(lambda: roles(relay_at) == ["relay"], what="the relay")
+        publisher.wait_for_subscribers(timeout=60.0)  # else messages are not wanted, and not sent
         for _ in range(5):
             publisher.publish(b"A.t", b"1")
 

@@ -19,9 +19,9 @@ from websockets.sync.client import ClientConnection, connect
 from blackbox import ConfigError, Feed, Publisher
 from blackbox.cli.ui.status import Status
 from blackbox.feed.schema.schema import load_schema
+from blackbox.services.monitor.listening import address_of
 from blackbox.services.monitor.page.clients import MOST_CLIENTS, Clients
 from blackbox.services.monitor.page.market import MOST_SYMBOLS, Market
-from blackbox.services.monitor.page.server import address_of
 from blackbox.services.monitor.watch.view import View
 from blackbox.testing import wait_until
 from tests.cli.commands import Command, assert_one_line, invoke, write_feed
@@ -217,4 +217,4 @@ def test_the_command_says_where_the_page_is_and_ends_cleanly(tmp_path: Path) -> 
         ended = command.interrupt(signal.SIGTERM)
     assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
     assert used.status == Status.ERROR
-    assert_one_line(used, r"cannot listen at 127\.0\.0\.1:\d+: Address already in use")
+    assert_one_line(used, r"^error: address of the page 127\.0\.0\.1:\d+ is in use$")

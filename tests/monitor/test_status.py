@@ -17,8 +17,9 @@ from blackbox.archive.recording import Recording
 from blackbox.archive.serve.server import archive_of
 from blackbox.errors import EndpointError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.services.monitor.listening import address_of
 from blackbox.services.monitor.serve import http_server
-from blackbox.services.monitor.serve.http_server import HttpServer, address_of
+from blackbox.services.monitor.serve.http_server import HttpServer
 from blackbox.services.monitor.serve.metrics import serve_metrics
 from blackbox.services.monitor.serve.observe import STUCK_S, Beats, observe
 from blackbox.services.monitor.serve.status import ProcessStatus, decode_statuses
@@ -184,7 +185,7 @@ def test_many_readers_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_addresses() -> None:
-    assert [address_of(text) for text in ("9100", "10.0.0.1:80", "[::1]:9100", "host:0")] == [
+    assert [address_of(text, "127.0.0.1") for text in ("9100", "10.0.0.1:80", "[::1]:9100", "host:0")] == [
         ("127.0.0.1", 9100),
         ("10.0.0.1", 80),
         ("::1", 9100),
@@ -192,7 +193,7 @@ def test_addresses() -> None:
     ]
     for text in ("", "host", "host:", "::1", "::1:80", "host:65536", "host:-1"):
         with pytest.raises(ConfigError, match="expected HOST:PORT"):
-            address_of(text)
+            address_of(text, "127.0.0.1")
 
 
 def test_an_address_in_use_is_one_error() -> None:

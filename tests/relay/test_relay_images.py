@@ -62,7 +62,7 @@ def test_late_subscribers_below_a_relay_get_the_values_of_the_source(tmp_path: P
     values = {b"%d.early" % (number % 40): b"%d" % number for number in range(300)}
     del values[b"3.early"]
     with running(above, below, tmp_path) as run:
-        run.recorder.stop()  # nobody can ask the source's archive
+        run.recorder.stop()  # the source's archive answers no more
         assert values_at(below) == values
         for number in range(100):  # some of them pass after the relay's start, some topics are removed
             topic, value = b"%d.early" % (number % 7), b"late %d" % number

@@ -8,7 +8,7 @@ from tests.simulation.pair_world import pair_finding_of
 
 SCHEDULES = 100
 FOUND = (920_036, 920_362, 941_303)
-"""Schedules that failed once: the passive hub had a later epoch; a hub without power led beside the other, twice."""
+"""Schedules that failed once: the passive hub had a later epoch; after a power cut both hubs led, twice."""
 
 
 @pytest.mark.parametrize("first", range(0, 600, SCHEDULES))

@@ -33,12 +33,13 @@ def dashboard(
     blackbox dashboard feed.toml --listen 127.0.0.1:0
     """
     with exit_statuses():
+        from blackbox.services.monitor.listening import address_of
         from blackbox.services.monitor.watch.watch import Watch
 
         try:
             import uvloop
 
-            from blackbox.services.monitor.page.server import PageServer, address_of
+            from blackbox.services.monitor.page.server import PageServer
         except ImportError as error:
             text = f"dashboard needs the extra monitor: pip install 'blackbox-md[monitor]' ({error})"
             raise BlackBoxError(text) from None

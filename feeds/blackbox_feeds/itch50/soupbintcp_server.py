@@ -32,7 +32,7 @@ from blackbox_feeds.itch50.moldudp64_server import session_of
 from blackbox_feeds.itch50.soupbintcp import NO_SESSION, NOT_AUTHORIZED, SEQUENCED, Accepted, Login
 from blackbox_feeds.itch50.soupbintcp_connection import Connection, ConnectionLife
 from blackbox_feeds.serving.datagrams import bound
-from blackbox_feeds.serving.sent_stream import Framing, SentStream
+from blackbox_feeds.serving.sent_stream import Framing, SentStream, check_linger
 
 PASSWORD_VARIABLE: Final = "BLACKBOX_VENUE_PASSWORD"
 _MOST_CONNECTIONS: Final = 256
@@ -67,6 +67,7 @@ class SoupBinTcpServer(VenueServer):
     def __init__(self, address: Address, recordings: Sequence[Recording], options: SoupOptions) -> None:
         self._session = session_of(recordings, options.session).decode()
         self._login = _login_of(options)
+        check_linger(options.linger)
         self._address, self._linger = address, options.linger
         self._stream = SentStream(Framing(is_big_endian=True, type=SEQUENCED[0]), options.store, options.keep_mib)
         self._changed = threading.Condition()

@@ -23,7 +23,7 @@ from blackbox.native.system.waits import step_of
 from blackbox.replay.play.venue_server import VenueMessages, VenueServer
 from blackbox.transport.server_thread import ServerThread
 from blackbox_feeds.serving.datagrams import MOST_BYTES, DatagramPath, Faults, bound, cut
-from blackbox_feeds.serving.sent_stream import Frames, Framing, SentStream
+from blackbox_feeds.serving.sent_stream import Frames, Framing, SentStream, check_linger
 
 HEARTBEAT_S: Final = 1.0
 _LARGEST_REQUEST: Final = 65_536
@@ -78,8 +78,7 @@ class DatagramServer(VenueServer):
     def __init__(self, address: Address, framing: Framing, options: DatagramOptions) -> None:
         if not self.header_bytes + 2 < options.mtu <= MOST_BYTES:
             raise ConfigError(f"mtu was {options.mtu}, expected {self.header_bytes + 3} to {MOST_BYTES}")
-        if options.linger < 0:
-            raise ConfigError(f"linger was {options.linger}, expected 0 or more seconds")
+        check_linger(options.linger)
         self._options = options
         self._faults = Faults(options.drop, options.duplicate, options.reorder)
         self._faults.check()

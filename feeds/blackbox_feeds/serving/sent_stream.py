@@ -6,6 +6,7 @@ message is the number of bytes before it, over the whole session.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from array import array
@@ -29,6 +30,12 @@ _MIB: Final = 1 << 20
 _LONGEST: Final = 0xFFFF
 _FOLDER: Final = "/var/tmp"
 NO_TYPE: Final = -1
+
+
+def check_linger(seconds: float) -> None:
+    """Raise ConfigError for an invalid time in which a server answers after the end of its session."""
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"linger was {seconds}, expected 0 or more seconds")
 
 
 class Framing(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 import struct
@@ -182,6 +183,7 @@ def free_port() -> int:
         ({"session": "short"}, ConfigError, "session was 'short', expected 10 printable ASCII characters"),
         ({"mtu": 22}, ConfigError, "mtu was 22, expected 23 to 65507"),
         ({"linger": -1.0}, ConfigError, "linger was -1.0, expected 0 or more seconds"),
+        ({"linger": math.nan}, ConfigError, "linger was nan, expected 0 or more seconds"),
         ({"drop": 1.5}, ConfigError, "drop was 1.5, expected a fraction from 0 to 1"),
         ({"ttl": 300}, ConfigError, "ttl was 300, expected 0 to 255"),
         ({"interface": "127.0.0.1"}, ConfigError, "interface was '127.0.0.1' with the unicast address 127.0.0.1"),

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from blackbox.analysis.report.style import STYLE
-from blackbox.errors import ConfigError, EndpointError
+from blackbox.services.monitor.listening import listen_at, url_of
 from blackbox.services.monitor.page.clients import MOST_ASKED_BYTES, Clients
 from blackbox.services.monitor.page.market import Market
 from blackbox.services.monitor.watch.watch import Watch
@@ -28,7 +28,6 @@ except ImportError as error:
     raise ImportError(f"the page needs starlette: pip install 'blackbox-md[monitor]' ({error})") from error
 
 _PUSH_S: Final = 0.5
-_BACKLOG: Final = 128
 _FILES: Final = files("blackbox.services.monitor.page") / "files"
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _HEADERS: Final = {
@@ -73,10 +72,8 @@ class PageServer:
 
     async def run(self) -> None:
         """Serve until cancelled. Raises EndpointError if it cannot listen."""
-        with _listening(self._host, self._port) as listener:
-            port = listener.getsockname()[1]
-            shown = f"[{self._host}]" if ":" in self._host else self._host
-            self._bound(f"http://{shown}:{port}/")
+        with listen_at(self._host, self._port, "address of the page") as listener:
+            self._bound(f"{url_of(self._host, listener.getsockname()[1])}/")
             config = uvicorn.Config(
                 self.app,
                 log_config=None,
@@ -169,24 +166,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Any:
-    """Bind and listen. Raises EndpointError."""
-    listener = None
-    try:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(info[0], socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(info[4])
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        if listener is not None:
-            listener.close()
-        raise EndpointError(error.errno or 0, f"cannot listen at {host}:{port}: {error.strerror or error}") from error
-    with listener:
-        yield listener
-
-
 def is_own_host(connection: HTTPConnection, host: str) -> bool:
     """Return True if the request names this server by an address, by `host` or by the name of this machine.
 
@@ -206,11 +185,3 @@ def is_own_origin(connection: HTTPConnection) -> bool:
     """Return True if a WebSocket is opened by this server's page."""
     origin = connection.headers.get("origin", "")
     return urlsplit(origin).netloc == connection.headers.get("host", "") != ""
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """Return the host and the port of HOST:PORT. Raises ConfigError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"address was {text!r}, expected HOST:PORT such as 127.0.0.1:9500")
-    return host.strip("[]"), int(port)

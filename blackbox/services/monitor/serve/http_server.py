@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,8 +17,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from blackbox.errors import ConfigError, EndpointError
 from blackbox.native.system.limits import start_thread
+from blackbox.services.monitor.listening import address_of, listen_at, url_of
 from blackbox.services.monitor.serve.collector import Exposition
 from blackbox.services.monitor.serve.watched import Watched
 
@@ -36,15 +34,6 @@ _END_S: Final = 2
 Answer = Callable[[Watched, Request], Response]
 
 
-def address_of(text: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`, `[IPv6]:PORT` or `PORT`, which means 127.0.0.1. Raises ConfigError."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-    if not port.isascii() or not port.isdigit() or int(port) > 65_535 or (":" in host and not text.startswith("[")):
-        raise ConfigError(f"address was {text!r}, expected HOST:PORT, such as 127.0.0.1:9100 (port 0: a free one)")
-    return host or "127.0.0.1", int(port)
-
-
 class HttpServer:
     """Serves the status of `watched` from `start` until `stop`. The port is bound by the constructor."""
 
@@ -53,8 +42,8 @@ class HttpServer:
 
         Raises ConfigError for an invalid address, EndpointError if it is in use or cannot be bound.
         """
-        self.host, port = address_of(address)
-        self._socket = _bound(self.host, port)
+        self.host, port = address_of(address, "127.0.0.1")
+        self._socket = listen_at(self.host, port, "metrics address")
         self.port: int = self._socket.getsockname()[1]
         exposition = Exposition(watched)
 
@@ -93,7 +82,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """Address as a URL, without a path."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return url_of(self.host, self.port)
 
     def start(self) -> None:
         """Start the thread. Raises LimitError if no thread can be started."""
@@ -111,23 +100,6 @@ class HttpServer:
             self._server.run(sockets=[self._socket])
         except Exception:  # the process must go on with its work
             log.exception("the server of metrics at %s has failed", self.url)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise EndpointError(error.errno or errno.EADDRNOTAVAIL, f"metrics address {host}: {error.strerror}") from error
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(_MOST_CONNECTIONS)
-    except OSError as error:
-        bound.close()
-        why = "is in use" if error.errno == errno.EADDRINUSE else f"could not be bound: {error.strerror}"
-        raise EndpointError(error.errno or 0, f"metrics address {host}:{port} {why}") from error
-    return bound
 
 
 class _Connection(H11Protocol):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from contextlib import suppress
 from random import random
 from time import time_ns
@@ -24,7 +23,8 @@ from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.live_source import LiveStatistics
 from blackbox_feeds.binance.live.snapshots import Snapshots
-from blackbox_feeds.live.inbox import Inbox, Mark
+from blackbox_feeds.live.inbox import Mark
+from blackbox_feeds.live.loop_thread import LoopThread
 from blackbox_feeds.live.retries import Retries
 
 OVERLAP_S: Final = 3.0
@@ -76,40 +76,19 @@ class Link:
         self.began_at = asyncio.get_running_loop().time()
 
 
-class Client:
+class Client(LoopThread):
     """Receives frames until it is stopped. `start`, `stop` and `want` are called by the publishing thread."""
 
     def __init__(self, target: Target, counts: LiveStatistics) -> None:
         """`counts`: those of the source, which the connection adds to. Raises ConfigError without the libraries."""
         libraries()
-        self.inbox = Inbox()
-        self.error: SourceError | None = None
-        """Why the connection was given up."""
+        super().__init__("blackbox-binance", f"the connection to {target.url}")
         self._target = target
         self._counts = counts
         self.malformed = 0
         """Frames that were no event of a stream."""
         self._room: asyncio.Event | None = None
         self._snapshots: Snapshots | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._lock = threading.Lock()
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="blackbox-binance", daemon=True)
-        self.inbox.when_emptied = self._go_on
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Close the connection, and wait for the thread."""
-        with self._lock:
-            self._is_stopping = True
-            if self._loop is not None and self._task is not None:
-                self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join()
-        self.inbox.close()
 
     def want(self, symbols: frozenset[str]) -> None:
         """Request the order books of exactly these symbols."""
@@ -117,35 +96,10 @@ class Client:
             self._snapshots.want(symbols)
 
     def _go_on(self) -> None:
-        room, loop = self._room, self._loop
-        if room is not None and loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(room.set)
-
-    def _run(self) -> None:
-        import uvloop
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            with self._lock:
-                self._loop = runner.get_loop()
-            try:
-                runner.run(self._main())
-            except asyncio.CancelledError:
-                pass
-            except SourceError as error:
-                self.error = error
-            except Exception as error:  # noqa: BLE001 - reported by the publishing thread
-                self.error = SourceError(f"the connection to {self._target.url} failed: {error!r}")
-            finally:
-                with self._lock:
-                    self._loop = None
-        self.inbox.wake()
+        if self._room is not None:
+            self._soon(self._room.set)
 
     async def _main(self) -> None:
-        with self._lock:
-            if self._is_stopping:
-                return
-            self._task = asyncio.current_task()
         asking: asyncio.Task[None] | None = None
         if self._target.rest is not None:
             self._snapshots = Snapshots(self._target.rest, self.inbox.put)

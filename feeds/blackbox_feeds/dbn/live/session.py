@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.live_source import LiveStatistics
-from blackbox_feeds.live.inbox import Inbox, Mark
+from blackbox_feeds.live.inbox import Mark
+from blackbox_feeds.live.loop_thread import LoopThread
 from blackbox_feeds.live.retries import Retries
 
 DEFAULT_PORT: Final = 13_000
@@ -42,40 +41,19 @@ class Request(NamedTuple):
     port: int
 
 
-class Client:
+class Client(LoopThread):
     """Receives records until it is stopped. `start`, `stop` and `resume` are called by the publishing thread."""
 
     def __init__(self, request: Request, key: str, counts: LiveStatistics) -> None:
         """`counts`: those of the source; the connection adds to them."""
-        self.inbox = Inbox()
+        super().__init__("blackbox-databento", f"the session with {request.host}")
         self.metadata = b""
         """The metadata of the first session, before any record is in the inbox."""
-        self.error: SourceError | None = None
-        """Why the session was given up."""
         self.can_resume = True
         """False if the gateway rejected the replay of missed records."""
         self._request, self._key, self._counts = request, key, counts
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
         self._resumed: asyncio.Future[int | None] | None = None
         self._protocol: Any = None
-        self._lock = threading.Lock()
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="blackbox-databento", daemon=True)
-        self.inbox.when_emptied = self._go_on
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the session, and wait for the thread."""
-        with self._lock:
-            self._is_stopping = True
-            if self._loop is not None and self._task is not None:
-                self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join()
-        self.inbox.close()
 
     def resume(self, start_ns: int | None) -> None:
         """Continue after an interruption with the records from a time on; None: with new ones."""
@@ -86,41 +64,12 @@ class Client:
 
         self._soon(settle)
 
-    def _soon(self, action: Any) -> None:
-        loop = self._loop
-        if loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(action)
-
     def _go_on(self) -> None:
         protocol = self._protocol
         if protocol is not None and protocol.is_paused:
             self._soon(protocol.go_on)
 
-    def _run(self) -> None:
-        import uvloop
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            with self._lock:
-                self._loop = runner.get_loop()
-            try:
-                runner.run(self._main())
-            except asyncio.CancelledError:
-                pass
-            except SourceError as error:
-                self.error = error
-            except Exception as error:  # noqa: BLE001 - reported by the publishing thread
-                self.error = SourceError(f"the session with {self._request.host} failed: {error!r}")
-            finally:
-                with self._lock:
-                    self._loop = None
-        self.inbox.wake()
-
     async def _main(self) -> None:
-        with self._lock:
-            if self._is_stopping:
-                return
-            self._task = asyncio.current_task()
         loop, retries = asyncio.get_running_loop(), Retries()
         start, is_snapshot, is_first = self._request.start, self._request.is_snapshot, True
         while True:
