@@ -38,7 +38,7 @@ from blackbox.transport.udp.assembler import (
     slot_at,
     take_datagram,
 )
-from blackbox.transport.udp.mmsg import ROOM, Datagrams, dropped_before, receive_batch, received_size
+from blackbox.transport.udp.mmsg import BATCH, ROOM, Datagrams, dropped_before, receive_batch, received_size
 
 _SOCKET_EVERY: Final = 8
 """Blocks taken from datagrams between two looks at the ZeroMQ socket."""
@@ -129,7 +129,7 @@ def _take(state: int, keys: Trie, first: int) -> Any:
             return 0
         batches += 1
         line.next = 0
-        line.count = receive_batch(line.fd, line.messages)
+        line.count = receive_batch(line.fd, line.messages, BATCH)
         if line.count <= 0:
             line.count = 0
             error = zmq_errno()

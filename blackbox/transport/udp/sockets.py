@@ -20,7 +20,7 @@ BUFFER_BYTES: Final = 32 << 20
 LEAST_BUFFER_BYTES: Final = 4 << 20
 """With less, a burst of large blocks overruns the buffer of a receiver that is asleep."""
 _RCVBUFFORCE: Final = 33
-_MULTICAST_ALL: Final = 49
+MULTICAST_ALL: Final = 49
 """IP_MULTICAST_ALL in linux/in.h: receive datagrams of groups that other sockets of this host have joined."""
 _warned: set[int] = set()
 
@@ -34,7 +34,7 @@ def open_receiver(group: Group, interface: str, what: str, *, joins_more: bool =
     receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        receiver.setsockopt(socket.IPPROTO_IP, _MULTICAST_ALL, 0)
+        receiver.setsockopt(socket.IPPROTO_IP, MULTICAST_ALL, 0)
         receiver.setsockopt(socket.SOL_SOCKET, RXQ_OVFL, 1)
         # Bound to its only group, it cannot receive what is sent to an address of this host.
         receiver.bind(("" if joins_more else str(group.address), group.port))
@@ -46,11 +46,7 @@ def open_receiver(group: Group, interface: str, what: str, *, joins_more: bool =
     except EndpointError:
         receiver.close()
         raise
-    with suppress(OSError):  # it needs a privilege
-        receiver.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, BUFFER_BYTES)
-    if (granted := receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2) < BUFFER_BYTES:
-        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        granted = receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
+    granted = enlarge(receiver, BUFFER_BYTES)
     if granted < LEAST_BUFFER_BYTES and granted not in _warned:
         _warned.add(granted)
         log.warning(
@@ -60,6 +56,14 @@ def open_receiver(group: Group, interface: str, what: str, *, joins_more: bool =
             LEAST_BUFFER_BYTES,
         )
     return receiver
+
+
+def enlarge(receiver: socket.socket, size: int) -> int:
+    """Enlarge the receive buffer, beyond `net.core.rmem_max` if allowed; return its size in bytes."""
+    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+    with suppress(OSError):  # it needs a privilege
+        receiver.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, size)
+    return receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2  # the kernel doubles it
 
 
 def change_group(receiver: socket.socket, group: Group, interface: str, what: str, *, leaves: bool = False) -> None:

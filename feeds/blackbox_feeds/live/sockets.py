@@ -14,13 +14,12 @@ from typing import Final
 
 from blackbox.errors import ConfigError, EndpointError
 from blackbox.feed.venue_url import Address
+from blackbox.transport.udp.mmsg import RXQ_OVFL
+from blackbox.transport.udp.sockets import MULTICAST_ALL, enlarge
 from blackbox_feeds.live.receiver import Receiver
 
 log = logging.getLogger("blackbox")
 
-_IP_MULTICAST_ALL: Final = 49
-_SO_RXQ_OVFL: Final = 40
-_SO_RCVBUFFORCE: Final = 33
 _REQUEST_BUFFER_BYTES: Final = 4 << 20
 
 
@@ -88,14 +87,14 @@ def open_line(line: Address, interface: str | None, buffer_bytes: int) -> tuple[
     is_group = ipaddress.IPv4Address(address).is_multicast
     opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
-        opened.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
+        opened.setsockopt(socket.SOL_SOCKET, RXQ_OVFL, 1)
         if is_group:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            opened.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
+            opened.setsockopt(socket.IPPROTO_IP, MULTICAST_ALL, 0)
         opened.bind((address, line.port))
         if is_group:
             opened.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, _membership(address, interface))
-        return opened, _enlarge(opened, buffer_bytes)
+        return opened, enlarge(opened, buffer_bytes)
     except OSError as error:
         opened.close()
         what = "joined" if is_group and error.errno != errno.EADDRINUSE else "bound"
@@ -110,7 +109,7 @@ def open_requests(server: Address) -> socket.socket:
     opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
         opened.connect((_resolve(server), server.port))
-        _enlarge(opened, _REQUEST_BUFFER_BYTES)
+        enlarge(opened, _REQUEST_BUFFER_BYTES)
     except OSError as error:
         opened.close()
         raise EndpointError(f"no requests can be sent to {server}: {error.strerror or error}") from error
@@ -138,11 +137,3 @@ def _membership(group: str, interface: str | None) -> bytes:
                 names = ", ".join(name for _, name in socket.if_nameindex())
                 raise ConfigError(f"interface was {interface!r}, expected an IPv4 address or one of: {names}") from None
     return struct.pack("@4s4si", socket.inet_aton(group), socket.inet_aton(own), index)
-
-
-def _enlarge(opened: socket.socket, size: int) -> int:
-    """Enlarge the receive buffer, beyond `net.core.rmem_max` if allowed; return its size in bytes."""
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
-    with suppress(OSError):  # needs CAP_NET_ADMIN
-        opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
-    return opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2  # the kernel doubles it
