@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Final
 
@@ -68,7 +68,7 @@ class _Counts(msgspec.Struct):
     """Requests that were not answered: invalid, of unknown messages, or too many."""
 
 
-class DatagramServer(VenueServer):
+class DatagramServer(VenueServer, ABC):
     """Sends numbered messages in packets, to one or two groups. Subclasses write headers and read requests."""
 
     header_bytes: int
