@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 from blackbox.analysis.report.axis import lag_ticks, rate_ticks
 from blackbox.analysis.report.charts import Axis, Tick, line, path
-from blackbox.analysis.report.numbers import short
 from blackbox.analysis.report.picture import caption
 from blackbox.analysis.report.style import COLOURS, PALETTE
+from blackbox.numbers import short
 
 _WIDTH: Final = 880
 _EDGE: Final = 20

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from blackbox.analysis.report.numbers import counted, duration
 from blackbox.cli.ui.feeds import SourceOptions, feed_for, open_with_options
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.progress import LINE_EVERY_S, at_most_every
@@ -17,6 +16,7 @@ from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import print_json, say, stderr
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
+from blackbox.numbers import counted, duration
 
 
 def warmup(

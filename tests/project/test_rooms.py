@@ -13,6 +13,7 @@ ORDER = (
     "arguments",
     "life",
     "timestamps",
+    "numbers",
     "user_cache",
     "regular_file",
     "documents",

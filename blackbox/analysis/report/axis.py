@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta, timezone
 from typing import Final
 
-from blackbox.analysis.report.numbers import duration, short
+from blackbox.numbers import duration, short
 from blackbox.timestamps import SECOND_NS, clock_text, datetime_of
 
 STEPS_NS: Final = (

@@ -9,7 +9,7 @@ from blackbox.analysis.report import charts
 from blackbox.analysis.report.axis import time_ticks
 from blackbox.analysis.report.cards import card, dim, nothing
 from blackbox.analysis.report.day_report import DayReport
-from blackbox.analysis.report.numbers import count, counted
+from blackbox.numbers import count, counted
 from blackbox.timestamps import clock_text
 
 _GAPS_SHOWN: Final = 12

@@ -11,7 +11,7 @@ from blackbox.analysis.report import charts
 from blackbox.analysis.report.axis import lag_ticks
 from blackbox.analysis.report.cards import card, dim, nothing
 from blackbox.analysis.report.day_report import DayReport, Lag
-from blackbox.analysis.report.numbers import count, duration
+from blackbox.numbers import count, duration
 
 _LEAST_NS: Final = 1
 _NINES: Final = 6

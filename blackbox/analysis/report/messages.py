@@ -8,8 +8,8 @@ from blackbox.analysis.report import charts
 from blackbox.analysis.report.axis import rate_ticks
 from blackbox.analysis.report.cards import at, card, dim, interval, nothing, times
 from blackbox.analysis.report.day_report import DayReport, Mix
-from blackbox.analysis.report.numbers import count, scaled
 from blackbox.analysis.report.style import COLOURS
+from blackbox.numbers import count, scaled
 from blackbox.timestamps import SECOND_NS
 
 

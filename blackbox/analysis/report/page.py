@@ -10,9 +10,9 @@ from blackbox.analysis.report.day_report import DayReport
 from blackbox.analysis.report.gaps import gaps
 from blackbox.analysis.report.lags import lag_text, lags
 from blackbox.analysis.report.messages import mix, rate
-from blackbox.analysis.report.numbers import count, counted, scaled
 from blackbox.analysis.report.prices import instrument
 from blackbox.analysis.report.style import STYLE
+from blackbox.numbers import count, counted, scaled
 from blackbox.timestamps import SECOND_NS, clock_text, date_of
 
 

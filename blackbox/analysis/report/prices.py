@@ -9,7 +9,7 @@ from blackbox.analysis.report import charts
 from blackbox.analysis.report.axis import rate_ticks, span_ticks
 from blackbox.analysis.report.cards import at, card, dim, interval, times
 from blackbox.analysis.report.day_report import BASIS_POINTS, DayReport, Instrument
-from blackbox.analysis.report.numbers import counted, scaled
+from blackbox.numbers import counted, scaled
 
 
 def instrument(report: DayReport, each: Instrument) -> str:

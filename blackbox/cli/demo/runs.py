@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 import msgspec
 from rich.status import Status as Spinner
 
-from blackbox.analysis.report.numbers import count
 from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.recording import Recording
 from blackbox.cli.demo.callbacks import DemoCallbacks, trading_of
@@ -25,6 +24,7 @@ from blackbox.cli.ui.live import follow
 from blackbox.cli.ui.progress import ticking
 from blackbox.cli.ui.terminal import say, stderr
 from blackbox.feed.feed import Feed
+from blackbox.numbers import count
 from blackbox.receive.slow_subscriber import SlowPolicy
 from blackbox.receive.statistics import Statistics
 from blackbox.replay.replay import Replay

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
-from blackbox.analysis.report.numbers import NOTHING, byte_rate, count, counted, duration, factor, long_time, rate
 from blackbox.cli.demo.runs import CLASSIC_MESSAGES, DemoResult
 from blackbox.cli.ui.terminal import LAG, bad_if, columns_table, stdout, titled, values_table
+from blackbox.numbers import NOTHING, byte_rate, count, counted, duration, factor, long_time, rate
 
 _TOP_SYMBOLS = 10
 _WAYS = {"shm": "in shared memory", "tcp": "over loopback TCP"}

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from blackbox.analysis.report.numbers import counted
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses, warn
 from blackbox.cli.ui.terminal import bad_if, columns_table, print_json, stdout, titled
 from blackbox.feed.environment import PREFIX
 from blackbox.feed.feed import Feed
+from blackbox.numbers import counted
 
 
 def check(

@@ -16,11 +16,11 @@ from typing import Final
 import msgspec
 
 from blackbox import __version__
-from blackbox.analysis.report.numbers import byte_size, counted, duration
 from blackbox.cli.feed.endpoints import check_files, endpoints_of
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.native.system.cgroup import usable_cpus, usable_memory
+from blackbox.numbers import byte_size, counted, duration
 from blackbox.transport.udp.sockets import BUFFER_BYTES, LEAST_BUFFER_BYTES
 
 _LEAST_MEMORY: Final = 512 << 20

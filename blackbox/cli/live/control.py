@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blackbox.analysis.report.numbers import NOTHING, count, duration, rate
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import print_json, stdout, titled, values_table
 from blackbox.feed.feed import Feed
+from blackbox.numbers import NOTHING, count, duration, rate
 
 if TYPE_CHECKING:
     from blackbox.replay.control_socket import Request

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rich.text import Text
 
-from blackbox.analysis.report.numbers import count, duration
 from blackbox.cli.ui.terminal import bad_if
+from blackbox.numbers import count, duration
 from blackbox.receive.supervise.stop_signals import stopping_at_signals
 
 if TYPE_CHECKING:

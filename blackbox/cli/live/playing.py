@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from blackbox.analysis.report.numbers import NOTHING, count, counted, duration, factor, rate
 from blackbox.cli.live.control import speed_text
 from blackbox.cli.ui.progress import LINE_EVERY_S, TEXT, bar, ticking
 from blackbox.cli.ui.status import warn
 from blackbox.cli.ui.terminal import say, stderr, stdout
+from blackbox.numbers import NOTHING, count, counted, duration, factor, rate
 from blackbox.receive.supervise.stop_signals import stopping_at_signals
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import TimeElapsedColumn
 
-from blackbox.analysis.report.numbers import byte_rate, count, counted, duration, rate
 from blackbox.cli.live.live_publishing import ended_by_signals, live_of, live_rows, live_text
 from blackbox.cli.ui import progress
 from blackbox.cli.ui.feeds import (
@@ -29,6 +28,7 @@ from blackbox.cli.ui.slow_peers import MaxPeerAgeOption, SlowPeer, SlowPeerOptio
 from blackbox.cli.ui.status import exit_statuses, lose, warn
 from blackbox.cli.ui.terminal import bad_if, print_json, say, stderr, stdout, titled, values_table
 from blackbox.feed.source import Source
+from blackbox.numbers import byte_rate, count, counted, duration, rate
 
 if TYPE_CHECKING:
     from blackbox.cli.ui.source_publisher import SourcePublisher

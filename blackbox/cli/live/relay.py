@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blackbox.analysis.report.numbers import count, duration
 from blackbox.cli.live.publish import WhenFull
 from blackbox.cli.ui.feeds import feed_text
 from blackbox.cli.ui.monitored import MetricsOption, monitored
@@ -17,6 +16,7 @@ from blackbox.cli.ui.slow_peers import MaxPeerAgeOption, SlowPeer, SlowPeerOptio
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import bad_if, columns_table, print_json, say, stdout, titled
 from blackbox.feed.feed import Feed
+from blackbox.numbers import count, duration
 
 if TYPE_CHECKING:
     from blackbox.services.relay.plain_clients import PlainRelay

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from blackbox.analysis.report.numbers import count
 from blackbox.cli.live.control import speed_of
 from blackbox.cli.live.playing import playing, print_summary
 from blackbox.cli.live.publish import WhenFull, warn_of_unwanted
@@ -23,6 +22,7 @@ from blackbox.cli.ui.terminal import print_json, say
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import RAW
+from blackbox.numbers import count
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording

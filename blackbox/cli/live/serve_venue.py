@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from blackbox.analysis.report.numbers import count
 from blackbox.cli.live.playing import playing, print_summary
 from blackbox.cli.ui.status import warn
 from blackbox.cli.ui.terminal import print_json, say, stdout
+from blackbox.numbers import count
 
 if TYPE_CHECKING:
     from blackbox.replay.play.venue_server import VenueServer

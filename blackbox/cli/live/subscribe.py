@@ -12,7 +12,6 @@ import numpy
 import typer
 from rich.console import Group, RenderableType
 
-from blackbox.analysis.report.numbers import byte_rate, count, counted, duration, rate
 from blackbox.cli.hub.get import PositionsOption, subscribe_durably
 from blackbox.cli.ui.feeds import ConfirmTimeout, FeedOption, SilenceTimeout, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
@@ -32,6 +31,7 @@ from blackbox.cli.ui.terminal import (
     values_table,
 )
 from blackbox.feed.schema.schema import schema_of
+from blackbox.numbers import byte_rate, count, counted, duration, rate
 
 if TYPE_CHECKING:
     from blackbox.block.batch.batch import Batch

@@ -13,7 +13,6 @@ import msgspec
 import numpy
 import typer
 
-from blackbox.analysis.report.numbers import counted, rate
 from blackbox.block.batch.plain_message import as_object
 from blackbox.cli.ui.feeds import ConfirmTimeout, feed_text, load_feed
 from blackbox.cli.ui.messages import describe
@@ -31,6 +30,7 @@ from blackbox.cli.ui.terminal import say
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import load_schema, schema_of
+from blackbox.numbers import counted, rate
 from blackbox.timestamps import time_text
 
 if TYPE_CHECKING:

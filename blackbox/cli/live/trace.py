@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blackbox.analysis.report.numbers import count, duration
 from blackbox.cli.ui.feeds import ConfirmTimeout, load_feed
 from blackbox.cli.ui.options import CountOption, JsonOption, PrefixOption, SymbolOption, prefixes_of, symbols_of
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import columns_table, print_json, say, stdout, titled
 from blackbox.errors import ConfigError
+from blackbox.numbers import count, duration
 
 if TYPE_CHECKING:
     from blackbox.services.monitor.trace import HopTimes

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from blackbox.analysis.report.numbers import counted
 from blackbox.cli.ui.days import RecordingArgument, damaged_parts_text, lose_what_is_wrong, without_warnings
 from blackbox.cli.ui.drawing import draw
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import say
+from blackbox.numbers import counted
 
 
 def analyse(

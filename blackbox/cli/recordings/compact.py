@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blackbox.analysis.report.numbers import count
 from blackbox.cli.ui.days import Compression, RecordingArgument, lose_damage, open_day
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.progress import reading
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import print_json, stdout, titled, values_table
+from blackbox.numbers import count
 
 if TYPE_CHECKING:
     from blackbox.archive.maintain.compact import Compacted

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from blackbox.analysis.report.numbers import byte_rate, count, rate
 from blackbox.cli.ui.days import RecordingArgument, StartOption, StopOption, days_of, lose_damage, open_day, time_ns
 from blackbox.cli.ui.options import JsonLinesOption, SymbolOption, symbols_of
 from blackbox.cli.ui.progress import counting
 from blackbox.cli.ui.status import exit_statuses, warn
 from blackbox.cli.ui.terminal import print_json, stderr, stdout, titled, values_table
 from blackbox.errors import ConfigError
+from blackbox.numbers import byte_rate, count, rate
 
 if TYPE_CHECKING:
     from blackbox.archive.export.parquet import ParquetDay

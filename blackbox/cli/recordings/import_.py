@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blackbox.analysis.report.numbers import byte_rate, count, counted, duration, rate
 from blackbox.cli.ui.days import Compression, RecordingsOption
 from blackbox.cli.ui.feeds import FeedOption, SourceOptions, feed_for, load_feed, open_with_options
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses, lose, warn
 from blackbox.cli.ui.terminal import print_json, say, stderr, stdout, titled, values_table
+from blackbox.numbers import byte_rate, count, counted, duration, rate
 
 if TYPE_CHECKING:
     from blackbox.archive.importing.import_days import ImportedDay

@@ -10,7 +10,6 @@ import msgspec
 import typer
 from rich.table import Table
 
-from blackbox.analysis.report.numbers import byte_size, count, counted
 from blackbox.cli.ui.days import (
     damage_objects,
     damage_text,
@@ -24,6 +23,7 @@ from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.progress import reading
 from blackbox.cli.ui.status import exit_statuses, warn
 from blackbox.cli.ui.terminal import bad_if, columns_table, print_json, say, stdout, titled, values_table
+from blackbox.numbers import byte_size, count, counted
 
 if TYPE_CHECKING:
     from blackbox.archive.files.segment import Damage

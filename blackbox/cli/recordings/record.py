@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Group, RenderableType
 
-from blackbox.analysis.report.numbers import byte_rate, byte_size, count, counted, duration, rate
 from blackbox.cli.ui.days import Compression, RecordingsOption
 from blackbox.cli.ui.feeds import ConfirmTimeout, FeedOption, SilenceTimeout, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
@@ -18,6 +17,7 @@ from blackbox.cli.ui.monitored import MetricsOption, monitored
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses, lose
 from blackbox.cli.ui.terminal import bad_if, columns_table, print_json, say, stdout, titled, values_table
+from blackbox.numbers import byte_rate, byte_size, count, counted, duration, rate
 
 if TYPE_CHECKING:
     from blackbox.archive.record.recorder import Recorder, RecorderStatistics

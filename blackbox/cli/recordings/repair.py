@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from blackbox.analysis.report.numbers import counted
 from blackbox.cli.ui.feeds import load_feed
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses, warn
 from blackbox.cli.ui.terminal import print_json, say
+from blackbox.numbers import counted
 
 
 def repair(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from blackbox.analysis.report.numbers import byte_size, count
 from blackbox.cli.ui.days import (
     RecordingArgument,
     damage_objects,
@@ -22,6 +21,7 @@ from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.progress import reading
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import print_json, say, stdout, titled
+from blackbox.numbers import byte_size, count
 
 if TYPE_CHECKING:
     from blackbox.archive.files.segment import Damage

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from blackbox.analysis.report.numbers import NOTHING, counted
 from blackbox.cli.ui.status import lose
+from blackbox.numbers import NOTHING, counted
 from blackbox.timestamps import clock_text, date_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from blackbox.analysis.report.numbers import counted
 from blackbox.documents import Decoder
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.environment import override
@@ -18,6 +17,7 @@ from blackbox.feed.schema.schema import RAW
 from blackbox.feed.slice import Slice
 from blackbox.feed.source import Source, open_source, options_of, source_kind
 from blackbox.feed.toml import from_document
+from blackbox.numbers import counted
 
 LOCAL = Feed(
     name="local",

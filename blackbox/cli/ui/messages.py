@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from blackbox.analysis.report.numbers import NOTHING
 from blackbox.block.batch.plain_message import fields_of
+from blackbox.numbers import NOTHING
 from blackbox.timestamps import time_text
 
 if TYPE_CHECKING:

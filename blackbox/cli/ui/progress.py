@@ -19,9 +19,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from blackbox.analysis.report.numbers import counted
 from blackbox.cli.ui.terminal import say, stderr
 from blackbox.native.system.limits import start_thread
+from blackbox.numbers import counted
 
 LINE_EVERY_S: Final = 2.0
 """Seconds between two lines without a terminal."""

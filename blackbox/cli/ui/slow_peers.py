@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blackbox.analysis.report.numbers import byte_rate, count
 from blackbox.cli.ui.terminal import bad_if, columns_table, stdout, titled
+from blackbox.numbers import byte_rate, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

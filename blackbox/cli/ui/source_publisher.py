@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from blackbox.analysis.report.numbers import counted
 from blackbox.arguments import all_as_bytes
 from blackbox.cli.ui.feeds import feed_text
 from blackbox.errors import NoSubscriberError
+from blackbox.numbers import counted
 from blackbox.publish.publisher import Publisher
 
 _TICK_S: Final = 0.25

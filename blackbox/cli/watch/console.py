@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from blackbox.analysis.report.numbers import counted, long_time
 from blackbox.cli.ui.options import JsonLinesOption
 from blackbox.cli.ui.status import Status, exit_statuses
 from blackbox.cli.ui.terminal import print_json, say, stdout
 from blackbox.cli.watch.watched import FeedsArgument, WatchOption, watcher_of
+from blackbox.numbers import counted, long_time
 from blackbox.timestamps import clock_text
 
 if TYPE_CHECKING:

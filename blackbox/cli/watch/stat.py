@@ -11,12 +11,12 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from blackbox.analysis.report.numbers import NOTHING, count, duration, rate
 from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
 from blackbox.cli.ui.options import JsonLinesOption
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import Shown, columns_table, print_json, say, stdout, titled
 from blackbox.errors import NotConfirmedError
+from blackbox.numbers import NOTHING, count, duration, rate
 
 if TYPE_CHECKING:
     from blackbox.services.monitor.heartbeats import Heartbeats, LineHealth

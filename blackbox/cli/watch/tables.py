@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from blackbox.analysis.report.numbers import NOTHING, byte_rate, byte_size, count, duration, long_time, rate
+from blackbox.numbers import NOTHING, byte_rate, byte_size, count, duration, long_time, rate
 from blackbox.services.monitor.watch.conditions import Condition, printable
 from blackbox.services.monitor.watch.view import (
     ConsumerRow,

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from blackbox.analysis.report.numbers import byte_size, count, counted, duration
+from blackbox.numbers import byte_size, count, counted, duration
 from blackbox.receive.alert import kind_of_disk_error
 from blackbox.services.monitor.heartbeats import LineState
 from blackbox.services.monitor.watch.conditions import Condition, Finding
