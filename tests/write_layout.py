@@ -388,7 +388,7 @@ def _example_heartbeat() -> str:
 
 
 def _dump(name: str, data: bytes) -> str:
-    lines = [f"{at:04x}  {data[at : at + 16].hex(' ')}\n" for at in range(0, len(data), 16)]
+    lines = [f"{at:04x}  {data[at : at + 16].hex(' ', -4)}\n" for at in range(0, len(data), 16)]
     return f"```hex {name}\n{''.join(lines)}```\n"
 
 
