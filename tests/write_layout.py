@@ -339,11 +339,12 @@ export function columnsOf({{ flags, count, topics, topicBytes }}) {{
 
 
 def _table(structure: Structure) -> str:
-    lines, at = ["\n| offset | type | field | unit | meaning |\n|---:|---|---|---|---|\n"], 0
+    lines, at = ["\n| offset | type | field | meaning |\n|---:|---|---|---|\n"], 0
     for field in structure.fields:
-        lines.append(f"| {at} | {field.type} | {field.name} | {field.unit} | {field.meaning} |\n")
+        unit = f", {field.unit}" if field.unit in ("ns", "bytes") and not field.name.endswith("bytes") else ""
+        lines.append(f"| {at} | {field.type}{unit} | {field.name} | {field.meaning} |\n")
         at += field.size
-    lines.append(f"| {at} | | | | end |\n\n")
+    lines.append(f"| {at} | | | end |\n\n")
     return "".join(lines)
 
 
