@@ -124,11 +124,6 @@ def example() -> Frames:
     return _data(rows, slice_id=1, epoch=RUN, sequence=41, ts_out=at + 500_000, ts_in=at + 400_000)
 
 
-def example_heartbeat() -> Frames:
-    """Return the heartbeat of `docs/wire-format.md`."""
-    return _control(b"\0H", {b"": 44}, slice_id=1, epoch=RUN, ts_out=1_700_000_001_000_000_000)
-
-
 def write_recording(path: Path) -> list[Told]:
     """Write the golden recording of two slices; return its messages in the order of reading."""
     day = Day(path, feed_of(2, key_bytes=2, time_zone="America/New_York"))

@@ -81,7 +81,6 @@ def _parts() -> dict[str, dict[str, str]]:
             "columns": _columns(),
             "formulas": _formulas(),
             "example": _example(),
-            "heartbeat": _example_heartbeat(),
             "acknowledgement": _table(ACKNOWLEDGEMENT),
             "datagram": _table(DATAGRAM),
         },
@@ -381,11 +380,6 @@ The header frame:
 
 {_dump("data body", frames.body)}
 """
-
-
-def _example_heartbeat() -> str:
-    frames = golden.example_heartbeat()
-    return f"\n{_dump('heartbeat header', frames.header)}\nThe body frame:\n\n{_dump('heartbeat body', frames.body)}\n"
 
 
 def _dump(name: str, data: bytes) -> str:

@@ -21,7 +21,7 @@ from blackbox.native.tables.xxh3 import xxh3
 from blackbox.testing import RawPublisher, wait_until
 from tests import golden, wire
 
-GOLDEN = golden.blocks() | {"example": golden.example(), "example heartbeat": golden.example_heartbeat()}
+GOLDEN = golden.blocks() | {"example": golden.example()}
 TOPICS = st.binary(min_size=1, max_size=12).filter(lambda topic: topic[0] != 0)
 ROWS = st.lists(
     st.tuples(TOPICS, st.binary(max_size=20), st.integers(-(2**63), 2**63 - 1)),
