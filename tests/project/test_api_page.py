@@ -30,7 +30,7 @@ CODE = {
 """Words in the code of the docs."""
 MODULE_OF = {
     name: module
-    for module, names in re.findall(r"^\| `(blackbox\.[\w.]+)` \| (.*) \|$", PAGE, re.MULTILINE)
+    for module, names in re.findall(r"^ {4}(blackbox\.[\w.]+) +(.*)$", PAGE, re.MULTILINE)
     for name in re.findall(r"\w+", names)
 }
 CLASSES = {
