@@ -338,23 +338,36 @@ export function columnsOf({{ flags, count, topics, topicBytes }}) {{
 
 
 def _table(structure: Structure) -> str:
-    lines, at = ["\n| offset | type | field | meaning |\n|---:|---|---|---|\n"], 0
+    rows, at = [("offset", "type", "field", "meaning")], 0
     for field in structure.fields:
         unit = f", {field.unit}" if field.unit in ("ns", "bytes") and not field.name.endswith("bytes") else ""
-        lines.append(f"| {at} | {field.type}{unit} | {field.name} | {field.meaning} |\n")
+        rows.append((str(at), field.type + unit, field.name, field.meaning))
         at += field.size
-    lines.append(f"| {at} | | | end |\n\n")
-    return "".join(lines)
+    return _aligned([*rows, (str(at), "end", "", "")])
 
 
 def _flags() -> str:
-    rows = "".join(f"| {flag.name} | {flag.value} | {flag.meaning} |\n" for flag in _TRAVELLING)
-    return f"\n| flag | value | meaning |\n|---|---:|---|\n{rows}\n"
+    return _aligned(
+        [("value", "flag", "meaning"), *((str(flag.value), flag.name, flag.meaning) for flag in _TRAVELLING)]
+    )
 
 
 def _columns() -> str:
-    rows = "".join(f"| {each.name} | {each.type} | {each.items} | {each.only} |\n" for each in COLUMNS)
-    return f"\n| column | type | items | only with |\n|---|---|---|---|\n{rows}\n"
+    return _aligned(
+        [("column", "type", "items", "only with"), *((each.name, each.type, each.items, each.only) for each in COLUMNS)]
+    )
+
+
+def _aligned(rows: Iterable[tuple[str, ...]]) -> str:
+    """Return rows as a block of text with aligned columns; numbers in the first are aligned to the right."""
+    columns = [[cell.replace("`", "") for cell in column] for column in zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    lines = ""
+    for first, *others in zip(*columns, strict=True):
+        cells = [first.rjust(widths[0]) if first.isdigit() else first.ljust(widths[0])]
+        cells += map(str.ljust, others, widths[1:])
+        lines += "  ".join(cells).rstrip() + "\n"
+    return f"\n```text\n{lines}```\n\n"
 
 
 def _formulas() -> str:
