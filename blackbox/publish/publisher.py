@@ -36,11 +36,12 @@ from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.routes import Routes
 from blackbox.publish.send.batcher import windows
 from blackbox.publish.send.outbox import NO_OUTBOX, Again, PublisherOutbox, outbox_of
-from blackbox.publish.send.packers import FullError, LargePayloadError, Packers
+from blackbox.publish.send.packers import FullError, LargePayloadError, Packers, bytes_of
 from blackbox.publish.send.ring import ASKED, RECORD_BYTES, TAIL
 from blackbox.publish.send.slice_sender import SliceSender, needs_of
 from blackbox.publish.send.slice_writer import WINDOW_ROWS, Resolved, SliceWriter
 from blackbox.publish.statistics import PublisherStatistics, statistics_of
+from blackbox.publish.twin import Twin, refuse
 
 __all__ = ["Publisher", "PublisherLife", "PublisherStatistics"]
 
@@ -63,16 +64,6 @@ class PublisherLife(Life):
     """Accepts no more messages; `close` still sends those it has. Final state."""
 
 
-def _bytes_of(payload: object) -> bytes:
-    """Return a payload as bytes. Raises TypeError for lists, dicts and numbers, which `bytes` itself would convert."""
-    if isinstance(payload, bytes):
-        return payload
-    try:
-        return memoryview(payload).tobytes()  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"payload was {payload!r:.80}, expected bytes or another buffer of bytes") from None
-
-
 class Publisher:
     """Publish into a feed. Messages are batched into blocks; each slice has a sender thread and an I/O thread.
 
@@ -90,6 +81,7 @@ class Publisher:
     With an `outbox` (an `Outbox`, or its directory) each block is written there before it is sent, wanted or not. After
     a kill, the next publisher continues the same `epoch` (known once it has started), reuses no sequence, and sends
     again what no archive has.
+    With a `twin` it publishes one line of the feed, and another process the other one: see `Twin`.
     """
 
     def __init__(
@@ -101,11 +93,13 @@ class Publisher:
         outbox: PublisherOutbox | str | os.PathLike[str] | None = None,
         slow_peer: Literal["keep", "disconnect"] = "keep",
         max_peer_age: float | timedelta | None = None,
+        twin: Twin | None = None,
     ) -> None:
         check_is_feed(feed)
-        self.feed = feed
+        self._twin = twin
+        self.feed = feed if twin is None else twin.feed_of(feed, has_outbox=outbox is not None)
         self._policy = QueuePolicy.of(when_full, hwm_blocks, slow_peer, max_peer_age)
-        self.epoch = time.time_ns()
+        self.epoch = time.time_ns() if twin is None else twin.epoch
         self.source: Source | None = None
         self.state = PublisherLife.NEW
         self._epoch_lock, self._guard = threading.Lock(), threading.Lock()
@@ -173,7 +167,7 @@ class Publisher:
             _, topic_id, ring, shared, view = self._routes[topic]
             pack, size, payload_bytes, at, kinds = self._packers[len(payload)]  # type: ignore[arg-type]
             if kinds is not None and (type(payload) is not bytes or not kinds or payload[at] not in kinds):
-                self._packers.check(_bytes_of(payload))
+                self._packers.check(bytes_of(payload))
             try:
                 del ring.turn  # serves as a lock: Ctrl-C comes before it or after `finally`
                 try:
@@ -190,15 +184,15 @@ class Publisher:
             if shared[ASKED]:
                 ring.tell(0)
         except LargePayloadError:
-            data = _bytes_of(payload)
+            data = bytes_of(payload)
             self.publish_many((topic,), (0,), data, (ts_event,), (0, len(data)))
         except struct.error as error:
             if type(payload) is bytes:
                 raise ValueError(f"ts_event was {ts_event!r}, expected an int64") from error
-            self.publish(topic, _bytes_of(payload), ts_event)
+            self.publish(topic, bytes_of(payload), ts_event)
         except TypeError:
             if payload is not None:
-                _bytes_of(payload)
+                bytes_of(payload)
                 raise
             self._publish_null(topic, ts_event)
 
@@ -313,10 +307,11 @@ class Publisher:
 
         `ts_event`: latest `ts_event` published before, ns; 0: not known. Replays report the gap after that time.
 
-        Raises ValueError if `count` is below 1, PublisherError as `publish`.
+        Raises ValueError if `count` is below 1, PublisherError as `publish`, and for a twin.
         """
         if count < 1:
             raise ValueError(f"count was {count}, expected 1 or more missing messages")
+        refuse(self._twin, f"the source lacks {count} messages")
         slices = self._running()
         for each, share in zip(slices, shares_of(count, len(slices)), strict=True):
             each.skip(share, ts_event)
@@ -425,9 +420,11 @@ class Publisher:
 
         Sequences start again without a gap. Waits for subscribers to have room for the notice: at most a second per
         slice, or until the timeout with `when_full="wait"`; a subscriber still without room reports a gap. Waits
-        another second for their confirmations. Raises as `flush`; slices may then be in different epochs.
+        another second for their confirmations. Raises as `flush`, and for a twin; slices may then
+        be in different epochs.
         """
         self._running()
+        refuse(self._twin, "a new epoch was begun")
         with self._epoch_lock:
             deadline = time.monotonic() + timeout
             self.epoch += 1
@@ -446,11 +443,11 @@ class Publisher:
         """Return a snapshot of the counters."""
         return statistics_of([each.sender for each in self._slices])
 
-    def close(self, timeout: float = 30.0, *, says_end: bool = True) -> None:
+    def close(self, timeout: float = 30.0, *, says_end: bool | None = None) -> None:
         """Send what was published, announce the end to subscribers, and stop; after `timeout` seconds discard the rest.
 
-        With `says_end` False, subscribers and the outbox see the same as after a kill; another publisher continues the
-        epoch.
+        With `says_end` False, the default of a twin, subscribers and the outbox see the same as after a kill; another
+        publisher continues the epoch.
 
         Discarded messages are logged and counted. Closing twice does nothing. Raises JournalError if the outbox could
         not be closed and may lack messages that were sent.
@@ -462,10 +459,10 @@ class Publisher:
                 return
             outbox = self._outbox if self.state is PublisherLife.RUNNING else None
             self._enter(PublisherLife.CLOSED)
-        deadline = time.monotonic() + timeout
+        deadline, is_announced = time.monotonic() + timeout, self._twin is None if says_end is None else says_end
         self._demand.end()
         for each in self._slices:
-            each.sender.ask_to_close(deadline, says_end)
+            each.sender.ask_to_close(deadline, is_announced)
         for each in self._slices:
             each.sender.close(deadline)
         self._demand.join(max(0.0, deadline - time.monotonic()))  # a listener may have been blocked in `publish`

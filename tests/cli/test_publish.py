@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import zmq
 
-from blackbox import ConfigError, Publisher, Subscriber
+from blackbox import ConfigError, Feed, Publisher, Subscriber
 from blackbox.cli.live.publish import print_summary, warn_of_unwanted
 from blackbox.cli.ui import progress
 from blackbox.cli.ui.feeds import LOCAL, feed_for, open_with_options
@@ -20,7 +20,7 @@ from blackbox.cli.ui.source_publisher import SourcePublisher
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import _free_ports
 from blackbox.testing import wait_until
-from tests.cli.commands import Command, Ended, Place, assert_one_line, beside, invoke
+from tests.cli.commands import Command, Ended, Place, assert_one_line, beside, invoke, write_feed
 from tests.feeds.build import ethernet, itch, mold, pcap
 
 
@@ -239,3 +239,28 @@ def test_live_source_with_another_source(place: Place) -> None:
     ended = invoke("publish", "moldudp64://127.0.0.1:1", "synthetic:10", "--feed", place.path)
     assert ended.status == Status.ERROR
     assert_one_line(ended, "is live and was given with 1 more: publish it alone")
+
+
+def test_a_twin_publishes_one_line_in_the_given_epoch_and_ends_if_its_source_lacks_messages(tmp_path: Path) -> None:
+    feed = write_feed(msgspec.structs.replace(Feed.local("twins", lines=2), schema="itch50"), tmp_path / "feed.toml")
+    words = ["--feed", feed, "--line", "b", "--epoch", "2026-01-05", "--wait-for", 0, "--option", "date=2019-12-30"]
+    ended = invoke("publish", capture(tmp_path / "day.pcap", 1, 2, 3), *words)
+    assert (ended.status, ended.value("unwanted")) == (0, 3), ended.errors
+    ended = invoke("publish", capture(tmp_path / "day.pcap", 1, 2, 4), *words)
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, "line B: the source lacks 1 messages; expected none")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--line", "A"), "expected both --line and --epoch"),
+        (("--epoch", "2026-01-05"), "expected both --line and --epoch"),
+        (("--line", "A", "--epoch", "09:30"), "was '09:30', expected a date"),
+        (("--line", "A", "--epoch", "soon"), "time was 'soon'"),
+    ],
+)
+def test_wrong_options_of_a_twin(words: tuple[str, ...], error: str, place: Place) -> None:
+    ended = invoke("publish", "synthetic:10", "--feed", place.path, *words)
+    assert ended.status == Status.USAGE
+    assert error in " ".join(ended.errors.replace("│", " ").split())

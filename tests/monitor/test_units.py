@@ -30,10 +30,11 @@ def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is not installed")
-    copy = tmp_path / unit.name
+    name = unit.name.replace("@", "@A")  # of a template, an instance
+    copy = tmp_path / name
     copy.write_text(unit.read_text().replace("/opt/blackbox/bin/blackbox", "/bin/true"))  # it checks that it exists
     ended = subprocess.run([program, "verify", "--man=no", copy], capture_output=True, text=True)
-    found = [line for line in (ended.stdout + ended.stderr).splitlines() if unit.name in line]
+    found = [line for line in (ended.stdout + ended.stderr).splitlines() if name in line]
     assert found == []
 
 
@@ -44,7 +45,7 @@ def test_the_unit_agrees_with_statuses_and_options(unit: Path) -> None:
     assert settings["RestartPreventExitStatus"] == str(int(Status.USAGE))
     assert (settings["Type"], settings["Restart"]) == ("notify", "on-failure")
     words = shlex.split(settings["ExecStart"])[1:]
-    name = next(word for word in words if word in ("record", "relay", "hub", "bridge"))
+    name = next(word for word in words if word in ("publish", "record", "relay", "hub", "bridge"))
     command = command_of(name)
     known = {option for each in command.params for option in each.opts}
     own = words[words.index(name) + 1 :]
@@ -53,4 +54,5 @@ def test_the_unit_agrees_with_statuses_and_options(unit: Path) -> None:
 
 
 def test_there_is_a_unit_for_each_service() -> None:
-    assert [unit.stem for unit in UNITS] == [f"blackbox-{name}" for name in ("bridge", "hub", "record", "relay")]
+    names = ("bridge", "hub", "publish@", "record", "relay")
+    assert [unit.stem for unit in UNITS] == [f"blackbox-{name}" for name in names]

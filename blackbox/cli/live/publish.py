@@ -29,12 +29,20 @@ from blackbox.cli.ui.status import exit_statuses, lose, warn
 from blackbox.cli.ui.terminal import bad_if, print_json, say, stderr, stdout, titled, values_table
 from blackbox.feed.source import Source
 from blackbox.numbers import byte_rate, count, counted, duration, rate
+from blackbox.timestamps import is_time_of_day, parse_time
 
 if TYPE_CHECKING:
     from blackbox.cli.ui.source_publisher import SourcePublisher
     from blackbox.feed.live_source import LiveSource
     from blackbox.publish.listeners.peers import PeerStatistics
     from blackbox.publish.publisher import PublisherStatistics
+
+
+class LineName(StrEnum):
+    """Line of a feed."""
+
+    A = "A"
+    B = "B"
 
 
 class WhenFull(StrEnum):
@@ -61,6 +69,24 @@ def publish(
         typer.Option(metavar="N", min=0, help="Wait until every slice has N subscribers; 0: publish at once."),
     ] = 1,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time limit of that wait.")] = 60.0,
+    line: Annotated[
+        LineName | None,
+        typer.Option(
+            case_sensitive=False,
+            help="Publish one line of the feed, as one of two twins with the same source and --epoch, each from its "
+            "first message on. A killed twin is started again with the same options.",
+            show_default=False,
+        ),
+    ] = None,
+    epoch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Epoch of both twins: a date, date-time or ns since 1970, in the feed's time zone. Each session of "
+            "the venue needs a later one.",
+            show_default=False,
+        ),
+    ] = None,
     option: SourceOptions = None,
     metrics: MetricsOption = None,
     as_json: JsonOption = False,
@@ -89,10 +115,15 @@ def publish(
     blackbox publish itch50:day.bin --option date=2020-01-30 --when-full drop
 
     blackbox publish tape:equity/usa/tick --option date=2013-10-07 --feed configs/tape.toml
+
+    blackbox publish soupbintcp://me@venue:26400 --feed feed.toml --line A --epoch 2026-11-30 --wait-for 0
     """
     check_slow_peer(slow_peer, max_peer_age)
+    if (line is None) != (epoch is None):
+        raise typer.BadParameter("was given alone, expected both --line and --epoch", param_hint="--line or --epoch")
     with exit_statuses():
         from blackbox.cli.ui.source_publisher import SourcePublisher
+        from blackbox.publish.twin import Twin
 
         shape = load_feed(feed)
         named = [NamedSource(spec, open_with_options(spec, option, shape)) for spec in sources]
@@ -101,8 +132,9 @@ def publish(
         with stderr.status("reading the first messages"):
             opened = in_order(named)
         live = live_of(opened)
+        twin = None if line is None or epoch is None else Twin(line.value, _epoch_ns(epoch, shape.time_zone))
         publisher = SourcePublisher(
-            shape, when_full=when_full.value, slow_peer=slow_peer.value, max_peer_age=max_peer_age
+            shape, when_full=when_full.value, slow_peer=slow_peer.value, max_peer_age=max_peer_age, twin=twin
         )
         with monitored(metrics, publisher, *([] if live is None else [live])), publisher:
             publisher.wait_for_each_slice(wait_for, timeout, say)
@@ -119,7 +151,8 @@ def publish(
                 peers = publisher.statistics().peers  # none is connected after `close`
                 elapsed = time.monotonic() - started
             finally:
-                publisher.close(timeout=30.0 if elapsed else 1.0)
+                is_whole = bool(elapsed) and not came and not any(each.truncated for each in opened)
+                publisher.close(timeout=30.0 if elapsed else 1.0, says_end=twin is None or is_whole)
                 seconds = elapsed or time.monotonic() - started
                 if as_json:
                     print_json(
@@ -155,6 +188,15 @@ def publish(
         if came:
             say("interrupted")
             raise typer.Exit(128 + min(came))
+
+
+def _epoch_ns(text: str, zone: str) -> int:
+    if is_time_of_day(text):
+        raise typer.BadParameter(f"was {text!r}, expected a date, or ns since 1970", param_hint="--epoch")
+    try:
+        return parse_time(text, zone)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--epoch") from None
 
 
 def _publish_with_progress(sources: Sequence[Source], publisher: SourcePublisher) -> None:

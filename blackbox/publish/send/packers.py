@@ -18,6 +18,16 @@ MAX_PAYLOAD_BYTES: Final = 64 << 10
 """Larger messages are put in as blocks, not as records."""
 
 
+def bytes_of(payload: object) -> bytes:
+    """Return a payload as bytes. Raises TypeError for lists, dicts and numbers, which `bytes` itself would convert."""
+    if isinstance(payload, bytes):
+        return payload
+    try:
+        return memoryview(payload).tobytes()  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"payload was {payload!r:.80}, expected bytes or another buffer of bytes") from None
+
+
 class LargePayloadError(Exception):
     """A payload is larger than MAX_PAYLOAD_BYTES."""
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy
 
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
-from blackbox.feed.endpoint import free_endpoints
-from blackbox.feed.feed import Feed
+from blackbox.feed.one_line import LINES, with_line
 from blackbox.feed.schema.schema import load_schema
 from blackbox.publish.send.batcher import Stored
 from blackbox.services.hub.pair.entries import Entries, checked, part_of
@@ -33,7 +31,7 @@ class PairJournals:
     def __init__(self, store: Store, line: int) -> None:
         """`line`: index of the hub's line in each slice, and of its archive."""
         self._store, self._feed, self._line = store, store.feed, line
-        self._own = _own_feed(store.feed, line)
+        self._own = with_line(store.feed, LINES[line])
         self.is_served = True
 
     def begin_epoch(self, epoch: int) -> None:
@@ -131,14 +129,3 @@ class PairJournals:
     def entries(self, first: int) -> Entries:
         """As `Journals`."""
         return Entries(self._store.days, self._feed, first)
-
-
-def _own_feed(feed: Feed, line: int) -> Feed:
-    """Return the feed with one hub's endpoints only. Line B gets a private line A, without subscribers."""
-    slices = []
-    beside = free_endpoints("ipc", feed.name, len(feed.slices), 1) if line else []
-    for number, part in enumerate(feed.slices):
-        endpoints = (*beside[number], part.lines[1]) if line else part.lines[:1]
-        bind = (*beside[number], part.bound[1]) if line else part.bound[:1]
-        slices.append(msgspec.structs.replace(part, endpoints=endpoints, bind=bind))
-    return msgspec.structs.replace(feed, slices=tuple(slices))
