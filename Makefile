@@ -7,6 +7,7 @@ RUN := $(VENV)/bin
 # Separate environment: the rivals' dependencies must not affect the tests.
 BENCH := .venv-bench
 INSTALL := .venv-install-$(notdir $(PYTHON))
+CONNECTOR := blackbox/analysis/spark/connector
 
 REPORT ?= blackbox-report.html
 NO_SPARK := Spark could not be installed: the demo skips the analysis and the report
@@ -23,7 +24,7 @@ $(if $(STALE),$(shell rm -rf $(STALE)))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo servers layout pictures files test test-install test-long torture simulate bench bench-check profile report scaling clean
+.PHONY: help demo servers layout pictures files test test-install test-long dist torture simulate bench bench-check profile report scaling clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,10 +41,17 @@ test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/mypy & types=$$!; $(RUN)/python -m pytest -qq --collect-only -m "not long" >/dev/null; \
 	$(RUN)/python -m pytest -q -n 5 -m "not long"; tests=$$?; wait $$types && exit $$tests
 
-test-install:  ## install from the clone into a new environment; publish, subscribe, record, replay, import there [PYTHON=python3.13]
+dist: $(VENV)/.ready-dist  ## build and check sdist and wheel in dist/, with the jar of the Spark connector
+	rm -rf dist
+	trap "rm -f $(CONNECTOR)/*.jar" EXIT; \
+	$(RUN)/python -c "from blackbox.analysis.spark.jar import SOURCES, connector_jar; connector_jar(cache=SOURCES)" && \
+	$(RUN)/python -m build
+	$(RUN)/twine check --strict dist/*
+
+test-install:  ## install from the clone, or a wheel, into a new environment and take the first steps there [PYTHON=python3.13 FROM=dist/*.whl EXTRA=spark]
 	rm -rf $(INSTALL)
 	$(PYTHON) -m venv $(INSTALL)
-	$(INSTALL)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check .
+	$(INSTALL)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check "$(if $(FROM),$(wildcard $(FROM)),.)$(if $(EXTRA),[$(EXTRA)])"
 	cd / && "$(CURDIR)/$(INSTALL)/bin/python" "$(CURDIR)/tests/installed.py"
 	rm -rf $(INSTALL)
 
@@ -109,10 +117,11 @@ $(BENCH)/.ready-bench: EXTRA := [bench]
 # Installed one by one: an unavailable rival is skipped and listed in the report.
 $(BENCH)/.ready-bench: WISHES := rivals
 $(VENV)/.ready-check: EXTRA :=
+$(VENV)/.ready-dist: EXTRA := [release,spark]
 
 # One stamp per set of packages, remade when pyproject.toml changes.
 .SECONDEXPANSION:
-$(VENV)/.ready-demo $(VENV)/.ready-test $(VENV)/.ready-long $(VENV)/.ready-check $(BENCH)/.ready-bench: pyproject.toml | $$(@D)/bin/python
+$(VENV)/.ready-demo $(VENV)/.ready-test $(VENV)/.ready-long $(VENV)/.ready-check $(VENV)/.ready-dist $(BENCH)/.ready-bench: pyproject.toml | $$(@D)/bin/python
 	$(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --editable ".$(EXTRA)"
 	$(if $(WISH),$(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "$(WISH) could not be installed: skipping what needs it")
 	$(if $(WISHES),$(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(WISHES)"], sep="\n")' | while read -r wish; do \

@@ -4,6 +4,7 @@ Names are imported on first use, so that `import blackbox` is fast. Other errors
 lists the modules of all other public names.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
     from blackbox.subscriber.table import Table
 
 __version__ = "0.1.0"
+
+if sys.platform == "win32":
+    raise ImportError("blackbox does not run on Windows: use Linux, for example in the Windows Subsystem for Linux")
+if "t" in getattr(sys, "abiflags", ""):
+    # Threads share lists and dicts without a lock.
+    raise ImportError("blackbox does not run on a free-threaded Python: use one with the global interpreter lock")
 
 __all__ = [
     "AsyncHubClient",

@@ -1,6 +1,7 @@
 """Publish, subscribe, record, replay and import with an installed package: run by `make test-install`, without pytest.
 
-Each path must deliver the messages of a generated session, compared one by one.
+Each path must deliver the messages of a generated session, compared one by one. If pyspark is installed, Spark reads
+them too.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ import subprocess
 import sys
 import sysconfig
 from collections import defaultdict
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy
 from blackbox_feeds.synthetic import Synthetic
 
 import blackbox
 from blackbox import Feed, Message, Publisher, Recorder, Recording, Subscriber
 
 MESSAGES = 20_000
+COMMAND = str(Path(sysconfig.get_path("scripts"), "blackbox"))
 
 Row = tuple[int, bytes]
 ByTopic = dict[bytes, list[Row]]
@@ -53,10 +56,28 @@ def replayed(feed: Feed, day: Path) -> ByTopic:
     return rows
 
 
+def read_by_spark(day: Path) -> tuple[ByTopic, str]:
+    """Return the messages of a recorded day as Spark's Java connector reads them, and the origin of its jar."""
+    from blackbox.analysis.spark.jar import SOURCES, connector_jar
+    from blackbox.analysis.spark.session import session
+
+    spark = session("local[2]", conf={"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False})
+    frame = spark.read.format("blackbox").option("engine", "java").load(str(day))
+    rows: ByTopic = defaultdict(list)
+    for row in frame.orderBy("slice", "sequence").select("topic", "ts_event", "payload").collect():
+        rows[row.topic.encode()].append((row.ts_event, bytes(row.payload)))
+    origin = "packed" if connector_jar().parent == SOURCES else "compiled here"
+    spark.stop()
+    return rows, origin
+
+
 def main() -> None:
     """Run all checks."""
     clone = Path(__file__).resolve().parent.parent / "blackbox"
     assert Path(blackbox.__file__).parent != clone, f"{clone} was imported instead of an installed package"
+    said = subprocess.run([COMMAND, "--version"], check=True, capture_output=True, text=True).stdout
+    assert blackbox.__version__ == version("blackbox-md")
+    assert blackbox.__version__ in said.split(), f"the version was {said!r}, expected {blackbox.__version__}"
     feed = Feed.local("session", schema="itch50")
     wanted = expected()
     assert sum(map(len, wanted.values())) == MESSAGES
@@ -73,12 +94,18 @@ def main() -> None:
         (day,) = recorder.directory.glob("*-*-*")
         assert replayed(feed, day) == wanted, "the replay of the recorded day has other messages"
 
-        command = [str(Path(sysconfig.get_path("scripts"), "blackbox")), "import", f"synthetic:{MESSAGES}"]
-        subprocess.run([*command, "--out", str(Path(directory, "imported"))], check=True)
-        (day,) = Path(directory, "imported").glob("*/*-*-*")
+        out = str(Path(directory, "imported"))
+        subprocess.run([COMMAND, "import", f"synthetic:{MESSAGES}", "--out", out], check=True)
+        (day,) = Path(out).glob("*/*-*-*")
         assert replayed(feed, day) == wanted, "the replay of the imported day has other messages"
-    version = ".".join(map(str, sys.version_info[:3]))
-    print(f"installed with Python {version}, numpy {numpy.__version__}: {MESSAGES:,} messages on each path")
+        spark = "not installed"
+        if find_spec("pyspark") is not None:
+            rows, origin = read_by_spark(day)
+            assert rows == wanted, "Spark read other messages from the imported day"
+            spark = f"{version('pyspark')}, its jar {origin}"
+    python = ".".join(map(str, sys.version_info[:3]))
+    versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "pyzmq", "msgspec"))
+    print(f"Python {python}, {versions}; Spark {spark}: {MESSAGES:,} messages on each path")
 
 
 if __name__ == "__main__":

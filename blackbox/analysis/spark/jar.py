@@ -4,8 +4,8 @@ A session with this jar reads the format `blackbox` in Java, because Spark looks
 before a Python source. `blackbox.analysis.spark.session` adds the jar to the session, and Spark sends it to the
 executors.
 
-The jar is compiled where it is used, without a JDK, so that the classes match the reviewed sources and the installed
-Spark. This takes two seconds, once for each version of Spark.
+`make dist` puts the jar for one version of Spark into the wheel, next to the sources. For another version, or from a
+clone, the jar is compiled where it is used, without a JDK. This takes two seconds, once for each version of Spark.
 """
 
 from __future__ import annotations
@@ -36,19 +36,25 @@ _NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
 def connector_jar(java_home: Path | None = None, cache: Path | None = None) -> Path:
     """Return the path of the connector's jar, for `spark.jars`. Compile it into `cache` if it is missing.
 
-    Several processes may call this at the same time.
+    The name of a jar has a digest of its sources and of Spark's version. Several processes may call this at the same
+    time.
 
     Args:
         java_home: the Java that compiles. Default: as found by `find_java`.
-        cache: directory of the jar. Default: `blackbox` in `XDG_CACHE_HOME` or in `~/.cache`.
+        cache: directory of the jar. Default: this package if it has the jar, else `blackbox` in `XDG_CACHE_HOME` or in
+            `~/.cache`.
 
     Raises ConfigError if there is no Java, compiling fails, or the cache cannot be written; ImportError if pyspark is
     not installed.
     """
     spark = _spark()
     sources = sorted(path for path in SOURCES.glob("*.java") if path != _COMPILE)
+    name = f"{_NAME}{_digest([*sources, _COMPILE], spark.name)}.jar"
+    packed = SOURCES / name
+    if cache is None and packed.exists():
+        return packed
     cache = cache or user_cache()
-    jar = cache / f"{_NAME}{_digest([*sources, _COMPILE], spark.name)}.jar"
+    jar = cache / name
     if jar.exists():
         return jar
     with draft_in(cache, "connector-", "the connector for Spark could not be made") as draft:
