@@ -47,7 +47,8 @@ _LONGEST_PAUSE_S: Final = 0.05
 class Pauses:
     """Pauses between answers that limit the work to a tenth of the time, but for the first 10 ms after a rest.
 
-    No pause is longer than 50 ms."""
+    No pause is longer than 50 ms.
+    """
 
     def __init__(self) -> None:
         self._owed_s, self._paid_at = 0.0, 0.0
