@@ -84,18 +84,3 @@ def test_readers_that_read_are_answered_before_others_and_with_larger_pieces(mon
     assert pieces[0] == turns.LEAST_PIECE
     assert pieces == sorted(pieces)
     assert pieces[-1] > 8 * pieces[0]
-
-
-def test_an_archive_works_a_tenth_of_the_time_after_a_burst() -> None:
-    pauses, now, first = turns.Pauses(), 100.0, []
-    for _ in range(9):
-        first.append(pauses.due_s(now, now + 0.001))
-        now += 0.001
-    assert first == [0.0] * 9
-    began, worked = now, 0.0
-    while now < began + 10.0:
-        pause = pauses.due_s(now, now + 0.001)
-        worked, now = worked + 0.001, now + 0.001 + pause
-    assert worked == pytest.approx(1.0, rel=0.03)
-    assert pauses.due_s(now, now + 5.0) == pytest.approx(0.05)
-    assert pauses.due_s(now + 60.0, now + 60.01) == 0.0

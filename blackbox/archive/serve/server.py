@@ -30,7 +30,7 @@ from blackbox.archive.serve.protocol import (
     Refusal,
     TellConsumer,
 )
-from blackbox.archive.serve.turns import Pauses, Turns
+from blackbox.archive.serve.turns import Turns
 from blackbox.block.form.layout import VERSION
 from blackbox.documents import DecodeError
 from blackbox.errors import BlackBoxError, ConfigError, PositionError, RightsError
@@ -63,6 +63,9 @@ _WAITS_S: Final = 1.0
 """Time within which a reader that must wait repeats its request."""
 _GOODBYE_S: Final = 0.5
 """Time for which a closing archive still answers waiting readers, so that they learn that nothing follows."""
+_WAIT_TIMES: Final = 9
+"""While the recorder is recording, the archive pauses after each answer for this many times its duration."""
+_MOST_WAIT_S: Final = 0.05
 _LOOK_S: Final = 0.001
 _NEEDS: Final = Needs(descriptors=64)
 
@@ -104,7 +107,7 @@ class ArchiveServer:
             directory: the feed's directory, which has one for each day.
             endpoints: endpoints to bind.
             is_recording: returns True while a recorder in this process is appending. The archive then works a tenth of
-                the time, after a burst of 10 ms, so that readers do not delay the recorder.
+                the time, so that readers do not delay the recorder.
             keeps_for_consumers: True to store positions of named consumers, whose days are not deleted.
             feed: its `[security]` decides who may read; None: everyone.
             beginnings: by slice, the newest messages before the recordings; images then hold these too.
@@ -123,7 +126,7 @@ class ArchiveServer:
         self._later_at = -_WAITS_S
         """Time at which a reader was last asked to wait."""
         self._counts = {"answered": 0, "refused": 0, "dropped": 0}
-        self._turns, self._pauses = Turns(f"archive {self.directory}"), Pauses()
+        self._turns = Turns(f"archive {self.directory}")
         self._thread = ServerThread("blackbox-archive", f"archive {self.directory}", self._serve)
 
     def open(self) -> None:
@@ -198,12 +201,11 @@ class ArchiveServer:
             began = time.monotonic()
             asking, frames, most_bytes = turn
             asking.note_sent(self._answer(socket, reader, frames, most_bytes))
-            self._give_way(began)
+            self._give_way(time.monotonic() - began)
 
-    def _give_way(self, began: float) -> None:
-        """Pause while the recorder is recording. `began`: time at which work on the last answer began."""
-        now = time.monotonic()
-        until = now + self._pauses.due_s(began, now)
+    def _give_way(self, worked_s: float) -> None:
+        """Pause while the recorder is recording, for nine times the duration of the last answer."""
+        until = time.monotonic() + min(_WAIT_TIMES * worked_s, _MOST_WAIT_S)
         while self._is_recording() and time.monotonic() < until:
             time.sleep(_LOOK_S)
 

@@ -37,27 +37,6 @@ _NOTICE_S: Final = 10.0
 """Minimum time between two log lines."""
 _LATE_TURNS: Final = 8
 """One turn in this many is for readers that ask without reading."""
-_PAUSE_TIMES: Final = 9
-"""Each answer owes a pause of this many times its duration."""
-_MOST_OWED_S: Final = 0.09
-"""Pauses are put off until this much is owed: a reader that repairs a gap needs only a few short answers."""
-_LONGEST_PAUSE_S: Final = 0.05
-
-
-class Pauses:
-    """Pauses between answers that limit the work to a tenth of the time, but for the first 10 ms after a rest.
-
-    No pause is longer than 50 ms.
-    """
-
-    def __init__(self) -> None:
-        self._owed_s, self._paid_at = 0.0, 0.0
-
-    def due_s(self, began: float, now: float) -> float:
-        """Return the pause after an answer that was made from `began` to `now`, both in s by one clock."""
-        owed_s = max(0.0, self._owed_s - (began - self._paid_at)) + _PAUSE_TIMES * (now - began)
-        self._owed_s, self._paid_at = min(owed_s, _MOST_OWED_S + _LONGEST_PAUSE_S), now
-        return max(0.0, self._owed_s - _MOST_OWED_S)
 
 
 class Reader:
