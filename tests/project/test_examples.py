@@ -20,6 +20,7 @@ SAYS = {
     ],
     "change_what_i_want": ["[b'first', b'second', b'third']"],
     "compute_only_what_is_wanted": ["AAPL.delta is wanted\nAAPL.delta 0.52", "computed: [b'AAPL.delta']"],
+    "count_with_many_writers": ["count: 40"],
     "count_without_the_gil": ["messages: 1000000"],
     "encrypted_feed": [
         "desk: AAPL.trade 189.98",

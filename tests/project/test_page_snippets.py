@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import shlex
 import textwrap
 import threading
@@ -23,7 +22,6 @@ from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.protocol import Gone
 from blackbox.block.gap import Gap
 from blackbox.cli.program import app
-from blackbox.errors import NotStoredError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.rights import RIGHTS_FILE, load_rights
 from blackbox.services.hub.settings import HubSettings
@@ -237,7 +235,7 @@ def test_the_hub_of_the_page_stores_the_puts_of_the_page(tmp_path: Path, monkeyp
         settings = settings.replace(f"tcp://127.0.0.1:{number}", f"ipc://{tmp_path}/{number}")
     (tmp_path / "feed.toml").write_text(settings)
     (tmp_path / "hub.toml").write_text(hub_settings)
-    put, columns, table, counter = snippets("hub.md")
+    put, columns, table = snippets("hub.md")
     feed = Feed.load("feed.toml")
     with Hub(feed, HubSettings.load("hub.toml").directory):
         names: dict[str, Any] = {}
@@ -247,17 +245,7 @@ def test_the_hub_of_the_page_stores_the_puts_of_the_page(tmp_path: Path, monkeyp
             names = {"client": client, "numpy": numpy}
             run(columns, names)
         assert names["places"]["sequence"].tolist() == [10_001, 10_002]
-        names = {"secrets": secrets, "NotStoredError": NotStoredError}
-        run(table, names)
-        run(counter, names)
-        subscriber = Subscriber(feed, on_gap="repair")
-        with HubClient(feed, "counter") as client:
-            counts = subscriber.table(b"count", client=client)
-            with subscriber.start(snapshot="latest"):
-                counts.wait_synced()
-                for _ in range(3):
-                    counts.wait(names["raise_by_one"](counts, b"count"))
-                assert dict(counts) == {b"count": b"3"}
+        run(table, {})
 
 
 def test_settings_of_pairs_and_sites_load(tmp_path: Path) -> None:
