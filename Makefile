@@ -24,7 +24,7 @@ $(if $(STALE),$(shell rm -rf $(STALE)))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo servers layout pictures files test test-install test-long dist torture simulate bench bench-check profile report scaling clean
+.PHONY: help demo servers layout pictures files site test test-install test-long dist torture simulate bench bench-check profile report scaling clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ pictures: $(VENV)/.ready-test  ## write docs/pictures: a real browser and a term
 
 files: $(VENV)/.ready-test  ## write blackbox/README.md, the list of files
 	@$(RUN)/python -m tests.write_file_list
+
+site: $(VENV)/.ready-test  ## write the site of the docs, readable without a server, into build/site
+	@$(RUN)/python -m tests.write_site
 
 torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; report failures [SECONDS=60 SEED=n ONLY=name]
 	$(RUN)/python -m tests.torture --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))

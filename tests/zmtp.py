@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from typing import Self
-
-from blackbox.transport.wakeup import readable
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _READY = b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04XPUB"
@@ -30,7 +29,7 @@ class PlainPublisher:
     @property
     def has_another(self) -> bool:
         """True if a further connection waits to be accepted."""
-        return bool(readable(self._listener.fileno(), timeout=0))
+        return bool(select.select([self._listener], [], [], 0)[0])
 
     def __enter__(self) -> Self:
         return self

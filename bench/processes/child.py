@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,8 +22,6 @@ from tempfile import TemporaryFile
 from typing import Any, Final, Self
 
 import msgspec
-
-from blackbox.transport.wakeup import readable
 
 _PR_SET_PDEATHSIG: Final = 1
 """Value of linux/prctl.h."""
@@ -82,7 +81,7 @@ class Child:
         deadline = time.monotonic() + patience_s
         while b"\n" not in self._said:
             watched = {child._output: child for child in (self, *beside)}
-            ready = readable(*watched, timeout=deadline - time.monotonic())
+            ready = select.select(list(watched), [], [], max(0.0, deadline - time.monotonic()))[0]
             if not ready:
                 self.kill()
                 raise Ended(f"{self._name} said nothing for {patience_s:g} s")
@@ -164,7 +163,7 @@ def answer(**what: Any) -> None:
 
 def has_order() -> bool:
     """In the child: return True if the next order has arrived."""
-    return bool(readable(sys.stdin.fileno(), timeout=0))
+    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 def _json(what: Any) -> str:

@@ -64,6 +64,18 @@ def test_settings_of_a_page_load(page: str, tmp_path: Path) -> None:
     assert Feed.load(path).slices
 
 
+def test_the_multicast_slice_and_its_keys_load(tmp_path: Path) -> None:
+    (tmp_path / "feed.toml").write_text("\n".join(['name = "page"', *snippets("multicast.md", "toml")]))
+    assert Feed.load(tmp_path / "feed.toml").slices[0].multicast == ("udp://239.1.1.1:17301",)
+
+
+def test_every_page_with_code_has_a_test_that_names_it() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    pages = [page.name for page in PAGES if re.search(r"^```(python|toml|js|sql)$", page.read_text(), re.MULTILINE)]
+    assert len(pages) > 20
+    assert [name for name in pages if f'"{name}"' not in tests and f"/{name}" not in tests] == []
+
+
 def test_rights_and_bind_addresses_of_the_pages_load(tmp_path: Path) -> None:
     _, rights = snippets("security.md", "toml")
     (tmp_path / RIGHTS_FILE).write_text(rights)

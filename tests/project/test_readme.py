@@ -18,11 +18,13 @@ STARTED = (ROOT / "docs" / "getting-started.md").read_text()
 REPLAYED = (ROOT / "docs" / "record-and-replay.md").read_text()
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+RELAYS = (ROOT / "docs" / "relay.md").read_text()
 SCRIPTS = {
     README: ("twelve_lines",),
     STARTED: ("publisher", "subscriber"),
     REPLAYED: ("recorder", "own", "read", "frames", "back_test", "replay"),
     TUTORIAL: ("bars", "reversion", "made_up"),
+    RELAYS: ("relay",),
 }
 
 

@@ -32,14 +32,13 @@ def send_without_end(publisher: PlainPublisher) -> int:
     """
     with publisher.accept() as peer:
         peer.setblocking(False)
-        poller, sent = select.poll(), 0
-        poller.register(peer, select.POLLIN | select.POLLOUT)
+        sent = 0
         while sent < MOST_MIB * len(PART):
-            events = dict(poller.poll(60_000)).get(peer.fileno(), 0)
+            readable, writable, _ = select.select([peer], [peer], [], 60)
             try:
-                if events & ~select.POLLOUT and not peer.recv(1 << 16):
+                if readable and not peer.recv(1 << 16):
                     break
-                if events & select.POLLOUT:
+                if writable:
                     sent += peer.send(PART[sent % len(PART) :])
             except OSError:
                 break

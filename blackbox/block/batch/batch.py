@@ -32,10 +32,16 @@ class Batch:
 
     Columns are views of the received block if the callback gets all of it, else copies of its rows; they may be kept
     after the callback returns. Columns are made on first use, so an unused one costs nothing.
-
-    Attributes: `block`; `rows` int32[n], the rows of the block, or None for all; `end_of_batch`, True if nothing more
-    was queued for this callback (handlers can group their I/O by it).
     """
+
+    block: Block
+    """The received block."""
+
+    rows: NDArray[numpy.int32] | None
+    """Rows of the block that the batch has, int32[n], or None for all."""
+
+    end_of_batch: bool
+    """True if nothing more was queued for this callback. Handlers can group their I/O by it."""
 
     __slots__ = (
         "_message_records",
