@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -68,7 +68,7 @@ def columns_of(
         topic = default_topic
     pieces: list[tuple[bytes, str | None]] = [(b"", _TOPIC)] if topic is None else _pieces_of(topic, message_type)
     parts = [name for _, name in pieces if name is not None]
-    fields = {} if message_type is None else _fields_of(schema, message_type, found)
+    fields = {} if message_type is None else fields_of(schema, message_type, found)
     timed = [_TIME] if default_ns is None or _TIME in found else []
     needed = list(dict.fromkeys([*parts, *timed, *([_PAYLOAD] if message_type is None else fields)]))
     unknown = [name for name in found if name not in (*needed, *_GIVEN_BACK, *_OF_TOPIC, _TOPIC)]
@@ -172,7 +172,7 @@ def _named_columns(table: Any) -> dict[str, Any]:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _fields_of(schema: Schema, message_type: str, given: Mapping[str, Any]) -> dict[str, str]:
+def fields_of(schema: Schema, message_type: str, given: Container[str]) -> dict[str, str]:
     """Return the fields of a message type by column name."""
     taken = {_TOPIC, _TIME, *_GIVEN_BACK, *(name for name in _OF_TOPIC if _CLASHING + name in given)}
     return {_CLASHING * (name in taken) + name: name for name in schema.dtype(message_type).names or ()}
@@ -262,7 +262,10 @@ def _texts(values: Any, name: str) -> tuple[list[bytes], NDArray[numpy.int32]]:
 
 def _bytes_of(text: Any, name: str, encoding: str = "utf-8") -> bytes:
     if isinstance(text, str):
-        return text.encode(encoding)
+        try:
+            return text.encode(encoding)
+        except UnicodeEncodeError:
+            raise ConfigError(f"column {name!r} held {text!r:.80}, expected text in {encoding}") from None
     if not isinstance(text, bytes):
         raise ConfigError(f"column {name!r} held {text!r:.80}, expected text or bytes")
     return text
