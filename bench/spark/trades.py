@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 import numpy
 from blackbox_feeds.itch50 import SCHEMA
 
-import blackbox.analysis.spark
 from bench.measure.contest import expect
 from bench.workload.messages import POOL_MESSAGES, make_pool
 from bench.workload.recorded import directory, record
@@ -69,6 +68,8 @@ def parquet(spark: SparkSession, form: str, rows: int) -> Path:
 
 def begin(master: str, **more: str) -> SparkSession:
     """Start a quiet session."""
+    import blackbox.analysis.spark  # only here: other benchmarks use the trades without Spark
+
     conf = {
         "spark.ui.enabled": False,
         "spark.ui.showConsoleProgress": False,
