@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, cast
 
@@ -12,11 +13,13 @@ from blackbox.arguments import as_bytes, message_types_of
 from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:
+    import duckdb
     import pandas
     import polars
     import pyarrow
 
     from blackbox.archive.export.columns import Columns
+    from blackbox.archive.export.pushed import Pushed
     from blackbox.archive.export.ticks import LeftOut
     from blackbox.archive.recording import Recording
     from blackbox.block.batch.batch import Batch
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 Times = Literal["timestamp", "integer"]
 
-_ROWS: Final = 1 << 20
+ROWS: Final = 1 << 20
 _FORM: Final = ("message_type", "prices", "times", "zone", "broken")
 
 
@@ -69,7 +72,7 @@ class Frames(ABC):
     def to_arrow(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
         """Return the messages of `batches` as one table in memory. See `FrameOptions`."""
         columns, selection = self._asked(options, prefix)
-        return _arrow().table_of(columns, self.batches(prefix, **selection), _ROWS)
+        return _arrow().table_of(columns, self.batches(prefix, **selection), ROWS)
 
     def to_pandas(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> pandas.DataFrame:
         """Return `to_arrow` as a pandas data frame."""
@@ -81,8 +84,37 @@ class Frames(ABC):
         needs("polars", "polars")
         return cast("polars.DataFrame", _arrow().to_polars(self.to_arrow(prefix, **options)))
 
+    def scan_polars(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> polars.LazyFrame:
+        """Return the rows of `to_polars` as a LazyFrame, which reads the recording when it is collected.
+
+        A query decodes only the columns that it needs. Conditions on times, `sequence`, `epoch`, `slice`, `topic`,
+        `symbol` and `type` skip parts of the recording: comparisons with constants, `is_between` and `is_in`.
+        """
+        schema = self._frame_schema(prefix, options)
+        read = partial(self._scanned, as_bytes("prefix", prefix), options)
+        return cast(
+            "polars.LazyFrame", needs("polars", "polars", "blackbox.archive.export.scan").lazy_frame(schema, read)
+        )
+
+    def to_duckdb(
+        self,
+        connection: duckdb.DuckDBPyConnection | None = None,
+        prefix: str | bytes = b"",
+        **options: Unpack[FrameOptions],
+    ) -> duckdb.DuckDBPyRelation:
+        """Return the rows of `to_arrow` as a DuckDB relation, which reads the recording when it is queried.
+
+        As `scan_polars`, with the conditions that DuckDB passes on. `connection`: by default DuckDB's own. Times are
+        integers by default, because DuckDB does not pass on conditions on timestamps of ns.
+        """
+        duck, dataset = needs("duckdb", "duckdb"), needs("pyarrow", "arrow", "blackbox.archive.export.dataset")
+        options = {"times": "integer", **options}
+        read = partial(self._scanned, as_bytes("prefix", prefix), options)
+        found = dataset.Messages(self._frame_schema(prefix, options), read)
+        return cast("duckdb.DuckDBPyRelation", (connection or duck).from_arrow(found))
+
     def arrow_chunks(
-        self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+        self, prefix: str | bytes = b"", rows: int = ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of `to_arrow`, at most `rows` at a time. Memory does not grow with the recording."""
         columns, selection = self._asked(options, prefix)
@@ -90,18 +122,29 @@ class Frames(ABC):
         return chunks
 
     def pandas_chunks(
-        self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+        self, prefix: str | bytes = b"", rows: int = ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pandas.DataFrame]:
         """Yield `arrow_chunks` as pandas data frames."""
         needs("pandas", "pandas")
         return map(_arrow().to_pandas, self.arrow_chunks(prefix, rows, **options))
 
     def polars_chunks(
-        self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+        self, prefix: str | bytes = b"", rows: int = ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[polars.DataFrame]:
         """Yield `arrow_chunks` as polars data frames."""
         needs("polars", "polars")
         return map(_arrow().to_polars, self.arrow_chunks(prefix, rows, **options))
+
+    def _frame_schema(self, prefix: str | bytes, options: FrameOptions) -> pyarrow.Schema:
+        """Return the columns of a frame. Reads no messages."""
+        return self._asked(options, prefix)[0].schema
+
+    def _scanned(
+        self, prefix: bytes, options: FrameOptions, names: list[str] | None, pushed: Pushed
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Yield some columns (None: all) of the rows of `to_arrow` that may meet the conditions."""
+        for chunk in self.arrow_chunks(prefix, **pushed.selected(self.feed, prefix, options)):
+            yield chunk if names is None else chunk.select(names)
 
     def _asked(self, options: FrameOptions, prefix: str | bytes) -> tuple[Columns, Selection]:
         """Split the options into columns and selection."""
@@ -204,7 +247,7 @@ class TicksOfDays(Frames):
         return needs("pyarrow", "arrow").Table.from_batches(chunks, schema=schema).unify_dictionaries()
 
     def arrow_chunks(
-        self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+        self, prefix: str | bytes = b"", rows: int = ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of `to_arrow`, at most `rows` of one day at a time."""
         schema = self._schema_of(options)
@@ -214,6 +257,9 @@ class TicksOfDays(Frames):
             for day, ticks in self._days
             for chunk in ticks.arrow_chunks(prefix, rows, **options)
         )
+
+    def _frame_schema(self, prefix: str | bytes, options: FrameOptions) -> pyarrow.Schema:  # noqa: ARG002
+        return self._schema_of(options)
 
     def _schema_of(self, options: FrameOptions) -> pyarrow.Schema:
         """Return the columns of all days. Reads no messages."""
@@ -231,6 +277,15 @@ def needs(library: str, extra: str, module: str = "") -> Any:
         return import_module(module or library)
     except ImportError as error:
         raise ImportError(f"this needs {library}: pip install 'blackbox-md[{extra}]' ({error})") from error
+
+
+def scanned(
+    recording: Recording, columns: Columns, prefix: bytes, selection: Selection, pushed: Pushed
+) -> Iterator[pyarrow.RecordBatch]:
+    """Yield columns of a recording's messages that may meet the conditions."""
+    gathered = needs("pyarrow", "arrow", "blackbox.archive.export.gathered").gathered
+    found: Iterator[pyarrow.RecordBatch] = gathered(recording, columns, prefix, selection, pushed)
+    return found
 
 
 def _arrow() -> Any:

@@ -6,7 +6,7 @@ import datetime
 import logging
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -15,7 +15,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.data_frames import Frames, Ticks, needs
+from blackbox.archive.data_frames import FrameOptions, Frames, Ticks, needs, scanned
 from blackbox.archive.files.codec import Compression
 from blackbox.archive.files.day import (
     MANIFEST,
@@ -46,7 +46,10 @@ from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice
 from blackbox.timestamps import MAX_NS, MIN_NS, check_unit, ns_of, parse_time
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from blackbox.archive.export.parquet import Order, ParquetDay
+    from blackbox.archive.export.pushed import Pushed
     from blackbox.book.books import Books
     from blackbox.feed.schema.prices import Prices
 
@@ -342,12 +345,38 @@ class Recording(Frames):
         """
         parquet = needs("pyarrow", "arrow", "blackbox.archive.export.parquet")
         content = parquet.Content(self.feed, str(self.date), self.schema, message_type, prices, order)
-        prefix = as_bytes("prefix", prefix)
-        wanted = filter_of(self, prefix, selection)
-        ids = self.segments.wanted(prefix, selection.get("slices"))
-        batches = {slice_id: self._batches(wanted, self.segments.streams(prefix, [slice_id])) for slice_id in ids}
+        batches = self._batches_by_slice(as_bytes("prefix", prefix), selection)
         day: ParquetDay = parquet.write_day(Path(path), content, batches, progress)
         return day
+
+    def to_delta(
+        self,
+        table: str | os.PathLike[str],
+        prefix: str | bytes = b"",
+        *,
+        message_type: str | None = None,
+        prices: Prices = "decimal",
+        storage_options: Mapping[str, str] | None = None,
+        **selection: Unpack[Selection],
+    ) -> int:
+        """Append the messages of `batches` to a Delta Lake table, and return their number. Needs the extra `delta`.
+
+        The day is one commit: readers see all of it or nothing. The table is created if it does not exist, with
+        partitions by `date` and `slice`. Columns and arguments are those of `to_parquet`, with wider signed integers
+        for unsigned ones. `storage_options` are those of `deltalake`.
+
+        Raises as `to_parquet`; JournalError if the table has rows of this day or cannot be written.
+        """
+        delta = needs("deltalake", "delta", "blackbox.archive.export.delta")
+        content = delta.Content(self.feed, str(self.date), self.schema, message_type, prices)
+        batches = self._batches_by_slice(as_bytes("prefix", prefix), selection)
+        messages: int = delta.append_day(os.fspath(table), content, batches, storage_options=storage_options)
+        return messages
+
+    def _batches_by_slice(self, prefix: bytes, selection: Selection) -> dict[int, Iterator[Batch]]:
+        wanted = filter_of(self, prefix, selection)
+        ids = self.segments.wanted(prefix, selection.get("slices"))
+        return {slice_id: self._batches(wanted, self.segments.streams(prefix, [slice_id])) for slice_id in ids}
 
     @property
     def trades(self) -> Ticks:
@@ -381,6 +410,12 @@ class Recording(Frames):
                 begin, end = session_ns(self.feed, session_date(self.feed, low))
             return parse_time(value, self.feed.time_zone, begin, end - 1)
         raise TypeError(f"time was {value!r}, expected ns since the epoch, a datetime or text")
+
+    def _scanned(
+        self, prefix: bytes, options: FrameOptions, names: list[str] | None, pushed: Pushed
+    ) -> Iterator[pyarrow.RecordBatch]:
+        columns, selection = self._asked(options, prefix)
+        yield from scanned(self, columns if names is None else columns.narrowed(names), prefix, selection, pushed)
 
     def _batches(self, wanted: Filter, slices: list[list[Segment]]) -> Iterator[Batch]:
         feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack, overload
 
-from blackbox.archive.data_frames import Frames, TicksOfDays
+from blackbox.archive.data_frames import ROWS, FrameOptions, Frames, TicksOfDays, needs, scanned
 from blackbox.archive.files.day import MANIFEST, Date, as_date, recorded_days
 from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.read.filter import Clock, Filter, Selection
 from blackbox.archive.read.read_by_time import ByTime
 from blackbox.archive.read.reader import Bodies, RecordRun, Report, read_runs
 from blackbox.archive.recording import Recording
+from blackbox.archive.schema_changes import SchemaChange, has_one_layout, schema_changes
+from blackbox.arguments import message_types_of
 from blackbox.block.batch.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, JournalError
@@ -23,7 +25,10 @@ from blackbox.feed.routing.key_rule import rule_text
 from blackbox.feed.schema.document import SchemaDocument
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from blackbox.archive.export.columns import Columns
+    from blackbox.archive.export.pushed import Pushed
 
 _DAYS_SHOWN: Final = 5
 """Number of first and last days that errors name."""
@@ -35,7 +40,8 @@ class Recordings(Frames):
     Attributes: `days`, the recordings by date, without duplicates; `feeds`, their names, in the order given; `feed` and
     `schema`, of the last day. `recordings["2026-01-05"]` is one day, `recordings[-1]` the last, and a slice is
     `Recordings` again. Iterating yields the days. `Subscriber.replay` and `Replay` accept it. Messages of feeds with
-    different schemas cannot be in one frame: `of_feed` selects a feed. Trades and quotes may be of any feeds.
+    different schemas cannot be in one frame: `of_feed` selects a feed. If the fields of a feed's messages changed, see
+    `schema_changes` and `to_arrow`; such days cannot be replayed together. Trades and quotes may be of any feeds.
 
     Times of day (`start="14:30"`) are those of each day.
     """
@@ -48,7 +54,9 @@ class Recordings(Frames):
         self.days = tuple(sorted(given, key=lambda recording: recording.date))
         self.feeds = tuple(by_feed(given))
         key_rule_of_days(self.days)
-        check_schemas(self.days)
+        for mine in by_feed(self.days).values():
+            check_schema_name(mine)
+        self._is_alike = len(self.feeds) > 1 or has_one_layout(self.days)
         self.feed, self.schema = self.days[-1].feed, self.days[-1].schema
 
     @classmethod
@@ -123,10 +131,79 @@ class Recordings(Frames):
         for recording in self.days:
             yield from recording.batches(prefix, **selection)
 
+    def schema_changes(self) -> list[SchemaChange]:
+        """Return the fields that were added, removed or changed from one day of a feed to its next."""
+        return [change for days in by_feed(self.days).values() for change in schema_changes(days)]
+
+    def to_arrow(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
+        """Return the messages of all days as one table in memory. See `FrameOptions`.
+
+        If fields changed between days, a column has a type that holds the values of all days, and is null on days that
+        lack it. Raises ConfigError naming the day, the field and its types if there is no such type.
+        """
+        if self._is_alike:
+            return super().to_arrow(prefix, **options)
+        schema = self._frame_schema(prefix, options)
+        table = needs("pyarrow", "arrow").Table
+        return table.from_batches(self.arrow_chunks(prefix, **options), schema=schema).unify_dictionaries()
+
+    def arrow_chunks(
+        self, prefix: str | bytes = b"", rows: int = ROWS, **options: Unpack[FrameOptions]
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the rows of `to_arrow`, at most `rows` at a time."""
+        if self._is_alike:
+            return super().arrow_chunks(prefix, rows, **options)
+        schema = self._frame_schema(prefix, options)
+        conformed = needs("pyarrow", "arrow", "blackbox.archive.export.columns").conformed
+        return (
+            conformed(chunk, schema, str(day.path))
+            for day, own in self._options_by_day(options)
+            for chunk in day.arrow_chunks(prefix, rows, **own)
+        )
+
+    def _frame_schema(self, prefix: str | bytes, options: FrameOptions) -> pyarrow.Schema:
+        if self._is_alike:
+            return super()._frame_schema(prefix, options)
+        unified = needs("pyarrow", "arrow", "blackbox.archive.export.columns").schema_of_unlike_days
+        days = self._options_by_day(options)
+        if options.get("times") == "integer":
+            times = [(str(day.path), day._frame_schema(prefix, {**own, "times": "timestamp"})) for day, own in days]
+            unified(times, has_units=True)
+        return unified([(str(day.path), day._frame_schema(prefix, own)) for day, own in days])
+
+    def _options_by_day(self, options: FrameOptions) -> list[tuple[Recording, FrameOptions]]:
+        """Return the days that have some of the message types, each with the options for these types."""
+        kinds = options.get("message_type")
+        zone = options.get("zone")
+        options = {**options, "zone": self.feed.time_zone if zone is None else zone}
+        if kinds is None:
+            return [(day, options) for day in self.days]
+        wanted = message_types_of(kinds)
+        has = {day: [kind for kind in wanted if kind in (*day.schema.records, *day.schema.names)] for day in self.days}
+        for kind in wanted:
+            if not any(kind in known for known in has.values()):
+                self.schema.dtype(kind)  # raises
+        return [
+            (day, {**options, "message_type": kinds if isinstance(kinds, str) else known})
+            for day, known in has.items()
+            if known
+        ]
+
     def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:
         if len({recording.schema.name for recording in self.days}) > 1:
             raise ConfigError(f"a frame can have messages of one feed, not of {self.feeds}: see of_feed")
         return super()._columns(form, prefix, selection)
+
+    def _scanned(
+        self, prefix: bytes, options: FrameOptions, names: list[str] | None, pushed: Pushed
+    ) -> Iterator[pyarrow.RecordBatch]:
+        if not self._is_alike:
+            yield from super()._scanned(prefix, options, names, pushed)
+            return
+        columns, selection = self._asked(options, prefix)
+        columns = columns if names is None else columns.narrowed(names)
+        for recording in self.days:
+            yield from scanned(recording, columns, prefix, selection, pushed)
 
     @property
     def trades(self) -> TicksOfDays:
@@ -200,12 +277,17 @@ def by_feed(recordings: Iterable[Recording]) -> dict[str, list[Recording]]:
     return found
 
 
-def check_one_schema(recordings: Iterable[Recording]) -> None:
-    """Raise ConfigError unless all recordings have one schema, and the same layout for each message type."""
-    kept = {id(recording.schema): recording for recording in recordings}.values()
-    names = {recording.schema.name for recording in kept}
+def check_schema_name(recordings: Iterable[Recording]) -> None:
+    """Raise ConfigError unless all recordings have schemas of one name."""
+    names = {recording.schema.name for recording in recordings}
     if len(names) > 1:
         raise ConfigError(f"recordings had feeds of schema {sorted(names)}, expected the same in all")
+
+
+def check_one_schema(recordings: Iterable[Recording]) -> None:
+    """Raise ConfigError unless all recordings have one schema, and the same layout for each message type."""
+    kept = list({id(recording.schema): recording for recording in recordings}.values())
+    check_schema_name(kept)
     known: dict[str, tuple[Recording, object]] = {}
     for recording in kept:
         document = SchemaDocument.of(recording.schema)

@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import duckdb
 import msgspec
 import pandas
@@ -305,3 +306,20 @@ def test_without_pyarrow_the_extra_is_named(day: Day, tmp_path: Path, monkeypatc
     ended = invoke("export", day.path, "--parquet", "--out", tmp_path / "out")
     assert ended.exit_code == Status.ERROR
     assert "pip install 'blackbox-md[arrow]'" in ended.stderr
+
+
+def test_a_day_is_one_commit_of_a_delta_table(itch: Recording, tmp_path: Path) -> None:
+    table = tmp_path / "trades"
+    assert itch.to_delta(table, message_type="R") == itch.to_parquet(tmp_path / "lake", message_type="R").messages
+    found = polars.scan_delta(str(table)).sort("slice", "sequence").collect()
+    expected = polars.read_parquet(tmp_path / "lake", hive_partitioning=True).sort("slice", "sequence")
+    assert len(found) > 0
+    assert found["date"].unique().to_list() == [itch.date]
+    for name in expected.columns:
+        if name not in ("date", "slice"):
+            assert found[name].to_list() == expected[name].to_list()
+    with pytest.raises(JournalError, match=rf"has rows of {itch.date}, expected a day that is not there"):
+        itch.to_delta(table, message_type="R")
+    assert len(deltalake.DeltaTable(table).history()) == 1
+    with pytest.raises(JournalError, match="cannot be written"):
+        itch.to_delta(table / "_delta_log" / "00000000000000000000.json")

@@ -341,7 +341,7 @@ def test_trades_of_several_schemas_have_common_columns(tmp_path: Path) -> None:
     both = Recordings.open(tmp_path / "stocks", tmp_path / "futures").trades
     exact = both.to_polars(prices="decimal").select(columns[:3]).rows()
     assert exact == [("stocks", Decimal("1.5"), 7), ("futures", Decimal("-0.000000001"), 8)]
-    with pytest.raises(ConfigError, match="prices were 'long', but 'price' has several units: expected 'float' or"):
+    with pytest.raises(ConfigError, match="prices were 'integer', but 'price' has several units: expected 'float' or"):
         both.to_arrow(prices="integer")
     assert several.quotes.to_polars().columns[-4:] == ["bid_price", "bid_size", "ask_price", "ask_size"]
     with pytest.raises(ConfigError, match="'stocks' declares no quotes"):

@@ -307,3 +307,15 @@ def test_the_archive_answers_the_requests_of_the_page(archived: tuple[Feed, Publ
     run(code, names)
     assert len(names["rows"]) > 0
     assert not isinstance(names["found"], Gone)
+
+
+def test_a_file_is_imported_and_queried_as_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for code in snippets("data-in-and-out.md"):
+        run(code, names)
+    page = (ROOT / "docs" / "data-in-and-out.md").read_text()
+    told = re.findall(r"prints\s`(.*?)`", page, re.DOTALL)
+    assert capsys.readouterr().out.splitlines() == [" ".join(text.split()) for text in told]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy
@@ -11,7 +12,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from blackbox.archive.export.table import TEXT, Part, Pick, Picks, parts_of, texts
+from blackbox.archive.export.table import TEXT, Pick, Picks, Records, Rows, TopicTexts, parts_of, texts
 from blackbox.block.batch.batch import Batch
 from blackbox.block.columns.arrow import PRICE_DIGITS, float_column, price_column, record_column
 from blackbox.errors import ConfigError
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _TIMES: Final = ("timestamp", "integer")
 _MESSAGE_TYPE: Final = "message_type"
+_TIME_COLUMNS: Final = ("ts_event", "ts_out", "ts_recv")
+_BASE: Final = ("slice", "topic", "symbol", "type", *_TIME_COLUMNS, "epoch", "sequence")
 _OF_DAY: Final = (pyarrow.field("feed", TEXT, nullable=False), pyarrow.field("date", pyarrow.date32(), nullable=False))
 
 
@@ -55,7 +58,7 @@ class Columns:
             zone_of(zone)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self._rule, self._picks, self._prices = feed.symbol_rule, picks, prices
+        self.rule, self.picks, self._prices = feed.symbol_rule, picks, prices
         self._time = pyarrow.timestamp("ns", zone) if times == "timestamp" else None
         time = self._time or pyarrow.int64()
         base = [
@@ -71,7 +74,7 @@ class Columns:
         ]
         if told_apart:
             base.append(pyarrow.field(_MESSAGE_TYPE, TEXT, nullable=False))
-        self._base, self._told_apart = len(base), told_apart
+        self._told_apart = told_apart
         if picks is None:
             self.schema = pyarrow.schema([*base, pyarrow.field("payload", pyarrow.binary())])
             return
@@ -79,47 +82,57 @@ class Columns:
         own = [self._own_field(field) for pick in picks for _, field in pick.columns]
         self.schema = pyarrow.schema([*base, *_unified(own, len(picks))])
 
+    def narrowed(self, names: Sequence[str]) -> Columns:
+        """Return the same columns, limited to some, in their order. Only these are made."""
+        found = copy(self)
+        found.schema = pyarrow.schema([self.schema.field(name) for name in names])
+        return found
+
     def chunks(self, batches: Iterable[Batch], rows: int) -> Iterator[pyarrow.RecordBatch]:
         """Yield the messages, at most `rows` at a time. Raises ValueError if one has the wrong length for its type."""
         if rows < 1:
             raise ValueError(f"rows were {rows}, expected at least 1")
-        for part, topics in parts_of(batches, self._picks, rows):
-            whole = self._batch(part, topics)
+        for part, topics in parts_of(batches, self.picks, rows):
+            texts_of = TopicTexts(self.rule)
+            texts_of.add(topics)
+            whole = self.batch(part, texts_of)
             for start in range(0, part.rows, rows):
                 yield whole.slice(start, rows)
 
-    def _batch(self, part: Part, topics: dict[bytes, int]) -> pyarrow.RecordBatch:
-        slices, topic, ts_event, ts_out, ts_recv, epoch, sequence = part.base()
-        split = [self._rule.split(name) for name in topics]
-        columns = [
-            pyarrow.array(slices),
-            texts(topic, topics),
-            texts(topic, [symbol for symbol, _ in split]),
-            texts(topic, [kind for _, kind in split]),
-            self._times(ts_event, none=0),
-            self._times(ts_out),
-            self._times(ts_recv),
-            pyarrow.array(epoch),
-            pyarrow.array(sequence),
-        ]
-        if self._told_apart:
-            labels = [pick.label.encode() for pick in self._picks or ()]
-            columns.append(texts(part.pick_of_row(), labels))
-        if self._picks is None:
-            columns.append(part.payloads())
-        else:
-            made = [self._made(pick, part.records(index)) for index, pick in enumerate(self._picks)]
-            columns += [
-                part.merged([_column(each, field, len(part.records(index))) for index, each in enumerate(made)])
-                for field in list(self.schema)[self._base :]
-            ]
+    def batch(self, part: Rows, topics: TopicTexts) -> pyarrow.RecordBatch:
+        """Return the columns of some rows."""
+        own = [name for name in self.schema.names if not self._is_common(name)]
+        made: list[tuple[dict[str, pyarrow.Array], int]] = []
+        if own and self.picks is not None:
+            records = [part.records(index) for index in range(len(self.picks))]
+            made = [(self._made(pick, each, own), len(each)) for pick, each in zip(self.picks, records, strict=True)]
+        columns = []
+        for field in self.schema:
+            if field.name in ("topic", "symbol", "type"):
+                columns.append(topics.column(field.name, part.column("topic")))
+            elif field.name in _TIME_COLUMNS:
+                columns.append(self._times(part.column(field.name), none=0 if field.name == "ts_event" else None))
+            elif field.name in _BASE:
+                columns.append(pyarrow.array(part.column(field.name)))
+            elif self._is_common(field.name):
+                columns.append(texts(part.pick_of_row(), [pick.label.encode() for pick in self.picks or ()]))
+            elif self.picks is None:
+                columns.append(part.payloads())
+            else:
+                columns.append(part.merged([_column(each, field, rows) for each, rows in made]))
         return pyarrow.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _made(self, pick: Pick, records: NDArray[Any]) -> dict[str, pyarrow.Array]:
-        """Return a pick's columns by name."""
+    def _is_common(self, name: str) -> bool:
+        """Return True unless a column is the payload or a field."""
+        return name in _BASE or (name == _MESSAGE_TYPE and self._told_apart)
+
+    def _made(self, pick: Pick, records: Records, names: Sequence[str]) -> dict[str, pyarrow.Array]:
+        """Return those of a pick's columns that have one of the names."""
         made = {}
         for field, column in pick.columns:
             name = self._name(column)
+            if name not in names:
+                continue
             made[name] = self._converted(records[field], column, self._own_field(column).type)
             if column.name in pick.valid:
                 made[name] = compute.if_else(pyarrow.array(records[pick.valid[column.name]]), made[name], None)
@@ -169,9 +182,61 @@ def schema_of_days(schemas: Sequence[pyarrow.Schema]) -> pyarrow.Schema:
     for name in schemas[0].names:
         decimals = {(schema.field(name).metadata or {}).get(DECIMALS.encode()) for schema in schemas}
         if len(decimals) > 1:
-            raise ConfigError(f"prices were 'long', but {name!r} has several units: expected 'float' or 'decimal'")
+            raise ConfigError(f"prices were 'integer', but {name!r} has several units: expected 'float' or 'decimal'")
     own = _unified([field for schema in schemas for field in schema], len(schemas))
     return pyarrow.schema([*_OF_DAY, *own])
+
+
+def schema_of_unlike_days(days: Sequence[tuple[str, pyarrow.Schema]], *, has_units: bool = False) -> pyarrow.Schema:
+    """Return the frames' columns of days, given with their names, each of a type that holds the values of all days.
+
+    With `has_units`, timestamps must have one unit on all days. Raises ConfigError naming the day, the field and its
+    types if there is no such type.
+    """
+    found: dict[str, tuple[str, pyarrow.Field]] = {}
+    lacking = {field.name for _, schema in days for field in schema if not all(field.name in s.names for _, s in days)}
+    for day, schema in days:
+        for field in schema:
+            before, known = found.setdefault(field.name, (day, field))
+            try:
+                units = {getattr(each.type, "unit", "") for each in (known, field)}
+                if _decimals(known) != _decimals(field) or (has_units and len(units) > 1):
+                    raise pyarrow.ArrowTypeError
+                plain = [pyarrow.schema([pyarrow.field(field.name, each.type)]) for each in (known, field)]
+                kind = pyarrow.unify_schemas(plain, promote_options="permissive").field(0).type
+            except pyarrow.ArrowTypeError:
+                raise ConfigError(
+                    f"field {field.name!r} was {_typed(field)} on {day} and {_typed(known)} on {before}, which have no "
+                    "common type: read these days apart"
+                ) from None
+            nullable = field.nullable or known.nullable or field.name in lacking
+            found[field.name] = before, pyarrow.field(field.name, kind, nullable=nullable, metadata=known.metadata)
+    return pyarrow.schema([field for _, field in found.values()])
+
+
+def _decimals(field: pyarrow.Field) -> bytes | None:
+    """Return the decimals of a column of integer prices."""
+    decimals: bytes | None = (field.metadata or {}).get(DECIMALS.encode())
+    return decimals
+
+
+def _typed(field: pyarrow.Field) -> str:
+    decimals = _decimals(field)
+    return str(field.type) if decimals is None else f"{field.type} of {decimals.decode()} decimals"
+
+
+def conformed(chunk: pyarrow.RecordBatch, schema: pyarrow.Schema, day: str) -> pyarrow.RecordBatch:
+    """Return rows with the columns of `schema_of_unlike_days`. Raises ConfigError for a value that does not fit."""
+    columns = []
+    for field in schema:
+        if field.name not in chunk.schema.names:
+            columns.append(pyarrow.nulls(len(chunk), field.type))
+            continue
+        try:
+            columns.append(chunk.column(field.name).cast(field.type))
+        except pyarrow.ArrowInvalid as error:
+            raise ConfigError(f"field {field.name!r} on {day} did not fit {field.type}: {error}") from error
+    return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def of_day(chunk: pyarrow.RecordBatch, feed: str, date: datetime.date, schema: pyarrow.Schema) -> pyarrow.RecordBatch:

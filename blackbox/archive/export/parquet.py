@@ -127,7 +127,7 @@ class _Writer:
     """Writes the files of one day and counts them."""
 
     def __init__(self, content: Content, progress: Callable[[int], object] | None) -> None:
-        self._columns = _Columns(content)
+        self._columns = ParquetColumns(content)
         self._content, self._progress = content, progress
         self.messages = self.files = self.row_groups = self.file_bytes = 0
 
@@ -166,7 +166,7 @@ class _Writer:
             raise JournalError(f"{self._content.feed.name} of {self._content.date}: {error}") from error
 
 
-class _Columns:
+class ParquetColumns:
     """Makes the columns of a day's files, part by part."""
 
     def __init__(self, content: Content) -> None:
@@ -174,7 +174,7 @@ class _Columns:
         self.picks = None if content.message_type is None else (Pick.of_type(content.schema, content.message_type),)
         self._fields = [] if content.message_type is None else list(content.schema.arrow(content.message_type))
         own = [_own_field(field, content.prices) for field in self._fields]
-        self._schema = pyarrow.schema([*_BASE, *(own or [_PAYLOAD])])
+        self.schema = pyarrow.schema([*_BASE, *(own or [_PAYLOAD])])
 
     def metadata(self) -> dict[str, str]:
         """Return what columns cannot say: the recording, and the decimals of integer prices."""
@@ -189,12 +189,12 @@ class _Columns:
         """Return a writer for one file."""
         return ParquetWriter(
             file,
-            self._schema,
+            self.schema,
             compression="zstd",
             compression_level=_ZSTD_LEVEL,
-            use_dictionary=[name for name in self._schema.names if name not in (*_RISING, _PAYLOAD.name)],
+            use_dictionary=[name for name in self.schema.names if name not in (*_RISING, _PAYLOAD.name)],
             column_encoding=dict.fromkeys(_RISING, "DELTA_BINARY_PACKED"),
-            write_statistics=[name for name in self._schema.names if name != _PAYLOAD.name],
+            write_statistics=[name for name in self.schema.names if name != _PAYLOAD.name],
             store_schema=False,  # else some readers make categories of strings, different in each file
             store_decimal_as_integer=True,
             write_page_index=True,
@@ -224,7 +224,7 @@ class _Columns:
             pyarrow.array(sequence),
             *rest,
         ]
-        batch = pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
+        batch = pyarrow.RecordBatch.from_arrays(columns, schema=self.schema)
         if self._content.order == "topic":
             names = list(topics)
             rank = numpy.empty(len(names), numpy.int64)
@@ -233,7 +233,7 @@ class _Columns:
         return batch
 
     def _own(self) -> Iterator[tuple[pyarrow.Field, pyarrow.DataType]]:
-        for field, own in zip(self._fields, list(self._schema)[len(_BASE) :], strict=True):
+        for field, own in zip(self._fields, list(self.schema)[len(_BASE) :], strict=True):
             yield field, own.type
 
 

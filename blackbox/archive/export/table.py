@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy
 import pyarrow
 from numpy.typing import NDArray
 
 from blackbox.block.batch.batch import Batch
+from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.feed.schema.schema import Schema
 
 PART_ROWS: Final = 1 << 20
@@ -48,8 +51,52 @@ class Pick(NamedTuple):
 Picks = tuple[Pick, ...]
 
 
-class Part:
-    """Rows of a table, gathered batch by batch: all messages with payloads, or those of some picks."""
+class Records(Protocol):
+    """Records of one pick: a structured array, or its fields."""
+
+    def __getitem__(self, field: str, /) -> NDArray[Any]:
+        """Return one field."""
+
+    def __len__(self) -> int: ...
+
+
+BASE: Final = ("slice", "topic", "ts_event", "ts_out", "ts_recv", "epoch", "sequence")
+"""Columns of `Rows.column`: topics are numbers."""
+
+
+class Rows(ABC):
+    """Rows of a table: all messages with payloads, or those of some picks. Attribute: `rows`, their number."""
+
+    rows: int
+
+    @abstractmethod
+    def column(self, name: str) -> NDArray[Any]:
+        """Return one of the columns `BASE`."""
+
+    @abstractmethod
+    def payloads(self) -> pyarrow.Array:
+        """Return the payloads; null for a message without a value."""
+
+    @abstractmethod
+    def records(self, index: int) -> Records:
+        """Return the records of the pick at an index."""
+
+    @abstractmethod
+    def pick_of_row(self) -> NDArray[numpy.int16]:
+        """Return the place of each row's pick."""
+
+    def merged(self, columns: list[pyarrow.Array]) -> pyarrow.Array:
+        """Merge a column of each pick into one of all rows."""
+        if len(columns) == 1:
+            return columns[0]
+        # The rows of each pick are contiguous and in order; a stable sort by pick finds each row.
+        places = numpy.empty(self.rows, numpy.int64)
+        places[numpy.argsort(self.pick_of_row(), kind="stable")] = numpy.arange(self.rows)
+        return pyarrow.concat_arrays(columns).take(pyarrow.array(places))
+
+
+class Part(Rows):
+    """Rows gathered batch by batch."""
 
     def __init__(self, picks: Picks | None) -> None:
         self.rows = self.bytes = 0
@@ -121,6 +168,14 @@ class Part:
             numpy.concatenate(self._sequences),
         ]
 
+    def column(self, name: str) -> NDArray[Any]:
+        """Return one of the columns `BASE`."""
+        return self._base[name]
+
+    @cached_property
+    def _base(self) -> dict[str, NDArray[Any]]:
+        return dict(zip(BASE, self.base(), strict=True))
+
     def payloads(self) -> pyarrow.Array:
         """Return the payloads; null for a message without a value."""
         offsets = numpy.cumsum(numpy.concatenate(self._sizes)).astype(numpy.int32)
@@ -139,15 +194,6 @@ class Part:
         """Return the place of each row's pick."""
         return numpy.concatenate(self._pick_of_row) if len(self._records) > 1 else numpy.zeros(self.rows, numpy.int16)
 
-    def merged(self, columns: list[pyarrow.Array]) -> pyarrow.Array:
-        """Merge a column of each pick into one of all rows."""
-        if len(columns) == 1:
-            return columns[0]
-        # The rows of each pick are contiguous and in order; a stable sort by pick finds each row.
-        places = numpy.empty(self.rows, numpy.int64)
-        places[numpy.argsort(self.pick_of_row(), kind="stable")] = numpy.arange(self.rows)
-        return pyarrow.concat_arrays(columns).take(pyarrow.array(places))
-
 
 def parts_of(
     batches: Iterable[Batch], picks: Picks | None, rows: int = PART_ROWS
@@ -165,13 +211,58 @@ def parts_of(
 
 def texts(index: NDArray[Any], values: Iterable[bytes | None]) -> pyarrow.Array:
     """Return the string of each row by the number in `index`; null for None."""
-    told = [None if value is None else value.decode(errors="backslashreplace") for value in values]
-    places: dict[str, int] = {}
-    number_of = numpy.array([-1 if v is None else places.setdefault(v, len(places)) for v in told], numpy.int32)
-    numbers = number_of[index]
-    missing = numbers < 0
-    chosen = pyarrow.array(numbers, mask=missing if missing.any() else None)
-    return pyarrow.DictionaryArray.from_arrays(chosen, pyarrow.array(list(places), pyarrow.string()))
+    known = _Texts()
+    known.add(map(text_of, values))
+    return known.column(index)
+
+
+def text_of(value: bytes | None) -> str | None:
+    """Return a topic or a part of one as a string; bytes that are not UTF-8 are escaped."""
+    return None if value is None else value.decode(errors="backslashreplace")
+
+
+class TopicTexts:
+    """The topics of a feed with their symbols and types as strings, by number."""
+
+    def __init__(self, rule: SymbolRule) -> None:
+        self._rule = rule
+        self._of = {name: _Texts() for name in ("topic", "symbol", "type")}
+
+    def add(self, topics: Iterable[bytes]) -> None:
+        """Add the topics with the next numbers."""
+        rows = [(topic, *self._rule.split(topic)) for topic in topics]
+        for place, known in enumerate(self._of.values()):
+            known.add(text_of(row[place]) for row in rows)
+
+    def column(self, name: str, numbers: NDArray[Any]) -> pyarrow.Array:
+        """Return the topic, symbol or type of each row by the topic's number."""
+        return self._of[name].column(numbers)
+
+
+class _Texts:
+    """Distinct strings, and the string of each number."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        self._place_of: list[int] = []
+        self._made: tuple[NDArray[numpy.int32], pyarrow.Array] | None = None
+
+    def add(self, values: Iterable[str | None]) -> None:
+        """Add the strings of the next numbers; None is null."""
+        places, before = self._places, len(self._place_of)
+        self._place_of += [-1 if value is None else places.setdefault(value, len(places)) for value in values]
+        if len(self._place_of) > before:
+            self._made = None
+
+    def column(self, numbers: NDArray[Any]) -> pyarrow.Array:
+        """Return the string of each row by its number."""
+        if self._made is None:
+            self._made = numpy.array(self._place_of, numpy.int32), pyarrow.array(list(self._places), pyarrow.string())
+        place_of, distinct = self._made
+        places = place_of[numbers]
+        missing = places < 0
+        chosen = pyarrow.array(places, mask=missing if missing.any() else None)
+        return pyarrow.DictionaryArray.from_arrays(chosen, distinct)
 
 
 def _numbers(names: list[bytes], topics: dict[bytes, int]) -> NDArray[numpy.int32]:

@@ -109,14 +109,14 @@ class TopicNumbers:
         if topics <= self.room and text_bytes <= len(self._names.text) - 8:
             return
         room = max(topics, 2 * self.room)
-        self._names = _refilled(self._names, room, -(-max(text_bytes, 2 * len(self._names.text)) // room))
-        self._groups = _refilled(self._groups, room, _SLICE_BYTES + key_size(self._feed.key_rule))
+        self._names = refilled(self._names, room, -(-max(text_bytes, 2 * len(self._names.text)) // room))
+        self._groups = refilled(self._groups, room, _SLICE_BYTES + key_size(self._feed.key_rule))
         self._sizes, self.group_of, self.slice_of = (
             _grown(each, room) for each in (self._sizes, self.group_of, self.slice_of)
         )
 
 
-def _refilled(numbering: Numbering, room: int, mean_bytes: int) -> Numbering:
+def refilled(numbering: Numbering, room: int, mean_bytes: int) -> Numbering:
     """Return a larger numbering with the same names and numbers."""
     larger = Numbering(room, mean_bytes)
     _refill(larger.at, numbering.at)

@@ -92,6 +92,8 @@ class Filter(NamedTuple):
     """The first sequence number."""
     symbols: SymbolChoice | None = None
     """Their symbols, with the same `prefix` as this filter."""
+    bounds: tuple[tuple[str, int, int], ...] = ()
+    """First and last value of more columns, for entries and heads alone: a clock, "epoch" or "sequence"."""
 
     def entries(self, entries: NDArray[Any]) -> NDArray[numpy.bool_]:
         """Return bool[n]: index entries that may cover such messages."""
@@ -104,6 +106,9 @@ class Filter(NamedTuple):
             may &= entries["epoch"] == self.epoch
         if self.first_sequence is not None:
             may &= entries["max_sequence"] >= self.first_sequence
+        for name, first, last in self.bounds:
+            low, high = ("epoch", "epoch") if name == "epoch" else (f"min_{name}", f"max_{name}")
+            may &= (entries[high] >= first) & (entries[low] <= last)
         if (bit := self._bit()) is not None:
             may &= entries["keys"] & bit != 0
         return may
@@ -120,6 +125,9 @@ class Filter(NamedTuple):
             may &= heads["epoch"] == self.epoch
         if self.first_sequence is not None:
             may &= (heads["sequence"] + heads["count"] > self.first_sequence) | (heads["flags"] & FLAG_SEQUENCES != 0)
+        for name, first, last in self.bounds:
+            if name in ("ts_out", "ts_recv", "epoch"):
+                may &= (heads[name] >= first) & (heads[name] <= last)
         return may
 
     def _bit(self) -> numpy.uint64 | None:
