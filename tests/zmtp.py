@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import select
 import socket
 from typing import Self
+
+from blackbox.transport.wakeup import readable
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _READY = b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04XPUB"
@@ -29,7 +30,7 @@ class PlainPublisher:
     @property
     def has_another(self) -> bool:
         """True if a further connection waits to be accepted."""
-        return bool(select.select([self._listener], [], [], 0)[0])
+        return bool(readable(self._listener.fileno(), timeout=0))
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,6 @@ import ctypes
 import importlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from tempfile import TemporaryFile
 from typing import Any, Final, Self
 
 import msgspec
+
+from blackbox.transport.wakeup import readable
 
 _PR_SET_PDEATHSIG: Final = 1
 """Value of linux/prctl.h."""
@@ -81,7 +82,7 @@ class Child:
         deadline = time.monotonic() + patience_s
         while b"\n" not in self._said:
             watched = {child._output: child for child in (self, *beside)}
-            ready = select.select(list(watched), [], [], max(0.0, deadline - time.monotonic()))[0]
+            ready = readable(*watched, timeout=deadline - time.monotonic())
             if not ready:
                 self.kill()
                 raise Ended(f"{self._name} said nothing for {patience_s:g} s")
@@ -163,7 +164,7 @@ def answer(**what: Any) -> None:
 
 def has_order() -> bool:
     """In the child: return True if the next order has arrived."""
-    return bool(select.select([sys.stdin], [], [], 0)[0])
+    return bool(readable(sys.stdin.fileno(), timeout=0))
 
 
 def _json(what: Any) -> str:

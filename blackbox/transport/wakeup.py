@@ -1,13 +1,26 @@
-"""A pipe that wakes a polling thread."""
+"""Wait for input, and a pipe that wakes a waiting thread."""
 
 from __future__ import annotations
 
+import math
 import os
+import select
 from contextlib import suppress
 
 from blackbox.native.system.limits import Needs, open_pipe
 
 PIPE_NEEDS = Needs(descriptors=2)
+
+
+def readable(*descriptors: int, timeout: float | None) -> list[int]:
+    """Wait until descriptors have input, have ended or failed, for at most `timeout` seconds; return these.
+
+    `select.select` refuses descriptors above 1,023.
+    """
+    poller = select.poll()
+    for fd in descriptors:
+        poller.register(fd, select.POLLIN)
+    return [fd for fd, _ in poller.poll(None if timeout is None else math.ceil(1e3 * max(0.0, timeout)))]
 
 
 class Pipe:

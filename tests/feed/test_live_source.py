@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import signal
 import threading
 import time
@@ -20,6 +19,7 @@ from blackbox.feed.live_source import LiveSource
 from blackbox.feed.schema.schema import RAW
 from blackbox.feed.source import Chunk
 from blackbox.native.tables.histogram import BUCKETS, record_one
+from blackbox.transport.wakeup import readable
 
 
 def chunk_of(times: Sequence[int], gaps: tuple[tuple[int, int], ...] = ()) -> Chunk:
@@ -44,7 +44,7 @@ class Given(LiveSource):
             self.counts.connected = True
             yield from self.given
             while not self.is_stopping:
-                select.select([self.stop_fd], [], [], 60)
+                readable(self.stop_fd, timeout=60)
         finally:
             self.closed += 1
 

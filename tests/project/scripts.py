@@ -36,13 +36,12 @@ def start(*words: object, cwd: Path = ROOT) -> subprocess.Popen[str]:
 def together(*scripts: Path) -> list[str]:
     """Run scripts in their directory at the same time; return the output of each."""
     processes = [start(script, cwd=script.parent) for script in scripts]
-    outputs = []
+    said = []
     for process in processes:
         with process:
-            out, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-        outputs.append(out)
-    return outputs
+            said.append(process.communicate(timeout=300))
+    assert [process.returncode for process in processes] == [0] * len(scripts), "\n".join(errors for _, errors in said)
+    return [out for out, _ in said]
 
 
 def in_turn(*scripts: Path) -> dict[str, str]:

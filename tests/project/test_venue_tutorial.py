@@ -49,6 +49,8 @@ def test_from_a_file_to_a_venue_a_feed_a_strategy_and_back(
     for words in (new, make):
         ended = invoke(*words)
         assert ended.status == 0, ended.errors
+    (source,) = [word for word in publish if word.startswith("moldudp64:")]
+    publish[publish.index(source)] = f"{source}&hold={_PATIENCE_S:g}"  # a busy machine answers late
     client_ports = re.findall(r"127\.0\.0\.1:(\d+)", " ".join(publish))[:2]
     with (
         start(*live, cwd=tmp_path) as strategy,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from blackbox import Feed
 from blackbox.feed.endpoint import free_endpoints, groups_of
 from blackbox.feed.slice import Slice
 from blackbox.transport.udp.sockets import open_receiver, open_sender
+from blackbox.transport.wakeup import readable
 from tests.receive.subscribers import _PATIENT_NS
 from tests.transport.udp.slow_assembly import Part, part_in
 
@@ -51,7 +51,7 @@ class LossyGroup:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        while self._end not in select.select([self._from, self._end], [], [])[0]:
+        while self._end.fileno() not in readable(self._from.fileno(), self._end.fileno(), timeout=None):
             datagram = self._from.recv(65_536)
             part = part_in(datagram)
             if self._loses(part):

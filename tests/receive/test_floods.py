@@ -32,13 +32,14 @@ def send_without_end(publisher: PlainPublisher) -> int:
     """
     with publisher.accept() as peer:
         peer.setblocking(False)
-        sent = 0
+        poller, sent = select.poll(), 0
+        poller.register(peer, select.POLLIN | select.POLLOUT)
         while sent < MOST_MIB * len(PART):
-            readable, writable, _ = select.select([peer], [peer], [], 60)
+            events = dict(poller.poll(60_000)).get(peer.fileno(), 0)
             try:
-                if readable and not peer.recv(1 << 16):
+                if events & ~select.POLLOUT and not peer.recv(1 << 16):
                     break
-                if writable:
+                if events & select.POLLOUT:
                     sent += peer.send(PART[sent % len(PART) :])
             except OSError:
                 break

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import threading
@@ -17,7 +16,7 @@ from blackbox.testing import wait_until
 from blackbox.transport.shared_memory import source as shared_memory_source
 from blackbox.transport.shared_memory.layout import HELLO, MAGIC, address_of
 from blackbox.transport.shared_memory.source import SharedReader, attach
-from blackbox.transport.wakeup import Pipe
+from blackbox.transport.wakeup import Pipe, readable
 from tests.examples import first_of
 from tests.process_state import held, linux_only, wait_given_back
 from tests.receive.shared import (
@@ -55,7 +54,7 @@ def test_a_lost_bell_delays_a_block_and_loses_none() -> None:
         bells = shared_state(publisher).bells
         rung, bells[0] = bells[0], deaf.writer
         number = 0
-        while not select.select([deaf.reader], [], [], 0)[0]:  # the bell is rung for a sleeping reader
+        while not readable(deaf.reader, timeout=0):  # the bell is rung for a sleeping reader
             publisher.publish(b"T", b"%d" % number)
             number += 1
             got.wait(number)

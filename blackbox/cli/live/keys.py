@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from blackbox.native.system.limits import start_thread
-from blackbox.transport.wakeup import Pipe
+from blackbox.transport.wakeup import Pipe, readable
 
 if TYPE_CHECKING:
     from blackbox.replay.controls import Controls
@@ -131,7 +131,7 @@ class Keys:
         with suppress(OSError, termios.error):  # the terminal was closed: no more keys follow
             while self._end.reader not in (ready := dict(poller.poll(_LOOK_EVERY_MS))):
                 if not self._is_foreground():
-                    select.select([self._end.reader], [], [], _LOOK_EVERY_MS / 1e3)  # the foreground reads
+                    readable(self._end.reader, timeout=_LOOK_EVERY_MS / 1e3)  # the foreground reads
                 elif self._fd in ready:
                     typed = os.read(self._fd, _READ_BYTES)
                     if not typed:

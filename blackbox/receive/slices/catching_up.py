@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import struct
 import threading
 import time
@@ -25,7 +24,7 @@ from blackbox.native.system.limits import Needs, start_thread
 from blackbox.native.system.priority import give_way, giving_way, let_others_go_first
 from blackbox.receive.deliver.arbitration import Note
 from blackbox.receive.order.state import UNKNOWN, Answers, OrderState, Phase
-from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
+from blackbox.transport.wakeup import PIPE_NEEDS, Pipe, readable
 
 if TYPE_CHECKING:
     from blackbox.receive.slices.options import SliceSettings
@@ -239,7 +238,7 @@ class CatchUp:
 
     def _sleep(self, most_s: float | None) -> None:
         """Sleep until the slice has a request, or for about `most_s`."""
-        select.select([self._pipe.reader], [], [], most_s and spread(most_s))
+        readable(self._pipe.reader, timeout=most_s and spread(most_s))
         with suppress(BlockingIOError):
             os.read(self._pipe.reader, _MOST_WAKES)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.native.system.limits import start_thread
 from blackbox.services.bridge.bridge import Say
 from blackbox.services.bridge.carrier import AWAY, Away
-from blackbox.transport.wakeup import Pipe
+from blackbox.transport.wakeup import Pipe, readable
 
 log = logging.getLogger("blackbox")
 
@@ -158,7 +157,7 @@ class Inlet(ABC):
 
     def _wait_for(self, socket: int, timeout: float = _WAIT_S) -> bool:
         """Wait for input or a wake-up of the thread; return True for input."""
-        ready, _, _ = select.select([socket, self._pipe.reader], [], [], timeout)
+        ready = readable(socket, self._pipe.reader, timeout=timeout)
         if self._pipe.reader in ready:
             with suppress(BlockingIOError):
                 os.read(self._pipe.reader, 1 << 16)

@@ -19,6 +19,7 @@ from blackbox.feed.live_source import LiveSource
 from blackbox.feed.source import Chunk, make_source
 from blackbox.feed.venue_url import VenueUrl
 from blackbox.timestamps import zone_of
+from blackbox.transport.wakeup import readable
 from blackbox_feeds.io.dates import NEW_YORK, midnight_ns, trading_day
 from blackbox_feeds.io.statistics import new_counts, skipped
 from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
@@ -143,7 +144,7 @@ class SoupBinTcpClient(LiveSource):
             if self._session.has_ended:
                 return
             if not self.is_stopping:
-                select.select([self.stop_fd], [], [], retries.delay_s())
+                readable(self.stop_fd, timeout=retries.delay_s())
 
     def _connect(self) -> socket.socket | None:
         """Return a connection, or None; waits up to some seconds."""

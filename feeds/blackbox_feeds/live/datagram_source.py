@@ -12,7 +12,6 @@ Datagrams of another session are skipped, unless the session is silent: a forged
 from __future__ import annotations
 
 import logging
-import select
 import time
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
@@ -24,6 +23,7 @@ from blackbox.errors import ConfigError, EndpointError
 from blackbox.feed.live_source import LiveSource
 from blackbox.feed.source import Chunk
 from blackbox.feed.venue_url import Address
+from blackbox.transport.wakeup import readable
 from blackbox_feeds.io.pcap import Datagrams
 from blackbox_feeds.io.statistics import new_counts, skipped
 from blackbox_feeds.live.gap_holder import Arrived, Form, GapHolder, Limits
@@ -206,7 +206,7 @@ class DatagramSource(LiveSource):
         log.warning("%r: nothing was heard for %.3g s: joining again in %.3g s", self, self._settings.stale, delay_s)
         self._count()
         self._sockets.close()
-        if select.select([self.stop_fd], [], [], delay_s)[0]:
+        if readable(self.stop_fd, timeout=delay_s):
             return
         counts.reconnects += 1
         try:

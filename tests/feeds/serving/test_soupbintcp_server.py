@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 import threading
@@ -23,6 +22,7 @@ from blackbox.errors import ConfigError, EndpointError, NoSubscriberError
 from blackbox.feed.venue_url import Address
 from blackbox.replay.play.venue_server import VenueMessages
 from blackbox.testing import wait_until
+from blackbox.transport.wakeup import readable
 from tests.feeds.serving.test_moldudp64_server import messages_of, play, recorded
 
 SESSION = "2026112001"
@@ -246,7 +246,7 @@ def test_heartbeats_do_not_keep_a_connection_without_login_or_after_the_end(
         connection.write(1.0, has_ended=True)
     for now in (5.0, 10.0, 15.0):
         client.sendall(packet(b"R"))
-        select.select([made], [], [])
+        readable(made.fileno(), timeout=60)
         connection.read(now)
         connection.check(now)
         assert connection.lost is None

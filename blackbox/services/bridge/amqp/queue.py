@@ -81,7 +81,7 @@ class AmqpQueue(HubInlet):
                 channel.basic_consume(self.queue, callback=self._take)
                 self._note_there("its messages are in the queue")
                 while not self._over.is_set():
-                    if is_pending(connection) or self._wait_for(connection.sock):
+                    if is_pending(connection) or self._wait_for(connection.sock.fileno()):
                         self._drain(connection)
                     self._let_go(channel)
                 self._wait_stored()

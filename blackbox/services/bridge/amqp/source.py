@@ -128,7 +128,7 @@ class AmqpSource(Inlet):
                     if version != self._version:
                         version, bound = self._bind(connection, queue, bound)
                         self._note_there("messages published there meanwhile are lost")
-                    if is_pending(connection) or self._wait_for(connection.sock):
+                    if is_pending(connection) or self._wait_for(connection.sock.fileno()):
                         connection.drain_events(timeout=SOCKET_S)
         finally:
             hang_up(connection)
