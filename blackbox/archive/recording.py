@@ -30,6 +30,8 @@ from blackbox.archive.files.day import (
 from blackbox.archive.files.marks import Mark, marks_of
 from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.maintain.audit import examine
+from blackbox.archive.objects.fetch import one_day
+from blackbox.archive.objects.store import is_stored
 from blackbox.archive.read.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
 from blackbox.archive.read.reader import Bodies, RecordRun, blocks_of, read_runs
 from blackbox.archive.read.segments import Segments
@@ -85,12 +87,14 @@ class Recording(Frames):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a day's directory, which contains `manifest.json`.
+        """Open a day's directory, which contains `manifest.json`; or a day at `s3://BUCKET/PREFIX/FEED/DATE`.
+
+        A day in an object store is first copied to the cache, see `blackbox.archive.objects.fetch`.
 
         Raises JournalError naming what is missing, damaged or of another format. Damaged records raise nothing: they
         are left out and reported in `damage`.
         """
-        directory = Path(path)
+        directory = one_day(path) if is_stored(path) else Path(path)
         while True:
             inode = inode_of(directory)
             recording = cls(directory, Manifest.read(directory))

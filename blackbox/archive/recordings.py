@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack, overload
 from blackbox.archive.data_frames import ROWS, FrameOptions, Frames, TicksOfDays, needs, scanned
 from blackbox.archive.files.day import MANIFEST, Date, as_date, recorded_days
 from blackbox.archive.files.segment import Damage, Segment
+from blackbox.archive.objects.fetch import fetch_days
+from blackbox.archive.objects.store import is_stored
 from blackbox.archive.read.filter import Clock, Filter, Selection
 from blackbox.archive.read.read_by_time import ByTime
 from blackbox.archive.read.reader import Bodies, RecordRun, Report, read_runs
@@ -61,14 +63,14 @@ class Recordings(Frames):
 
     @classmethod
     def open(cls, *paths: str | os.PathLike[str], first: Date | None = None, last: Date | None = None) -> Self:
-        """Open the days at these paths, each a day's directory or a feed's, from `first` to `last`.
+        """Open the days at these paths, each a day's directory or a feed's, or `s3://...`, from `first` to `last`.
 
         Raises JournalError if a path has no recorded day, one cannot be read, or none is in this range of dates;
         ConfigError as `Recordings`, or for a malformed date.
         """
         low = datetime.date.min if first is None else as_date(first)
         high = datetime.date.max if last is None else as_date(last)
-        found = [day for path in paths for day in _days_at(Path(path))]
+        found = [day for path in paths for day in _days_at(Path(path), low, high)]
         # Days named after other dates are not opened.
         opened = [Recording.open(day) for day in found if low <= _date_of_name(day, low) <= high]
         chosen = [recording for recording in opened if low <= recording.date <= high]
@@ -300,8 +302,13 @@ def check_one_schema(recordings: Iterable[Recording]) -> None:
                 )
 
 
-def _days_at(path: Path) -> list[Path]:
-    """Return the days' directories at a path. Without any, return the path, so that opening it reports the error."""
+def _days_at(path: Path, first: datetime.date, last: datetime.date) -> list[Path]:
+    """Return the days' directories at a path. Without any, return the path, so that opening it reports the error.
+
+    Of an object store, only days from `first` to `last` are copied to the cache.
+    """
+    if is_stored(path):
+        return fetch_days(path, first, last)
     return [path] if (path / MANIFEST).exists() else recorded_days(path) or [path]
 
 

@@ -37,6 +37,7 @@ from blackbox.cli.recordings.positions import positions
 from blackbox.cli.recordings.record import record
 from blackbox.cli.recordings.repair import repair
 from blackbox.cli.recordings.serve import serve
+from blackbox.cli.recordings.sync import sync
 from blackbox.cli.recordings.verify import verify
 from blackbox.cli.ui.log import Format, begin_log, set_log
 from blackbox.cli.ui.options import FormatOption, LevelOption, help_of, with_log_options
@@ -61,7 +62,21 @@ app = typer.Typer(
 _PANELS: Final = {
     "Live": (demo, publish, subscribe, relay, bridge),
     "Watch": (stat, tap, trace, top, console, dashboard),
-    "Recordings": (record, import_, replay, control, serve, positions, inspect, verify, repair, dump, export, compact),
+    "Recordings": (
+        record,
+        import_,
+        replay,
+        control,
+        serve,
+        positions,
+        inspect,
+        verify,
+        repair,
+        dump,
+        export,
+        compact,
+        sync,
+    ),
     "Hub": (hub, put, get, unsubscribe, client),
     "Analysis": (analyse,),
     "Setup": (doctor, warmup, keys),

@@ -47,6 +47,7 @@ ELSEWHERE: Final = {
     "top",
     "console",
     "control",
+    "sync",
     "warmup",
 }
 """Commands that other files run with `--json`."""

@@ -5,13 +5,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 import threading
 from pathlib import Path
+from typing import Final
 
 _here: dict[tuple[int, int], int] = {}
 """PID of the owner of each lock file, by device and inode. A forked child inherits its parent's entries."""
 _changes = threading.Lock()
 os.register_at_fork(after_in_child=_changes._at_fork_reinit)  # type: ignore[attr-defined]  # no public name
+
+
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+"""`struct flock` of 64-bit Linux: type, whence, start, length, PID."""
 
 
 class OwnedError(Exception):
@@ -62,3 +68,21 @@ class FileLock:
                 del _here[self._place]
                 os.ftruncate(self._fd, 0)
             os.close(self._fd)
+
+
+def owner_of(path: Path) -> str | None:
+    """Return who owns a lock file, such as "process 17"; None if no process does. Takes no lock. Raises OSError."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    owner = _here.get((found.st_dev, found.st_ino))
+    if owner == os.getpid():  # to open and close the file would release this process's lock
+        return f"process {owner}"
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    finally:
+        os.close(fd)
+    return None if kind == fcntl.F_UNLCK else f"process {pid}"
