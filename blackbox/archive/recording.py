@@ -33,6 +33,7 @@ from blackbox.archive.maintain.audit import examine
 from blackbox.archive.objects.fetch import one_day
 from blackbox.archive.objects.store import is_stored
 from blackbox.archive.read.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
+from blackbox.archive.read.overview import message_count, recording_view
 from blackbox.archive.read.reader import Bodies, RecordRun, blocks_of, read_runs
 from blackbox.archive.read.segments import Segments
 from blackbox.archive.read.summary import Examined, Rate, Summary, gaps_and_late, message_rate, summarise, topic_counts
@@ -45,6 +46,7 @@ from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema.schema import RAW, Schema, load_schema, schema_of
 from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice
+from blackbox.numbers import counted
 from blackbox.timestamps import MAX_NS, MIN_NS, check_unit, ns_of, parse_time
 
 if TYPE_CHECKING:
@@ -167,7 +169,11 @@ class Recording(Frames):
         return cls.open(place / day.isoformat())
 
     def __repr__(self) -> str:
-        return f"Recording({self.feed.name!r}, {self.date}, {str(self.path)!r})"
+        messages = counted(message_count(self.segments), "message")
+        return f"Recording({self.feed.name!r}, {self.date}, {messages}, {str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        return recording_view(self)
 
     def refresh(self, slice_id: int | None = None) -> None:
         """Add data recorded since, of all slices or of one. Iterators in use are not affected.

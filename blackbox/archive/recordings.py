@@ -15,6 +15,7 @@ from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.objects.fetch import fetch_days
 from blackbox.archive.objects.store import is_stored
 from blackbox.archive.read.filter import Clock, Filter, Selection
+from blackbox.archive.read.overview import recordings_view
 from blackbox.archive.read.read_by_time import ByTime
 from blackbox.archive.read.reader import Bodies, RecordRun, Report, read_runs
 from blackbox.archive.recording import Recording
@@ -116,6 +117,9 @@ class Recordings(Frames):
 
     def __repr__(self) -> str:
         return f"Recordings({self.feed.name!r}, {len(self.days)} days, {self.days[0].date} to {self.days[-1].date})"
+
+    def _repr_html_(self) -> str:
+        return recordings_view(self.days)
 
     def of_feed(self, name: str) -> Recordings:
         """Return the days of one feed. Raises ConfigError for another feed's name."""

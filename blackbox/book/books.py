@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from blackbox.block.batch.batch import Batch
 from blackbox.block.batch.batch_rows import read_only
+from blackbox.block.batch.plain_message import decimal_text
 from blackbox.block.batch.received_block import BatchFeed
 from blackbox.block.gap import Gap
 from blackbox.book.apply_rows import BooksState, apply_rows
@@ -46,6 +47,7 @@ from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.feed.schema.schema import RAW, load_schema, schema_of
 from blackbox.native.compile.jit import warm_up
 from blackbox.native.system.interrupts import interrupts_held
+from blackbox.notebook import Cell, Rows, view
 from blackbox.receive.callbacks.callbacks import TopicsCallback
 
 MAX_BYTES: Final = 1 << 30
@@ -131,6 +133,23 @@ class Books:
 
     def __repr__(self) -> str:
         return f"<Books of {len(self.symbols):,} symbols>"
+
+    def _repr_html_(self) -> str:
+        tops = self.tops()
+        facts: dict[str, Cell] = {
+            "feed": ", ".join(self._origin.names) or None,
+            "schema": schema_of(self._state.schema_id).name,
+            "symbols": len(tops),
+            "synced": "yes" if self.synced else "no",
+        }
+        columns = ("symbol", "bid", "bid size", "ask", "ask size")
+        return view("Books", facts, Rows(columns, map(self._row_of, tops), len(tops), "symbols"))
+
+    def _row_of(self, top: Any) -> list[Cell]:
+        cells: list[Cell] = []
+        for price, size, _orders in (top["bids"][0].tolist(), top["asks"][0].tolist()):
+            cells += [decimal_text(price, self.decimals), size] if size else [None, None]
+        return [bytes(top["symbol"]), *cells]
 
     def apply(self, batch: Batch) -> None:
         """Apply the messages of a batch."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from blackbox.block.form.validate import Fault
 from blackbox.native.memory.arrays import shared_array
 from blackbox.native.tables.histogram import BUCKETS, percentiles_ns
+from blackbox.notebook import Cell, Rows, moment, view
+from blackbox.numbers import counted, duration
 from blackbox.receive.state import SliceCounters, WorkerCounters
 from blackbox.transport.udp.assembler import DatagramCounts
 
@@ -215,6 +218,60 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     delivery: DeliveryStatistics
     lag: LagStatistics
     slices: tuple[SliceStatistics, ...]
+
+    def __repr__(self) -> str:
+        received, delivery = self.received, self.delivery
+        return (
+            f"Statistics({counted(received.messages, 'message')}, lost {received.gaps:,}, "
+            f"delivered {delivery.delivered:,}, failed {delivery.failed:,}, dropped {delivery.dropped:,}, "
+            f"lag p50 {duration(self.lag.p50_ns)}, p99 {duration(self.lag.p99_ns)}, "
+            f"{counted(len(self.slices), 'slice')})"
+        )
+
+    def _repr_html_(self) -> str:
+        facts: dict[str, Cell] = {
+            "transport": self.received.transport or None,
+            "last block": f"{moment(self.received.last_ns, 'UTC')} UTC" if self.received.last_ns else None,
+            **_further_counts(self),
+        }
+        parts: dict[str, Statistics | SliceStatistics] = {"all": self}
+        parts |= {str(each.slice_id): each for each in self.slices}
+        rows = [[name, *_main_counts(part)] for name, part in parts.items()]
+        return view("Statistics", facts, Rows(("slice", *_MAIN), rows, len(rows), "rows"))
+
+
+_MAIN: Final = {
+    "messages": "received.messages",
+    "lost": "received.gaps",
+    "repaired": "received.repaired",
+    "delivered": "delivery.delivered",
+    "failed": "delivery.failed",
+    "dropped": "delivery.dropped",
+    "conflated": "delivery.conflated",
+    "waiting blocks": "delivery.queue_blocks",
+    "lag p50": "lag.p50_ns",
+    "lag p99": "lag.p99_ns",
+    "lag max": "lag.max_ns",
+}
+"""Columns for each slice, and the counters in them."""
+_ALWAYS: Final = ("blocks", "body_bytes", "control_blocks", "epochs", "subscriptions", "matched", "due", "topics")
+"""Further counters that are seldom 0, which the view leaves out."""
+
+
+def _main_counts(part: Statistics | SliceStatistics) -> list[Cell]:
+    values = {name: attrgetter(path)(part) for name, path in _MAIN.items()}
+    return [duration(value) if name.startswith("lag ") else value for name, value in values.items()]
+
+
+def _further_counts(whole: Statistics) -> dict[str, Cell]:
+    """Return the other counters that are not 0, such as malformed blocks."""
+    found: dict[str, Cell] = {}
+    for part in (whole.received, whole.delivery):
+        for name, value in msgspec.structs.asdict(part).items():
+            path = f"{'received' if part is whole.received else 'delivery'}.{name}"
+            if isinstance(value, int) and value and name not in (*_ALWAYS, "last_ns") and path not in _MAIN.values():
+                found[path] = value
+    return found
 
 
 def statistics_of(counted: Sequence[Counted], has_ended: bool) -> Statistics:

@@ -18,12 +18,14 @@ from blackbox.archive.read.filter import Selection
 from blackbox.archive.serve.newest import Entry, NewestRows
 from blackbox.arguments import as_bytes, check_function
 from blackbox.block.batch.batch import Batch
+from blackbox.block.batch.first_rows import Row, first_rows
 from blackbox.block.batch.received_block import BatchFeed, ReceivedBlock
 from blackbox.block.position import NOWHERE, Place, Position
 from blackbox.errors import ConfigError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import load_schema
 from blackbox.feed.symbol_choice import SymbolChoice
+from blackbox.notebook import Cell, view
 from blackbox.receive.slices.catching_up import Since
 
 At = Mapping[int, Position]
@@ -295,6 +297,20 @@ class Table(Frames, Mapping[bytes, bytes]):
         return (
             f"{type(self).__name__}({self.prefix!r}, {len(self)} topics, {'synced' if self.synced else 'not synced'})"
         )
+
+    def _repr_html_(self) -> str:
+        with self._changed:
+            names = self._rows.names()
+        facts: dict[str, Cell] = {
+            "feed": self.feed.name,
+            "prefix": self.prefix or "all",
+            "topics": len(self),
+            "synced": "yes" if self.synced else "no",
+        }
+        schema = self.schema if self.schema.records else None
+        entries = filter(None, map(self.entry, names))
+        newest = (Row(each.ts_event, each.topic, each.payload, schema) for each in entries)
+        return view("Table", facts, first_rows(newest, len(self), self.feed.time_zone))
 
     def _begin(self, images: Mapping[int, Since | None]) -> None:
         """Empty the table and expect the image of each slice. Called before any of it arrives."""

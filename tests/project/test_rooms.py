@@ -14,6 +14,7 @@ ORDER = (
     "life",
     "timestamps",
     "numbers",
+    "notebook",
     "user_cache",
     "regular_file",
     "documents",

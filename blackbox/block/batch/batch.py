@@ -15,6 +15,7 @@ from blackbox.arguments import duration_ns
 from blackbox.block.batch.batch_parts import by_interval_ns, cut, feed_numbers, parts_by
 from blackbox.block.batch.batch_records import read_record, read_records
 from blackbox.block.batch.batch_rows import each_payload, find_type, pick_payloads, read_payloads
+from blackbox.block.batch.first_rows import batch_view
 from blackbox.block.batch.received_block import NO_FEED, NO_NUMBERS, BatchFeed, ReceivedBlock
 from blackbox.block.form.block import Block
 
@@ -76,6 +77,9 @@ class Batch:
     def __repr__(self) -> str:
         return f"Batch({len(self)} of {self.block!r})"
 
+    def _repr_html_(self) -> str:
+        return batch_view(self)
+
     def __iter__(self) -> Iterator[Message]:
         return map(Message, self.payload_list(), repeat(self), range(len(self)))
 
@@ -131,7 +135,7 @@ class Batch:
     def _feed(self) -> BatchFeed:
         if self._received is None:
             return NO_FEED
-        return self._received.feed_of(0 if self.rows is None else int(self.rows[0]))
+        return self._received.feed_of(int(self.rows[0]) if self.rows is not None and len(self.rows) else 0)
 
     @property
     def feed(self) -> str:

@@ -33,7 +33,7 @@ def feed_numbers(batch: Batch) -> NDArray[numpy.int64] | None:
         return None
     numbers = {feed.name: number for number, feed in enumerate(received.feeds)}
     found = numpy.array([numbers[feed.name] for feed in received.feeds])[batch._column(received.origins[3])]
-    return None if (found == found[0]).all() else found
+    return None if (found == found[:1]).all() else found
 
 
 def parts_by(batch: Batch, numbers: NDArray[numpy.int64]) -> list[tuple[NDArray[numpy.int64], Batch]]:
