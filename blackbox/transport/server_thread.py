@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
 
 import zmq
 
@@ -25,6 +26,8 @@ log = logging.getLogger("blackbox")
 _BACKLOG: Final = 4_096
 """Pending connections: when a server restarts many clients reconnect at once, and rejected ones wait for seconds.
 `net.core.somaxconn` is the upper limit."""
+_bound_here: Final = WeakValueDictionary[str, "zmq.Socket[Any]"]()
+"""The last socket that this process bound to each endpoint."""
 
 
 class SupportsFileno(Protocol):
@@ -166,5 +169,8 @@ def bind(socket: zmq.Socket[Any], endpoint: str, what: str) -> None:
             )
         else:
             why = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
+            if (earlier := _bound_here.get(endpoint)) is not None and not earlier.closed:
+                why += " by this process: close the earlier publisher or server first"
         raise EndpointError(error.errno, f"{what} {endpoint} {why}") from error
     note_bound(endpoint)
+    _bound_here[endpoint] = socket

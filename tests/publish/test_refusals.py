@@ -22,7 +22,7 @@ def test_a_port_in_use_is_named_and_a_failed_start_releases_the_others() -> None
     with Publisher(msgspec.structs.replace(feed, slices=(second,))):
         with pytest.raises(EndpointError) as caught:
             Publisher(feed).start()
-        assert f"slice 1: endpoint {feed.slices[1].endpoints[0]} is in use" in str(caught.value)
+        assert f"slice 1: endpoint {feed.slices[1].endpoints[0]} is in use by this process: close" in str(caught.value)
     with Publisher(feed):
         pass
 
