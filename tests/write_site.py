@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import inspect
+import json
 import os
 import re
 import shutil
@@ -71,6 +72,9 @@ def summary_of(text: str) -> str:
 def shown(path: Path) -> Page:
     """Return a page with a file."""
     code = path.read_text()
+    if path.suffix == ".ipynb":
+        text = "\n\n".join(map(cell_text, json.loads(code)["cells"]))
+        return Page(text, summary_of(text))
     if path.suffix == ".py":
         summary = (ast.get_docstring(ast.parse(code)) or "").partition("\n")[0]
     else:
@@ -81,6 +85,12 @@ def shown(path: Path) -> Page:
     return Page(f"# `{title}`\n\n{summary}\n\n`````{language}\n{code}`````\n", summary)
 
 
+def cell_text(cell: dict[str, Any]) -> str:
+    """Return a cell of a notebook as Markdown."""
+    source = "".join(cell["source"])
+    return source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
+
+
 def places() -> dict[Path, str]:
     """Return the site's name of each file of the repository that it shows."""
     found = {ROOT / "README.md": "index.md", ROOT / "blackbox" / "README.md": "files.md"}
@@ -88,8 +98,8 @@ def places() -> dict[Path, str]:
     for path in sorted((ROOT / "docs").rglob("*.*")):
         if CONFIGURATION not in path.parents:
             found[path] = path.relative_to(ROOT / "docs").as_posix()
-    for folder, page in (("examples", "examples.md"), ("configs", "configurations.md")):
-        found[ROOT / folder] = page
+    found |= {ROOT / "examples": "examples.md", ROOT / "configs": "configurations.md"}
+    for folder in ("examples", "configs", "notebooks"):
         for path in sorted((ROOT / folder).rglob("*.*")):
             found[path] = f"{path.relative_to(ROOT).with_suffix('').as_posix()}.md"
     return found
@@ -364,10 +374,13 @@ def all_pages() -> tuple[dict[str, Page], Navigation]:
     captions: dict[str, list[str]] = {}
     for section, names in navigation.items():
         caption, _, group = section.partition("/")
+        first = name_of(group)
         if group:
-            assert name_of(group) not in pages, f"{group} has the name of a page"
-            pages[name_of(group)] = Page(f"# {group}\n\n{listing(names, pages)}\n{toctree(names)}", "")
-        captions.setdefault(caption, []).extend([name_of(group)] if group else names)
+            rest = [name for name in names if name != first]
+            assert first in names or first not in pages, f"the page of {group} has the name of another page"
+            page = pages.get(first, Page(f"# {group}\n\n{listing(names, pages)}", ""))
+            pages[first] = Page(f"{page.text}\n{toctree(rest)}", page.summary)
+        captions.setdefault(caption, []).extend([first] if group else names)
     trees = "".join(f"\n{toctree(names, caption)}" for caption, names in captions.items())
     pages["index.md"] = pages["index.md"]._replace(text=pages["index.md"].text + trees)
     return pages, navigation

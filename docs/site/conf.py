@@ -22,6 +22,7 @@ html_title = "blackbox"
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_use_index = False
 html_show_sphinx = False
 html_show_copyright = False
 # A page from a file cannot fetch others for the texts of search results.
