@@ -51,6 +51,7 @@ LONG = (
     "tests/replay/",
     "tests/feeds/",
     "tests/project/test_examples.py",
+    "tests/project/test_notebooks.py",
     "tests/bench/",
     "tests/book/",
 )

@@ -22,6 +22,14 @@ log = logging.getLogger("blackbox")
 WhenFull = Literal["wait", "drop_oldest", "stop"]
 _MOST_BYTES: Final = 64 << 20
 """Most bytes of waiting blocks: a waiting message keeps its whole block."""
+_LOOK_S: Final = 0.25
+"""Interval at which the event loop of a sleeping task wakes."""
+
+
+def _wake_loop(sleeper: asyncio.Future[None]) -> None:
+    """Wake the event loop now and then while a task sleeps: only then does Jupyter's kernel notice an interrupt."""
+    if not sleeper.done():
+        sleeper.get_loop().call_later(_LOOK_S, _wake_loop, sleeper)
 
 
 class StreamLife(Life):
@@ -128,6 +136,8 @@ class StreamQueue:
         with self.changed:
             self._sleeps = not (self.batches or self._life is StreamLife.ENDED)
             self._sleeper = asyncio.get_running_loop().create_future() if self._sleeps else None
+            if self._sleeper is not None:
+                _wake_loop(self._sleeper)
             return self._sleeper
 
     def awake(self, sleeper: asyncio.Future[None]) -> None:
