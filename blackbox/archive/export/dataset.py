@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,10 +14,12 @@ from pyarrow import compute
 from pyarrow.dataset import Dataset, Expression, Scanner
 
 from blackbox.archive.export.pushed import NUMBERS, TEXTS, Pushed, Read, compared
+from blackbox.documents import DecodeError, Decoder
 
 _COMPARISON: Final = re.compile(r"\((\w+) (==|!=|>=|<=|>|<) (.+)\)", re.DOTALL)
 _MEMBER: Final = re.compile(r"is_in\((\w+), \{value_set=[^\[]*:\[(.*)\], null_matching_behavior=MATCH\}\)", re.DOTALL)
 _MEMBER_OR_NULL: Final = re.compile(r"if_else\(is_valid\(\w+\), (.*), null\[bool\]\)", re.DOTALL)
+_TEXT: Final = Decoder[str]("json", str)
 _OPERATORS: Final = {"==": eq, "!=": ne, ">=": ge, "<=": le, ">": gt, "<": lt}
 
 
@@ -66,7 +67,7 @@ def pushed_by(expression: Expression, schema: pyarrow.Schema) -> Pushed:
         found.append(pushed)
         return whole
 
-    with suppress(ValueError, KeyError, pyarrow.ArrowException):
+    with suppress(ValueError, KeyError, DecodeError, pyarrow.ArrowException):
         made.append(parse(str(expression)))
     return Pushed().both(found) if made and made[0].equals(expression) else Pushed()
 
@@ -89,7 +90,7 @@ def _halves(text: str) -> list[str]:
 
 
 def _parsed(text: str, schema: pyarrow.Schema) -> tuple[Expression, Pushed]:
-    """Return the expression that a text seems to be, and its condition. Raises ValueError or KeyError if unknown."""
+    """Return the expression that a text seems to be, and its condition. Raises ValueError, KeyError or DecodeError if unknown."""
     if match := _COMPARISON.fullmatch(text):
         name, sign, value = match.groups()
         kind = _value_type(schema, name)
@@ -115,7 +116,9 @@ def _value_type(schema: pyarrow.Schema, name: str) -> pyarrow.DataType:
 
 def _constant(text: str, kind: pyarrow.DataType) -> pyarrow.Scalar:
     text = text.strip()
-    return pyarrow.scalar(json.loads(text), kind) if text.startswith('"') else pyarrow.scalar(text).cast(kind)
+    if text.startswith('"'):
+        return pyarrow.scalar(_TEXT.decode(text.encode()), kind)
+    return pyarrow.scalar(text).cast(kind)
 
 
 def _pushed(name: str, sign: str, values: list[Any]) -> Pushed:
