@@ -90,7 +90,10 @@ def _halves(text: str) -> list[str]:
 
 
 def _parsed(text: str, schema: pyarrow.Schema) -> tuple[Expression, Pushed]:
-    """Return the expression that a text seems to be, and its condition. Raises ValueError, KeyError or DecodeError if unknown."""
+    """Return the expression that a text seems to be, and its condition.
+
+    Raises ValueError, KeyError or DecodeError if unknown.
+    """
     if match := _COMPARISON.fullmatch(text):
         name, sign, value = match.groups()
         kind = _value_type(schema, name)
