@@ -58,7 +58,7 @@ def test_the_wheel_has_every_file_of_its_packages_and_no_other(wheel: ZipFile) -
         f"{name}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, name in PACKAGES.items()
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix not in {".jar", ".pyc"}
+        if path.is_file() and path.suffix != ".jar" and path.parent.name != "__pycache__"
     }
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == wanted
