@@ -119,9 +119,13 @@ def served(*things: Any) -> Iterator[str]:
 
 @contextmanager
 def consoled(*feeds: Feed, urls: tuple[str, ...] = (), endpoint: str = "") -> Iterator[Console]:
-    """Run a console; nothing may be wrong at first."""
+    """Run a console that has read each page; nothing may be wrong at first."""
     with Console(Watcher(feeds, urls), endpoint) as console:
         for _ in range(4):
+            console.look(0.1)
+        began = time.monotonic()
+        while not all(page.answered_ns or page.failure for page in console.watch.installation.now.pages):
+            assert time.monotonic() < began + PATIENCE_S, f"{urls} were not read"
             console.look(0.1)
         assert console.report().conditions == ()
         yield console

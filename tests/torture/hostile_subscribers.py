@@ -100,7 +100,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     subscriber.start()
     before = resident_bytes()
     end = time.monotonic() + seconds
-    while time.monotonic() < end and not found:
+    while (tried == 0 or time.monotonic() < end) and not found:
         if random.random() < 0.1:
             send_no_handshake(random, feed)
         peer = Peer(feed)

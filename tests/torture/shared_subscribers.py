@@ -63,7 +63,7 @@ async def talk(random: Random, url: str, publisher: Publisher, seconds: float, f
         await answer_of(honest)
         is_sent = asyncio.get_running_loop().create_future()
         counts = asyncio.ensure_future(count_messages(honest, is_sent, found))
-        while asyncio.get_running_loop().time() < end and not found:
+        while (tried == 0 or asyncio.get_running_loop().time() < end) and not found:
             async with connect(url) as other:
                 for _ in range(random.randint(1, 40)):
                     await other.send(random.choices((subscription, nested, garbage), (8, 1, 1))[0](random))
