@@ -96,8 +96,8 @@ def _parquet_duckdb(query: str) -> tuple[Any, ...]:
 
 
 def _asked(trades: Any, query: str) -> tuple[Any, ...]:
-    answer: tuple[Any, ...] = trades.query("trades", SQL[query]).fetchone()
-    return answer
+    (answer,) = trades.query("trades", SQL[query]).fetchall()
+    return tuple(answer)
 
 
 def _timed(ask: Callable[[str], tuple[Any, ...]], query: str, expected: tuple[str, ...]) -> float:
