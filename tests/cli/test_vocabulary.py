@@ -25,7 +25,7 @@ alone also archive block-kib broken channels command compression console control
 every feed field forget fsync history hold host id images in in-the-clear json keep keep-days keep-gaps keep-gib
 key-bytes line lines listen log-format log-level loop master max-lag max-peer-age max-silence message-type metrics
 most-days most-gib name on-slow once option order out parquet password-file picture plain port positions prefix prices
-processes queue-blocks rate release replace report schema segment-mib serve show silence-timeout slice slices
+processes queue-blocks rate release repair replace report schema segment-mib serve show silence-timeout slice slices
 slow-peer spare speed start start-grace stop symbol synced threads timeout to top topics transport until-end wait-for
 watch webhook when-full workers
 """

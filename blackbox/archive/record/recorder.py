@@ -9,11 +9,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Literal, Self, Unpack
 
 import msgspec
 
 from blackbox.archive.record.journals import Journals, JournalsLife
+from blackbox.archive.record.resumption import other_archives, resumption
 from blackbox.archive.record.settings import JournalKeywords, JournalSettings
 from blackbox.archive.serve.server import ArchiveStatistics
 from blackbox.block.batch.block_handler import BlockHandlerAt
@@ -65,7 +66,7 @@ class RecorderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorder:
-    """Record a feed until `stop`. Both lines of a slice are recorded once; gaps remain gaps.
+    """Record a feed until `stop`. Both lines of a slice are recorded once; gaps remain gaps, unless it repairs them.
 
     Life: NEW, `start` (or `with`), RUNNING, `stop`, ENDED; or `run`, which ends at SIGINT, SIGTERM and SIGHUP. Blocks
     are written to `<directory>/<feed>/<session date>/`, see docs/journal-format.md. Only one recorder at a time can
@@ -83,6 +84,7 @@ class Recorder:
         max_lag: float | timedelta | None = None,
         hwm_blocks: int = 128,
         line_wait: float | timedelta = 0.05,
+        on_gap: Literal["tell", "repair"] = "tell",
         **settings: Unpack[JournalKeywords],
     ) -> None:
         """Settings; nothing is opened before `start`. Durations are seconds or `timedelta`.
@@ -93,15 +95,27 @@ class Recorder:
             max_lag: lag above which the recorder raises an alert; it continues to record. Default: the feed's.
             hwm_blocks: as `Subscriber`.
             line_wait: as `Subscriber`.
+            on_gap: "repair" fetches missing messages from the feed's other archives, as `Subscriber` does. If one of
+                them answers, it begins after its last message of the last 24 hours, so that a restart costs none.
             settings: of the journals, see `JournalKeywords`.
+
+        Raises ConfigError if there is no other archive to repair from.
         """
         check_is_feed(feed)
         self.feed = feed
+        self._archives = other_archives(feed, settings.get("serve", False)) if on_gap == "repair" else None
         supervisor = Supervisor(
             feed,
-            Options(workers=0, slow=SlowPolicy("warn", max_lag), hwm_blocks=hwm_blocks, line_wait=line_wait),
+            Options(
+                workers=0,
+                slow=SlowPolicy("warn", max_lag),
+                hwm_blocks=hwm_blocks,
+                line_wait=line_wait,
+                on_gap=on_gap,
+            ),
             whole_feed(feed),
             block_handler=self._block_handler,
+            archives=self._archives,
         )
         self._share = Share(supervisor)
         self._journals = Journals(
@@ -124,7 +138,7 @@ class Recorder:
         """
         self._open()
         try:
-            self._share.start(timeout)
+            self._start(timeout)
         except BaseException as error:
             self._close()
             self._raise_failure(error)
@@ -142,9 +156,7 @@ class Recorder:
         if self.state is SubscriberLife.NEW:
             self._open()
         self._end_with(
-            lambda: run(
-                self._share, self._share.start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout
-            )
+            lambda: run(self._share, self._start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
         )
 
     def stop(self, timeout: float = 30.0) -> None:
@@ -207,6 +219,11 @@ class Recorder:
 
     def __repr__(self) -> str:
         return f"Recorder({self.feed!r}, {str(self.directory)!r})"
+
+    def _start(self, timeout: float | None) -> None:
+        """Start the slices, after the last recorded messages if it repairs and another archive answers."""
+        since = None if self._archives is None else resumption(self.directory, self._archives)
+        self._share.start(timeout, since)
 
     def _block_handler(self, slice_id: int) -> BlockHandlerAt:
         return self._journals.handler(slice_id)

@@ -44,7 +44,8 @@ class HandedBlock(SharedRecord):
     ts_recv = Field()
     """Receive time of the block in ns since the epoch."""
     held = Field()
-    """Blocks waiting for the other line. For CONTROL: if not 0, blocks that it covers may still be on their way."""
+    """Blocks waiting for the other line, and one more while archives are read. For CONTROL: if not 0, blocks that it
+    covers may still be on their way."""
     in_force = Field()
     """For CONTROL: 1 if the publisher has confirmed the subscription on this line, so that all later blocks arrive."""
     refused = Field()

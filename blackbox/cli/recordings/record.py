@@ -60,6 +60,14 @@ def record(
             help="Also answer readers of recorded blocks, at the first of the feed's `archives`; see `serve`.",
         ),
     ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Fetch missing messages, and after a restart those since the last recorded one, from the feed's other "
+            "`archives`.",
+        ),
+    ] = False,
     keep_days: Annotated[
         int | None,
         typer.Option(
@@ -118,6 +126,8 @@ def record(
 
     blackbox record --feed configs/nasdaq.toml --out /data/recordings --fsync block
 
+    blackbox record --feed feed.toml --serve --repair       one of two recorders, which repair each other
+
     blackbox record --compression zstd --segment-mib 1024
     """
     with exit_statuses():
@@ -132,6 +142,7 @@ def record(
             compression=compression.value,
             segment_bytes=segment_mib << 20,
             serve=serve,
+            on_gap="repair" if repair else "tell",
             retention=Retention(keep_days, _bytes_of(keep_gib), most_days, _bytes_of(most_gib)),
         )
         say(f"waiting for the publishers of {feed_text(shape)}")

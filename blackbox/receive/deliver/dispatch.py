@@ -44,6 +44,7 @@ from blackbox.receive.deliver.worker_queues import (
     tell_dropped,
     worker_counters,
 )
+from blackbox.receive.order.state import Phase, order_state_at
 from blackbox.receive.slice_memory import ENVELOPE_AT, SliceAt, TableAt
 from blackbox.receive.slow_subscriber import is_over
 from blackbox.receive.state import slice_counters_at
@@ -156,15 +157,17 @@ def due_of(table: TableAt, header: Header, envelope: int, first_row: int, whose:
 
 @inner
 def hand_block(at: SliceAt, kind: int, head: int, body_message: int, first_row: int, now: int) -> None:
-    """Call the block handler with a block."""
+    """Call the block handler with a block. Its header is as the publisher sent it."""
     block = handed_block_at(at.handler.record)
+    block_header_at(head).flags &= ~FLAG_RECORDED
     block.kind = kind
     block.head = head
     block.body = msg_data(body_message)
     block.body_bytes = msg_size(body_message)
     block.first_row = first_row
     block.ts_recv = now
-    block.held = slice_counters_at(at.counters).held
+    is_behind = numpy.int64(order_state_at(at.order.state).phase != Phase.LIVE)
+    block.held = slice_counters_at(at.counters).held + is_behind
     call_with_address(at.handler.function, at.handler.record)
 
 

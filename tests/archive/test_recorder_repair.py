@@ -1,0 +1,117 @@
+"""A recorder that repairs: what it missed while it was away, or on its lines, comes from another recorder's archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy
+import pytest
+
+from blackbox import Feed, Publisher, Recorder, Recording
+from blackbox.block.form.format import FLAG_RECORDED
+from blackbox.errors import ConfigError
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.testing import RawPublisher
+from tests.archive.recorders import days, feed_of, records, wait_recorded
+
+SLICES = 2
+
+
+def two_archives(slices: int = SLICES) -> tuple[Feed, Feed]:
+    """Return a feed as each of its two recorders has it: its own archive is the first."""
+    ((first, second),) = free_endpoints("tcp", "twice", 1, 2)
+    feed = feed_of(slices)
+    one, other = ((first, second), (second, first))
+    return msgspec.structs.replace(feed, archives=one), msgspec.structs.replace(feed, archives=other)
+
+
+def recorder_of(feed: Feed, directory: Path) -> Recorder:
+    return Recorder(feed, directory, serve=True, on_gap="repair")
+
+
+def contents(directory: Path, feed: Feed, slice_id: int) -> list[tuple[int, bytes]]:
+    """Return sequence and payload of each recorded message in the order of the files."""
+    found: list[tuple[int, bytes]] = []
+    for record in records(directory, feed, slice_id):
+        assert not record.fields.flags & FLAG_RECORDED
+        numbers = range(record.fields.sequence, record.fields.sequence + record.fields.count)[record.first_row :]
+        found += zip(numbers, (payload for _, payload, _ in record.messages()), strict=True)
+    return found
+
+
+def publish(publisher: Publisher, first: int, count: int) -> None:
+    """Publish numbers as payloads, spread over both slices."""
+    payloads = numpy.arange(first, first + count).view(numpy.uint8).reshape(-1, 8)
+    publisher.publish_many((b"A.t", b"B.t", b"C.t", b"D.t"), numpy.arange(count, dtype=numpy.int32) % 4, payloads)
+
+
+def test_a_restarted_recorder_fetches_what_it_missed(tmp_path: Path) -> None:
+    first, second = two_archives()
+    with Publisher(first, when_full="wait") as publisher, recorder_of(second, tmp_path / "second") as other:
+        with recorder_of(first, tmp_path / "first") as recorder:
+            publish(publisher, 0, 3_000)
+            wait_recorded(recorder, 3_000)
+        publish(publisher, 3_000, 4_000)
+        wait_recorded(other, 7_000)
+        with recorder_of(first, tmp_path / "first") as recorder:
+            publish(publisher, 7_000, 1_000)
+            wait_recorded(recorder, 5_000)
+            wait_recorded(other, 8_000)
+            assert recorder.statistics().received.repaired >= 4_000
+            assert recorder.statistics().received.gaps == 0
+    found = [contents(tmp_path / "first", first, each) for each in range(SLICES)]
+    assert found == [contents(tmp_path / "second", second, each) for each in range(SLICES)]
+    for messages in found:
+        assert [sequence for sequence, _ in messages] == list(range(len(messages)))
+    numbers = [int.from_bytes(payload, "little") for messages in found for _, payload in messages]
+    assert sorted(numbers) == list(range(8_000))
+    (day,) = days(tmp_path / "first", first)
+    assert (Recording.open(day).gaps(), Recording.open(day).verify()) == ([], [])
+
+
+def test_without_another_archive_that_answers_it_begins_live_and_keeps_the_gap(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = two_archives(slices=1)
+    with Publisher(first, when_full="wait") as publisher:
+        with recorder_of(first, tmp_path) as recorder:
+            publish(publisher, 0, 1_000)
+            wait_recorded(recorder, 1_000)
+        publish(publisher, 1_000, 1_000)
+        publisher.flush()
+        with recorder_of(first, tmp_path) as recorder:
+            publish(publisher, 2_000, 1_000)
+            wait_recorded(recorder, 1_000)
+    assert "no other archive answers" in caplog.text
+    sequences = [sequence for sequence, _ in contents(tmp_path, first, 0)]
+    assert sequences == [*range(1_000), *range(2_000, 3_000)]
+
+
+def test_a_gap_of_its_line_is_repaired_in_order(tmp_path: Path) -> None:
+    """Blocks 3 and 4 are sent to the other recorder's feed only."""
+    first, second = two_archives(slices=1)
+    apart = msgspec.structs.replace(second, slices=feed_of().slices)
+    with (
+        RawPublisher(first) as publisher,
+        RawPublisher(apart) as sure,
+        recorder_of(apart, tmp_path / "second") as other,
+        recorder_of(first, tmp_path / "first") as recorder,
+    ):
+        for number in range(8):
+            block = publisher.encode([(b"T", b"%d" % number)])
+            sure.send(block)
+            if number not in (3, 4):
+                publisher.send(block)
+        wait_recorded(other, 8)
+        wait_recorded(recorder, 8)
+        assert recorder.statistics().received.repaired == 2
+    assert [payload for _, payload in contents(tmp_path / "first", first, 0)] == [b"%d" % each for each in range(8)]
+
+
+def test_a_recorder_cannot_repair_from_itself(tmp_path: Path) -> None:
+    first, _ = two_archives()
+    alone = msgspec.structs.replace(first, archives=first.archives[:1])
+    with pytest.raises(ConfigError, match="expected another recorder's to repair from"):
+        recorder_of(alone, tmp_path)
+    Recorder(alone, tmp_path, on_gap="repair")  # it serves no archive: that one is another recorder's
