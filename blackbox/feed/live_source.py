@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from blackbox.errors import SourceError
 from blackbox.feed.source import Chunk, Source
 from blackbox.native.compile.jit import njit
-from blackbox.native.system.limits import open_pipe
+from blackbox.native.system.limits import open_pipe, require_linux
 from blackbox.native.system.posix import now_ns
 from blackbox.native.tables.histogram import BUCKETS, percentiles_ns, record
 
@@ -99,6 +99,7 @@ class LiveSource(Source):
     """True from `stop` on."""
 
     def __init__(self) -> None:
+        require_linux("live sources")
         self.counts = LiveStatistics()
         """Counts that the subclass adds to: all but `messages`, `gaps`, `missing` and the delays."""
         self._delays = numpy.zeros(BUCKETS, numpy.int64)

@@ -85,7 +85,7 @@ def allow_ipv6(socket: zmq.Socket[bytes], endpoint: str) -> None:
 
 def pin_thread(cpus: tuple[int, ...]) -> None:
     """Bind the calling thread to CPUs, if the system can; empty: no binding. Raises ConfigError naming the CPUs."""
-    if cpus and hasattr(os, "sched_setaffinity"):
+    if cpus and sys.platform == "linux":
         try:
             os.sched_setaffinity(0, cpus)
         except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 import weakref
 from pathlib import Path
 
@@ -95,8 +96,9 @@ class Mapping:
         return foreign_array(self, self.address, self.size) if self.size else numpy.empty(0, numpy.uint8)
 
     def expect(self, *, read_through: bool) -> None:
-        """Advise the system whether most of the file will be read. If so, it is read in large pages where possible."""
-        _libc.madvise(self.address, self.size, mmap.MADV_HUGEPAGE if read_through else mmap.MADV_NOHUGEPAGE)
+        """Advise Linux whether most of the file will be read. If so, it is read in large pages where possible."""
+        if sys.platform == "linux":
+            _libc.madvise(self.address, self.size, mmap.MADV_HUGEPAGE if read_through else mmap.MADV_NOHUGEPAGE)
 
     def release(self, start: int, stop: int) -> None:
         """Release the pages of bytes `[start, stop)`, rounded down to large pages. They can still be read again.

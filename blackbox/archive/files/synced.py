@@ -17,6 +17,7 @@ import numpy
 
 from blackbox.archive.files.day import recorded_days, segment_numbers, segment_path, slice_directory
 from blackbox.archive.files.format import FILE_HEAD, FILE_HEAD_BYTES
+from blackbox.native.system.posix import sync_data
 from blackbox.native.tables.xxh3 import xxh3
 
 _NAME: Final = "synced"
@@ -101,7 +102,7 @@ def _write_again(path: Path, start: int) -> None:
     with path.open("r+b") as file:
         while part := os.pread(file.fileno(), _PART_BYTES, start):
             start += os.pwrite(file.fileno(), part, start)
-        os.fdatasync(file.fileno())
+        sync_data(file.fileno())
 
 
 def _newest_first(directory: Path, slice_id: int) -> list[Path]:

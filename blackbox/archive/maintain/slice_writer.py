@@ -42,6 +42,7 @@ from blackbox.archive.maintain.merge_blocks import BlockMerger
 from blackbox.archive.read.reader import Recorded
 from blackbox.archive.record.segment_files import SegmentFiles
 from blackbox.block.form.format import FLAG_NULLS, FLAG_SAME, FLAG_SEQUENCES
+from blackbox.native.system.posix import sync_data
 from blackbox.native.tables.xxh3 import checksum_32
 
 _ABOUT_SEGMENTS: Final = (MarkKind.SEGMENT_BEGIN, MarkKind.SEGMENT_END)
@@ -115,7 +116,7 @@ class SliceWriter:
             self._put_mark(numpy.zeros(mark_bytes(0), numpy.uint8), MarkKind.SEGMENT_END, None)
         self._seal()
         self._files.sync()
-        os.fdatasync(self._files.index_fd)
+        sync_data(self._files.index_fd)
         sync_directory(slice_directory(self._day, self._slice_id))
         note_closed(self._day, self._slice_id, self._totals, self._number + (self._offset > FILE_HEAD_BYTES))
 

@@ -12,6 +12,7 @@ from typing import Final
 from blackbox.archive.files.day import index_path, segment_path, sync_directory
 from blackbox.archive.files.format import INDEX_MAGIC, SEGMENT_MAGIC
 from blackbox.archive.record.crash_recovery import file_head, remove_empty
+from blackbox.native.system.posix import sync_data
 
 _NOTHING_FD: Final = -1
 
@@ -39,7 +40,7 @@ class SegmentFiles:
                 head = file_head(magic, slice_id, number, created_ns)
                 if os.write(getattr(self, name), head) != len(head):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            os.fdatasync(self.fd)  # a segment with a name has its head, even after a power loss
+            sync_data(self.fd)  # a segment with a name has its head, even after a power loss
             sync_directory(self.path.parent)
         except BaseException as error:
             self.close()
@@ -52,7 +53,7 @@ class SegmentFiles:
     def sync(self) -> None:
         """Sync the segment. Raises OSError naming it."""
         try:
-            os.fdatasync(self.fd)
+            sync_data(self.fd)
         except OSError as error:
             raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
 

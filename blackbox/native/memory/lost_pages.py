@@ -4,7 +4,8 @@ Truncating a file removes its pages from every mapping, and reading them raises 
 code cannot check before each read. So the signal handler maps a page of zeros there and counts it. Zeros fail every
 checksum; readers compare `LostPages.count`.
 
-Faults at other addresses go to the previous handler.
+Faults at other addresses go to the previous handler. On other systems than Linux nothing is installed: there a lost
+page ends the process.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import signal
+import sys
 import threading
 from typing import Any, Final
 
@@ -191,6 +193,8 @@ class _Table:
 
         A handler installed by others gets the faults outside our regions.
         """
+        if sys.platform != "linux":  # other systems have other structures
+            return
         if self._handler is None:
             self._handler = cfunc(types.void(types.int32, types.int64, types.int64), nogil=True, cache=True)(_handle)
         now, ours = _Action(), _Action(self._handler.address, flags=_SA_SIGINFO | _SA_ONSTACK)

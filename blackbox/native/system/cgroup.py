@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +33,15 @@ def usable_cpus(root: Path = _ROOT, mine: Path = _MINE) -> int:
     periods = _texts(root, mine, "cpu", "cpu.cfs_period_us")
     shares += [[quota, period] for quota, period in zip(quotas, periods, strict=True) if quota != "-1"]
     limits = [math.ceil(int(quota) / int(period)) for quota, period in shares if quota != _NO_LIMIT]
-    return max(1, min([len(os.sched_getaffinity(0)), *limits]))
+    return max(1, min([_cpus(), *limits]))
+
+
+def _cpus() -> int:
+    if sys.platform == "linux":
+        cpus = len(os.sched_getaffinity(0))
+    else:
+        cpus = os.cpu_count() or 1
+    return cpus
 
 
 def _texts(root: Path, mine: Path, controller: str, name: str) -> Iterator[str]:

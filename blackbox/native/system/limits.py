@@ -10,11 +10,12 @@ from __future__ import annotations
 import mmap
 import os
 import resource
+import sys
 import threading
 from contextlib import suppress
 from typing import NamedTuple
 
-from blackbox.errors import LimitError
+from blackbox.errors import ConfigError, LimitError
 
 SPARE_DESCRIPTORS = 8
 """Free descriptors beyond those that stay open, for files opened briefly: kernels, modules, feed files."""
@@ -38,6 +39,12 @@ class Needs(NamedTuple):
 
 LOAD_NEEDS = Needs(memory=384 << 20)
 """Memory for loading numba and compiled code."""
+
+
+def require_linux(what: str) -> None:
+    """Raise ConfigError, naming `what`, on another system than Linux."""
+    if sys.platform != "linux":
+        raise ConfigError(f"{what} need Linux, and this system is {sys.platform}")
 
 
 def check_limits(what: str, *needs: Needs) -> None:

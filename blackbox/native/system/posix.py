@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
 import time
@@ -33,7 +34,7 @@ write_file = external("write", types.int64, _int, _address, _address)
 """`write(fd, address, size)`: bytes written; -1 on error, see `zmq_errno`."""
 write_pieces = external("writev", types.int64, _int, _address, _int)
 """`writev(fd, pieces, count)`: the same for several pieces, each an int64 address and an int64 size."""
-sync_file = external("fdatasync", _int, _int)
+sync_file = external("fdatasync" if sys.platform == "linux" else "fsync", _int, _int)
 cut_file = external("ftruncate", _int, _int, types.int64)
 sleep_microseconds = external("usleep", _int, types.uint32)
 exit_process = external("_exit", types.void, _int)
@@ -87,6 +88,14 @@ else:
         return False
 
 
+def sync_data(fd: int) -> None:
+    """Wait until the data of a file is on the disk. Raises OSError."""
+    if sys.platform == "linux":
+        os.fdatasync(fd)
+    else:
+        os.fsync(fd)
+
+
 @intrinsic
 def coarse_monotonic_ns(typingctx: Any) -> Any:
     """`monotonic_ns` at the system's last tick, up to a few milliseconds old: much cheaper."""
@@ -101,19 +110,29 @@ def drain_pipe(reader: int, scratch: int) -> None:
 
 _MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}.get(platform.machine(), -1)
 _PRIVATE_EXPEDITED, _REGISTER_PRIVATE_EXPEDITED = 1 << 3, 1 << 4
-_system_call = external("syscall", types.int64, types.int64, types.int64, types.int64, types.int64)
 
 
 def allow_barriers() -> None:
     """Register this process for `barrier_of_all_threads`."""
-    ctypes.CDLL(None).syscall(_MEMBARRIER, _REGISTER_PRIVATE_EXPEDITED, 0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).syscall(_MEMBARRIER, _REGISTER_PRIVATE_EXPEDITED, 0, 0)
 
 
-@inner
-def barrier_of_all_threads() -> bool:
-    """Make every thread of this process pass a memory barrier now: membarrier(2). Return False if unsupported."""
-    done: bool = _system_call(_MEMBARRIER, _PRIVATE_EXPEDITED, 0, 0) == 0
-    return done
+if sys.platform == "linux":
+    _system_call = external("syscall", types.int64, types.int64, types.int64, types.int64, types.int64)
+
+    @inner
+    def barrier_of_all_threads() -> bool:
+        """Make every thread of this process pass a memory barrier now: membarrier(2). Return False if unsupported."""
+        done: bool = _system_call(_MEMBARRIER, _PRIVATE_EXPEDITED, 0, 0) == 0
+        return done
+
+else:
+
+    @inner
+    def barrier_of_all_threads() -> bool:
+        """Do nothing: this system has no call for it. Return False."""
+        return False
 
 
 @inner

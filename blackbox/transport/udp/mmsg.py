@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from typing import Any, Final
 
 import numpy
@@ -32,8 +33,6 @@ _MASK: Final = 0xFFFFFFFF
 RXQ_OVFL: Final = 40
 """SO_RXQ_OVFL in asm-generic/socket.h."""
 
-_recvmmsg = external("recvmmsg", types.int32, types.int32, types.int64, types.uint32, types.int32, types.int64)
-_sendmmsg = external("sendmmsg", types.int32, types.int32, types.int64, types.uint32, types.int32)
 _DONTWAIT: Final = int(socket.MSG_DONTWAIT)
 _TRUNCATED: Final = int(socket.MSG_TRUNC)
 
@@ -63,6 +62,21 @@ class Datagrams:
 def _message(messages: int, place: int) -> Any:
     """Return int64[8], the words of a datagram."""
     return int64s_at(messages + 8 * _MESSAGE_WORDS * place, _MESSAGE_WORDS)
+
+
+if sys.platform == "linux":
+    _recvmmsg = external("recvmmsg", types.int32, types.int32, types.int64, types.uint32, types.int32, types.int64)
+    _sendmmsg = external("sendmmsg", types.int32, types.int32, types.int64, types.uint32, types.int32)
+
+else:  # a slice with multicast lines is refused before
+
+    @inner
+    def _recvmmsg(fd: int, messages: int, batch: int, flags: int, timeout: int) -> int:
+        return -1
+
+    @inner
+    def _sendmmsg(fd: int, messages: int, count: int, flags: int) -> int:
+        return -1
 
 
 @inner

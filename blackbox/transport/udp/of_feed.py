@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from blackbox.feed.endpoint import groups_of
 from blackbox.feed.feed import Feed
-from blackbox.native.system.limits import Needs
+from blackbox.native.system.limits import Needs, require_linux
 from blackbox.transport.security.group_key import group_key_of
 from blackbox.transport.udp.assembler import DatagramCounts
 from blackbox.transport.udp.receiver import NO_LINES, LinesAt, MulticastLines
@@ -23,11 +23,12 @@ RECEIVER_NEEDS = Needs(descriptors=3)
 def open_caster(feed: Feed, slice_id: int, what: str) -> Caster | None:
     """Return the sender of a slice's multicast lines, if it has any.
 
-    Raises EndpointError naming `what`, and ConfigError naming a faulty group key.
+    Raises EndpointError naming `what`, and ConfigError naming a faulty group key or another system than Linux.
     """
     part, sockets = feed.slices[slice_id], list[socket.socket]()
     if not part.multicast:
         return None
+    require_linux(f"{what}: multicast lines")
     key = group_key_of(feed, part.multicast[0])
     try:
         for endpoint in part.multicast:
@@ -63,6 +64,7 @@ class Multicast:
         part, has_channels = self._part, self._feed.channels > 1
         if not part.multicast:
             return
+        require_linux(f"{self._what}: multicast lines")
         key = group_key_of(self._feed, part.multicast[0])
         for endpoint in part.multicast:
             group = groups_of(endpoint, 1)[0]

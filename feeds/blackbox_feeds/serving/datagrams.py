@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from blackbox.errors import ConfigError, EndpointError
 from blackbox.feed.venue_url import Address
 from blackbox.native.compile.jit import njit, warm_up
+from blackbox.native.system.limits import require_linux
 
 MOST_BYTES: Final = 65_507
 """Payload of the longest datagram over IPv4."""
@@ -27,8 +28,9 @@ _MESSAGE_WORDS: Final = 8
 _NAME_BYTES: Final = 16
 _PATIENCE_S: Final = 5.0
 """Time in which the kernel must accept a packet."""
-_send_many = ctypes.CDLL(None, use_errno=True).sendmmsg
-_send_many.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
+if sys.platform == "linux":
+    _send_many = ctypes.CDLL(None, use_errno=True).sendmmsg
+    _send_many.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
 _FULL: Final = (errno.ENOBUFS, errno.EAGAIN, errno.EINTR, errno.ENOMEM)
 
 
@@ -77,7 +79,8 @@ class DatagramPath:
     """
 
     def __init__(self, to: Address, ttl: int, interface: str | None, faults: Faults, seed: int) -> None:
-        """Open the socket. Raises EndpointError for an address or interface that cannot be used."""
+        """Open the socket. Raises EndpointError for an address or interface that cannot be used; ConfigError."""
+        require_linux("venue servers that send datagrams")
         self.to = to
         self.packets = self.dropped = self.duplicated = self.reordered = 0
         self._faults, self._random = faults, numpy.random.default_rng(seed)

@@ -80,7 +80,7 @@ class Notifier:
 
     def _send(self, text: str) -> None:
         address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(_LOOK_S)
             sender.sendto(text.encode(), address)
 
