@@ -21,12 +21,22 @@ from blackbox import Recording
 from blackbox.archive.export.dataset import Messages
 from blackbox.archive.export.gathered import Gathered
 from blackbox.archive.export.pushed import EARLIEST, LATEST, Pushed
+from blackbox.archive.read import reader
 from blackbox.archive.recordings import Recordings
 from tests.archive.test_data_frames import BLOCKS, FORMS, made_day
 from tests.examples import examples
 from tests.journals import Row
 from tests.recorded import recorded
 from tests.spark.made_days import BEGIN, SECOND, make_day
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_runs() -> Iterator[None]:
+    """Days are read in many runs, as large ones are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "CHECKED_RUN_BYTES", 1_000)
+        yield
+
 
 few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,7 +11,7 @@ import pyarrow
 from numpy.typing import NDArray
 
 from blackbox.archive.export.columns import Columns
-from blackbox.archive.export.pushed import EARLIEST, LATEST, Pushed
+from blackbox.archive.export.pushed import EARLIEST, LATEST, TEXTS, Pushed
 from blackbox.archive.export.table import Picks, Rows, TopicTexts
 from blackbox.archive.files.topic_numbers import refilled
 from blackbox.archive.read.filter import Filter, Selection
@@ -23,10 +24,10 @@ from blackbox.native.tables.name_table import Numbering
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
 
+_NO_STARTS: Final = numpy.zeros(0, numpy.int64)
+_NO_NUMBERS: Final = numpy.zeros(0, numpy.int32)
 _TOPICS: Final = 1 << 16
 _TOPIC_BYTES: Final = 32
-_FOUND: Final = (numpy.int32, numpy.int32, numpy.int16, numpy.int64, numpy.int64, numpy.int64, numpy.int32)
-"""Types of the columns of `Found`."""
 _HEADS: Final = {"slice": numpy.uint16, "ts_out": numpy.int64, "ts_recv": numpy.int64, "epoch": numpy.int64}
 
 
@@ -41,7 +42,7 @@ class _Fields:
 
     def __getitem__(self, field: str) -> NDArray[Any]:
         dtype, offset = self._dtype.fields[field][:2]  # type: ignore[index]  # a structured dtype has fields
-        values = numpy.empty(len(self), dtype)
+        values = _pooled(len(self), dtype)
         take_fields(self._payloads, offset, dtype.itemsize, values.ctypes.data)
         return values
 
@@ -51,7 +52,7 @@ class Gathered(Rows):
 
     def __init__(self, run: RecordRun, picks: Picks | None, found: Found, rows: int) -> None:
         self._run, self._picks, self.rows = run, picks, rows
-        self._found = Found._make(each[:rows] for each in found)
+        self._found = Found._make(each[:rows] for each in found)  # of `ts_event` and `sequence` perhaps none
 
     def column(self, name: str) -> NDArray[Any]:
         """Return one of the columns `BASE`."""
@@ -108,6 +109,10 @@ class _Gatherer:
 
     def __init__(self, recording: Recording, columns: Columns, chosen: Filter, pushed: Pushed) -> None:
         self._feed, self._columns, self._chosen, self._pushed = recording.feed, columns, chosen, pushed
+        self._has_topics = bool(chosen.prefix or chosen.symbols or pushed.texts) or bool(
+            set(TEXTS).intersection(columns.schema.names)
+        )
+        self._scratch = _scratch(0)
         self._numbering = Numbering(_TOPICS, _TOPIC_BYTES)
         self._texts = TopicTexts(recording.feed.symbol_rule)
         self._is_wanted = numpy.zeros(0, numpy.uint8)
@@ -127,9 +132,9 @@ class _Gatherer:
 
     def batch(self, run: RecordRun) -> pyarrow.RecordBatch | None:
         """Return the columns of the selected rows of a run; None if no row is selected."""
-        starts, numbers = self._number(run)
         room = int(run.heads["count"].sum(dtype=numpy.int64))
-        found = Found._make(numpy.empty(room, kind) for kind in _FOUND)
+        starts, numbers = self._number(run) if self._has_topics else (_NO_STARTS, _NO_NUMBERS)
+        found = self._room_for(room)
         topics = starts, numbers, self._is_wanted
         rows, wrong = choose_rows(run.addresses, run.bodies, topics, self._wanted, self._picks, found)
         if wrong != NO_PICK and (picks := self._columns.picks):
@@ -138,6 +143,19 @@ class _Gatherer:
                 f"{found.size[rows]} bytes, expected {picks[wrong].dtype.itemsize}"
             )
         return self._columns.batch(Gathered(run, self._columns.picks, found, rows), self._texts) if rows else None
+
+    def _room_for(self, rows: int) -> Found:
+        """Return columns for rows. Columns of the result get new memory, the others are used again for the next run."""
+        if len(self._scratch.block) < rows:
+            self._scratch = _scratch(rows)
+        names = {"topic" if name in TEXTS else name for name in self._columns.schema.names}
+        kept = {
+            name: _pooled(rows if name in names else 0, numpy.dtype(kind))
+            for name, kind in (("ts_event", numpy.int64), ("sequence", numpy.int64))
+        }
+        if "topic" in names:
+            kept["topic"] = _pooled(rows, numpy.dtype(numpy.int32))
+        return self._scratch._replace(**kept)
 
     def _number(self, run: RecordRun) -> tuple[NDArray[numpy.int64], NDArray[numpy.int32]]:
         """Return the topic numbers of a run's records, and where each record's begin. New topics are added."""
@@ -163,6 +181,18 @@ class _Gatherer:
         if not topic.startswith(chosen.prefix) or (chosen.symbols is not None and not chosen.symbols.has(topic)):
             return False
         return self._pushed.has(topic, self._feed)
+
+
+def _scratch(rows: int) -> Found:
+    kinds = numpy.int32, numpy.int32, numpy.int16, None, None, numpy.int64, numpy.int32
+    return Found._make(numpy.empty(0 if kind is None else rows, kind or numpy.int64) for kind in kinds)
+
+
+def _pooled(rows: int, dtype: numpy.dtype[Any]) -> NDArray[Any]:
+    """Return an array in the memory of Arrow, which uses pages again: first writes to new ones are slow."""
+    item, shape = dtype.base, dtype.shape
+    memory = pyarrow.allocate_buffer(max(1, rows) * dtype.itemsize)
+    return numpy.frombuffer(memory, item)[: rows * math.prod(shape)].reshape(rows, *shape)
 
 
 def _pick_table(schema: Schema, picks: Picks | None) -> tuple[NDArray[numpy.int16], NDArray[numpy.int64]]:

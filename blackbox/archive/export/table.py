@@ -245,7 +245,9 @@ class _Texts:
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
         self._place_of: list[int] = []
-        self._made: tuple[NDArray[numpy.int32], pyarrow.Array] | None = None
+        self._made: tuple[NDArray[numpy.int32] | None, pyarrow.Array] | None = None
+        """Place of each number's string, None if it is the number itself, and the strings."""
+        self._has_null = False
 
     def add(self, values: Iterable[str | None]) -> None:
         """Add the strings of the next numbers; None is null."""
@@ -257,11 +259,13 @@ class _Texts:
     def column(self, numbers: NDArray[Any]) -> pyarrow.Array:
         """Return the string of each row by its number."""
         if self._made is None:
-            self._made = numpy.array(self._place_of, numpy.int32), pyarrow.array(list(self._places), pyarrow.string())
-        place_of, distinct = self._made
-        places = place_of[numbers]
-        missing = places < 0
-        chosen = pyarrow.array(places, mask=missing if missing.any() else None)
+            place_of = numpy.array(self._place_of, numpy.int32)
+            is_same = len(self._places) == len(place_of)  # each number has another string: they have the same order
+            self._made = None if is_same else place_of, pyarrow.array(list(self._places), pyarrow.string())
+            self._has_null = bool((place_of < 0).any())
+        own_places, distinct = self._made
+        places = numbers if own_places is None else own_places.take(numbers)
+        chosen = pyarrow.array(places, mask=places < 0 if self._has_null else None)
         return pyarrow.DictionaryArray.from_arrays(chosen, distinct)
 
 

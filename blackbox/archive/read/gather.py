@@ -28,7 +28,7 @@ class Wanted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The chosen rows, with room for all rows of a run."""
+    """The chosen rows, with room for all rows of a run. `ts_event` and `sequence` may be empty: not wanted."""
 
     block: NDArray[numpy.int32]
     """int32[n]: index of the record in the run."""
@@ -73,6 +73,26 @@ def number_topics(
 
 
 @inner
+def _is_within(wanted: Wanted, time: int, sequence: int) -> bool:
+    return (
+        wanted.first_time <= time
+        and time <= wanted.last_time
+        and wanted.first_sequence <= sequence
+        and sequence <= wanted.last_sequence
+    )
+
+
+@inner
+def _pick_of(wanted: Wanted, pick_of: Any, payload: int, size: int) -> int:
+    """Return the pick of a payload; NO_PICK if its type is not wanted or it is too short to have one."""
+    if wanted.type_offset < 0:
+        return 0
+    if wanted.type_offset >= size:
+        return NO_PICK
+    return numpy.int64(pick_of[bytes_at(payload + wanted.type_offset, 1)[0]])
+
+
+@inner
 def _wanted_topics(topics: int, numbers: Any, chosen: Any) -> int:
     found = 0
     for topic in range(topics):
@@ -91,45 +111,40 @@ def choose_rows(
 ) -> tuple[int, int]:
     """Write the rows of checked records that meet all conditions. Return their number and NO_PICK.
 
-    `topics` are the starts and numbers of `number_topics`, and uint8 by number: 0 if the topic is not wanted. `picks`
+    `topics` are the starts and numbers of `number_topics`, and uint8 by number: 0 if the topic is not wanted. With no
+    numbers all topics are wanted, and their numbers are not. `picks`
     are int16[256], the pick of each type character or NO_PICK, and int64 by pick, the size of its payloads. If one has
     another size, returns the number of rows before it and its pick, with its block and size as the next row.
     """
     starts, numbers_of_all, chosen = topics
     pick_of, widths = picks
+    has_topics, has_times, has_sequences = len(numbers_of_all) > 0, len(found.ts_event) > 0, len(found.sequence) > 0
     count = 0
     for record in range(len(records)):
         body = bodies[record]
         header = read_header(records[record] + OFFSET_BLOCK_HEADER)
         layout = layout_of(header)
-        numbers = numbers_of_all[starts[record] :]
-        if _wanted_topics(header.topics, numbers, chosen) == 0:
+        numbers = numbers_of_all[starts[record] if has_topics else 0 :]
+        if has_topics and _wanted_topics(header.topics, numbers, chosen) == 0:
             continue
         is_fixed = header.flags & FLAG_FIXED != 0
         ts_event = int64s_at(body, header.count)
         topic_index = int32s_at(body + layout.topic_index, header.count)
         places = int32s_at(body + layout.payload_offsets, 0 if is_fixed else header.count + 1)
         for row in range(numpy.int64(record_head_at(records[record]).first_row), header.count):
-            topic = numbers[topic_index[row]]
-            time = ts_event[row]
-            if chosen[topic] == 0 or time < wanted.first_time or time > wanted.last_time:
-                continue
+            topic = numbers[topic_index[row]] if has_topics else numpy.int32(0)
             sequence = sequence_of(header, layout, body, row)
-            if sequence < wanted.first_sequence or sequence > wanted.last_sequence:
+            if not (_is_within(wanted, ts_event[row], sequence) and (not has_topics or chosen[topic] != 0)):
                 continue
             start, size = row * header.stride, header.stride
             if not is_fixed:
                 start = numpy.int64(places[row])
                 size = numpy.int64(places[row + 1]) - start
             start += body + layout.payloads
-            pick = 0
-            if wanted.type_offset >= 0:
-                if wanted.type_offset >= size:
-                    continue
-                pick = numpy.int64(pick_of[bytes_at(start + wanted.type_offset, 1)[0]])
-                if pick == NO_PICK:
-                    continue
-            elif not has_value(header, layout, body, row):
+            pick = _pick_of(wanted, pick_of, start, size)
+            if pick == NO_PICK:
+                continue
+            if wanted.type_offset < 0 and not has_value(header, layout, body, row):
                 size = -1
             found.block[count] = record
             found.size[count] = size
@@ -137,9 +152,11 @@ def choose_rows(
                 return count, pick
             found.topic[count] = topic
             found.pick[count] = pick
-            found.ts_event[count] = time
-            found.sequence[count] = sequence
             found.payload[count] = start
+            if has_times:
+                found.ts_event[count] = ts_event[row]
+            if has_sequences:
+                found.sequence[count] = sequence
             count += 1
     return count, NO_PICK
 

@@ -115,7 +115,7 @@ def price_column(units: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
 def float_column(units: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
     """Return a field of prices as float64, exact up to 2^53 units. Null: no price."""
     decimals = int(field.metadata[DECIMALS.encode()])
-    return pyarrow.array(units.astype(numpy.float64) / 10.0**decimals, mask=absent_in(units, field))
+    return pyarrow.array(units / 10.0**decimals, mask=absent_in(units, field))
 
 
 def micros_column(values: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
