@@ -62,11 +62,15 @@ class ArchiveDays:
         self.deleted = Deleted.read(self.directory)  # read last: a day is noted there before it is removed
         return self.names
 
-    def marks_back(self, slice_id: int, last: str) -> Iterator[RunMarks]:
-        """Yield the marks of each day that has marks of an epoch, from day `last` backwards."""
+    def marks_back(self, slice_id: int, last: str, read: str) -> Iterator[RunMarks]:
+        """Yield the marks of each day that has marks of an epoch, from day `last` backwards.
+
+        Days from `read` on are taken as they were read last, earlier ones are read again.
+        """
         for name in reversed(self.names[: bisect(self.names, last)][-DAYS_OPEN:]):
             if self.made(name):  # 0: deleted in the meantime
-                marks = self.marks_of(name, self.fresh(name, slice_id), slice_id)
+                day = self.known(name) if name >= read else self.fresh(name, slice_id)
+                marks = self.marks_of(name, day, slice_id)
                 if marks.epochs:
                     yield marks
 

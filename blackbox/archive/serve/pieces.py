@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect, bisect_left
+from bisect import bisect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -144,19 +144,21 @@ class Pieces:
 
     def _at_end(self, ask: AskBlocks, cursor: Cursor, reading: PieceReading) -> Read:
         """Return the last recorded piece. Its state says if more may follow."""
-        slice_id, days = ask.slice_id, self.days.names[bisect_left(self.days.names, cursor.day) :]
+        slice_id, now_ns, names = ask.slice_id, time.time_ns(), self.days.names
+        # The newest first: what the marks of a day report is then recorded in the days before it, or lost.
+        later = [self.days.fresh(name, slice_id) for name in reversed(names[bisect(names, cursor.day) :])]
         day = self.days.fresh(cursor.day, slice_id)
-        is_begun = any(_is_begun(self.days.fresh(name, slice_id), slice_id) for name in days)
-        run, next_epoch = self._run_end(slice_id, days[-1], reading.passed.epoch)
-        settled = self._settled(slice_id, reading.passed.epoch)
-        has_next_day = any(segments_of(self.days.fresh(name, slice_id), slice_id) for name in days[1:])
-        if has_next_day or _next(self.days.fresh(cursor.day, slice_id), slice_id, cursor) is not None:
-            return reading.answer("more", cursor)  # the marks may report messages recorded just now
+        if any(segments_of(each, slice_id) for each in later) or _next(day, slice_id, cursor) is not None:
+            return reading.answer("more", cursor)
+        run, next_epoch = self._run_end(slice_id, names[-1], reading.passed.epoch, read=cursor.day)
+        marks = next(self.days.marks_back(slice_id, names[-1], cursor.day), None)
+        settled = 0 if marks is None else marks.settled(reading.passed.epoch, now_ns)
         if next_epoch:
             reading.end_epoch(run, next_epoch)
             return reading.answer("more", cursor)
         segments, missing = segments_of(day, slice_id), _missing(day, slice_id, cursor.segment)
         is_closed = bool(segments) and _end_of_segment(segments[-1]).is_closed
+        is_begun = any(_is_begun(each, slice_id) for each in (*later, day))
         if is_begun or (not is_closed and not missing):
             reading.note_heard(settled)
             return reading.answer("later", cursor)
@@ -166,28 +168,22 @@ class Pieces:
 
     def _end_epoch(self, slice_id: int, name: str, reading: PieceReading) -> None:
         """End the epoch because a block of a later one comes next; `name`: day of that block."""
-        run, next_epoch = self._run_end(slice_id, name, reading.passed.epoch)
+        run, next_epoch = self._run_end(slice_id, name, reading.passed.epoch, read=name)
         reading.end_epoch(run, min(next_epoch, reading.next_epoch) if next_epoch else reading.next_epoch)
 
-    def _run_end(self, slice_id: int, last: str, epoch: int) -> tuple[RunEnd, int]:
+    def _run_end(self, slice_id: int, last: str, epoch: int, read: str) -> tuple[RunEnd, int]:
         """Return the end of an epoch and the next known epoch, 0 for none, from the marks of days up to `last`.
 
-        Reads back to the first day that has a mark of an earlier epoch.
+        Reads back to the first day that has a mark of an earlier epoch; `read` as in `ArchiveDays.marks_back`.
         """
         run = RunEnd()
         later = [last.epoch for last in self.days.deleted.slices.get(slice_id, []) if last.epoch > epoch]
-        for marks in self.days.marks_back(slice_id, last):
+        for marks in self.days.marks_back(slice_id, last, read):
             run = run.joined(marks.end(epoch))
             later += [each for each in marks.epochs if each > epoch]
             if any(each < epoch for each in marks.epochs):
                 break
         return run, min(later, default=0)
-
-    def _settled(self, slice_id: int, epoch: int) -> int:
-        """Return the sequence of an epoch before which nothing more will be recorded; 0: not known."""
-        now_ns = time.time_ns()
-        marks = next(self.days.marks_back(slice_id, self.days.names[-1]), None)
-        return 0 if marks is None else marks.settled(epoch, now_ns)
 
     def check_positions(self, positions: Mapping[int, Position]) -> None:
         """Check that the positions of a consumer are of this feed and not after its end.
