@@ -32,7 +32,7 @@ from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.maintain.audit import examine
 from blackbox.archive.objects.fetch import one_day
 from blackbox.archive.objects.store import is_stored
-from blackbox.archive.read.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
+from blackbox.archive.read.filter import Clock, Filter, RowFilter, Selection, Time, filter_of
 from blackbox.archive.read.overview import message_count, recording_view
 from blackbox.archive.read.reader import Bodies, RecordRun, blocks_of, read_runs
 from blackbox.archive.read.segments import Segments
@@ -45,7 +45,7 @@ from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema.schema import RAW, Schema, load_schema, schema_of
-from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice
+from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.numbers import counted
 from blackbox.timestamps import MAX_NS, MIN_NS, check_unit, ns_of, parse_time
 
@@ -191,7 +191,7 @@ class Recording(Frames):
         rows are not filtered.
         """
         prefix = as_bytes("prefix", prefix)
-        wanted = filter_of(self, prefix, selection)
+        wanted = filter_of(self.feed, self.time, prefix, selection)
         streams = self.segments.streams(wanted.prefix, selection.get("slices"))
         return read_runs(streams, wanted, self.segments.note, bodies=bodies, ahead=ahead)
 
@@ -208,7 +208,7 @@ class Recording(Frames):
         clock, JournalError if a decompression library is not installed.
         """
         prefix = as_bytes("prefix", prefix)
-        wanted = filter_of(self, prefix, selection)
+        wanted = filter_of(self.feed, self.time, prefix, selection)
         return self._batches(wanted, self.segments.streams(wanted.prefix, selection.get("slices")))
 
     def newest(
@@ -384,7 +384,7 @@ class Recording(Frames):
         return messages
 
     def _batches_by_slice(self, prefix: bytes, selection: Selection) -> dict[int, Iterator[Batch]]:
-        wanted = filter_of(self, prefix, selection)
+        wanted = filter_of(self.feed, self.time, prefix, selection)
         ids = self.segments.wanted(prefix, selection.get("slices"))
         return {slice_id: self._batches(wanted, self.segments.streams(prefix, [slice_id])) for slice_id in ids}
 
@@ -458,34 +458,6 @@ def _date_of(feed: Feed, times: NDArray[numpy.int64]) -> datetime.date:
     if first != last:
         raise ConfigError(f"messages were of {first} to {last}, expected one date: give the date")
     return first
-
-
-def filter_of(recording: Recording, prefix: bytes, selection: Selection) -> Filter:
-    """Return the conditions of a selection. Raises as `Recording.batches`."""
-    check_options(selection, Selection.__optional_keys__)
-    by, epoch = selection.get("by", "ts_event"), selection.get("epoch")
-    start, stop = selection.get("start"), selection.get("stop")
-    if by not in CLOCKS:
-        raise ValueError(f"by was {by!r}, expected one of: {', '.join(CLOCKS)}")
-    if epoch is not None and not 0 <= epoch < 1 << 63:
-        raise ValueError(f"epoch was {epoch}, expected 0 to 2^63 - 1")
-    start_ns = None if start is None else recording.time(start, by)
-    stop_ns = None if stop is None else recording.time(stop, by)
-    if start_ns is not None and stop_ns is not None:
-        check_range(start, stop, start_ns, stop_ns)
-    symbols = selection.get("symbols")
-    chosen = None if symbols is None else SymbolChoice.of(recording.feed, symbols, prefix)
-    return Filter(
-        recording.feed.key_rule,
-        prefix if chosen is None else chosen.prefix,
-        False,
-        start_ns,
-        stop_ns,
-        by,
-        epoch,
-        selection.get("first_sequence"),
-        chosen,
-    )
 
 
 def open_kept(path: Path) -> Recording | None:

@@ -14,10 +14,9 @@ from blackbox.archive.export.columns import Columns
 from blackbox.archive.export.pushed import EARLIEST, LATEST, TEXTS, Pushed
 from blackbox.archive.export.table import Picks, Rows, TopicTexts
 from blackbox.archive.files.topic_numbers import refilled
-from blackbox.archive.read.filter import Filter, Selection
+from blackbox.archive.read.filter import Filter, Selection, filter_of
 from blackbox.archive.read.gather import NO_PICK, Found, Wanted, choose_rows, number_topics, take_fields, take_payloads
 from blackbox.archive.read.reader import RecordRun, read_runs
-from blackbox.archive.recording import filter_of
 from blackbox.feed.schema.schema import Schema
 from blackbox.native.tables.name_table import Numbering
 
@@ -91,7 +90,7 @@ def gathered(
 
     Raises as `Recording.batches`; ValueError if the length of a message differs from its type's.
     """
-    chosen = filter_of(recording, prefix, selection)
+    chosen = filter_of(recording.feed, recording.time, prefix, selection)
     feed, segments = recording.feed, recording.segments
     slices = pushed.slices(feed).intersection(segments.wanted(chosen.prefix, selection.get("slices")))
     bounds = tuple((name, *pushed.limits(name)) for name in {name for name, *_ in pushed.bounds} - {"slice"})

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from blackbox.archive.export.time_order import Messages, Order, in_order_of_time
 from blackbox.archive.files.day import as_journal_error
-from blackbox.archive.read.filter import Time
-from blackbox.archive.recording import Recording, filter_of
+from blackbox.archive.read.filter import Time, filter_of
+from blackbox.archive.recording import Recording
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.schema.schema import load_registered
 
@@ -106,7 +106,7 @@ def export(
     exporter = load_exporter(recording.feed.schema_name)
     if target.exists():
         raise JournalError(f"{target} exists, expected the name of a new file")
-    wanted = filter_of(recording, b"", {"start": start, "stop": stop, "symbols": symbols})
+    wanted = filter_of(recording.feed, recording.time, b"", {"start": start, "stop": stop, "symbols": symbols})
     order = Order()
     found = in_order_of_time(recording, wanted, order)
     messages: Iterable[Messages] = _told(found, progress)

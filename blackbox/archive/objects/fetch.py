@@ -34,8 +34,8 @@ def fetch_days(
     """Copy the days at `s3://...` to the cache unless they are there; return their directories, in order.
 
     The URI is that of a day, of a feed, or of a directory of recordings; of several days, only those from `first` to
-    `last` are copied. Days used longest ago are removed from the
-    cache while it exceeds BLACKBOX_CACHE_GIB (50), but none of these.
+    `last` are copied. Days used longest ago are removed from the cache while it exceeds BLACKBOX_CACHE_GIB (50), but
+    none of these.
 
     Raises JournalError if there is no whole day, or the store fails; ConfigError if the cache cannot be written.
     """
@@ -73,10 +73,12 @@ def _fetch(store: Store, name: str, keep: int) -> Path:
     digest = hashlib.sha256(repr(sorted((k, v.sha256) for k, v in files.files.items())).encode()).hexdigest()[:16]
     *_, feed, date = ["", *whole.split("/")]
     target = cached_days() / f"{hashlib.sha256(whole.encode()).hexdigest()[:8]}-{digest}" / feed / date
-    if not (target / MANIFEST).exists():
+    is_new = not (target / MANIFEST).exists()
+    if is_new:
         _download(store, name, files, target)
     os.utime(target.parent.parent)
-    _bound(target.parent.parent, keep)
+    if is_new:
+        _bound(target.parent.parent, keep)
     return target
 
 

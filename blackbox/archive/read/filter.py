@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import numpy
@@ -15,6 +15,7 @@ from blackbox.arguments import did_you_mean
 from blackbox.block.form.block import Block
 from blackbox.block.form.format import FLAG_SEQUENCES, layout_of, read_header
 from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
 from blackbox.feed.routing.key_rule import key_size, start_of_keys
 from blackbox.feed.symbol_choice import CHOSEN, SymbolChoice, TopicChoice
 from blackbox.native.compile.jit import njit
@@ -206,3 +207,34 @@ def _choose_topics(header: int, body: int, trie: Trie, chosen: NDArray[numpy.boo
         start = numpy.int64(offsets[topic])
         size = numpy.int64(offsets[topic + 1]) - start
         chosen[topic] = longest_prefix(trie, body + layout.topics + start, size) == CHOSEN
+
+
+def filter_of(feed: Feed, time: Callable[[Time, Clock], int], prefix: bytes, selection: Selection) -> Filter:
+    """Return the conditions of a selection from a recorded day. Raises as `Recording.batches`.
+
+    `time`: `Recording.time` of that day.
+    """
+    check_options(selection, Selection.__optional_keys__)
+    by, epoch = selection.get("by", "ts_event"), selection.get("epoch")
+    start, stop = selection.get("start"), selection.get("stop")
+    if by not in CLOCKS:
+        raise ValueError(f"by was {by!r}, expected one of: {', '.join(CLOCKS)}")
+    if epoch is not None and not 0 <= epoch < 1 << 63:
+        raise ValueError(f"epoch was {epoch}, expected 0 to 2^63 - 1")
+    start_ns = None if start is None else time(start, by)
+    stop_ns = None if stop is None else time(stop, by)
+    if start_ns is not None and stop_ns is not None:
+        check_range(start, stop, start_ns, stop_ns)
+    symbols = selection.get("symbols")
+    chosen = None if symbols is None else SymbolChoice.of(feed, symbols, prefix)
+    return Filter(
+        feed.key_rule,
+        prefix if chosen is None else chosen.prefix,
+        False,
+        start_ns,
+        stop_ns,
+        by,
+        epoch,
+        selection.get("first_sequence"),
+        chosen,
+    )
