@@ -183,7 +183,7 @@ def test_waiting_for_archives_is_not_lag() -> None:
     """The archive answers after more than `max_lag_ns`, at which the policy would end the subscriber."""
     limit_ns = 1_000_000_000
     feed = archived_feed(max_lag_ns=limit_ns)
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait=20, slow=SlowPolicy("raise", start_grace=0))
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=600, slow=SlowPolicy("raise", start_grace=0))
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, lost) for lost in (False, True, *[False] * 40)]
     with RawPublisher(feed) as publisher:

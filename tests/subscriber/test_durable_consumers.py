@@ -97,7 +97,7 @@ def test_a_killed_consumer_resumes_exactly_once(tmp_path: Path, reader: str, key
         database.execute("CREATE TABLE IF NOT EXISTS positions (slice PRIMARY KEY, epoch INTEGER, next INTEGER)")
         since = {{s: (e, n) for s, e, n in database.execute("SELECT * FROM positions")}} or 0
         heard, is_stream = [], {reader == "stream"}
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=100), on_gap="repair", repair_wait=10)
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=100), on_gap="repair", repair_wait=600)
         take = lambda payload: heard.append(int.from_bytes(payload[:8], "little"))
         if is_stream:
             stream = subscriber.stream(b"", limit=100)

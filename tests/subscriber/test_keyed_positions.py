@@ -29,7 +29,7 @@ from tests.subscriber.test_checkpoints import ENOUGH_S, elsewhere_of
 
 
 def begun(feed: Feed, since: Any, prefix: bytes = b"", **settings: Any) -> tuple[Subscriber, Heard]:
-    subscriber = Subscriber(feed, repair_wait=30, **settings)
+    subscriber = Subscriber(feed, repair_wait=600, **settings)
     heard = Heard(subscriber, prefix)
     subscriber.start(timeout=60, since=since)
     return subscriber, heard
