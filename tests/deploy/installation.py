@@ -154,6 +154,10 @@ class Installation:
 
         wait_until(is_recorded, PATIENCE_S, f"{name} has recorded {count} messages")
 
+    def received(self, recorder: str) -> int:
+        """Return the messages that a recorder has received; those of both lines count twice."""
+        return sum(int(each["statistics"]["received"]["messages"]) for each in self.status(recorder))
+
     def wait_carries(self, relay: str, line: str) -> None:
         """Wait until a relay's line has the subscriber's filters, confirmed by the twin above, in each slice."""
 
@@ -188,6 +192,6 @@ class Installation:
         payloads: list[bytes] = []
         for manifest in sorted((self.directory / "data" / recorder / "itch").glob("*/manifest.json")):
             day = Recording.open(manifest.parent)
-            assert (day.verify(), day.gaps()) == ([], [])
+            assert (day.verify(), day.gaps()) == ([], []), f"{recorder}: {day.verify()}, {day.gaps()}"
             payloads += [bytes(message.payload or b"") for batch in day.batches() for message in batch]
         return sorted(payloads, key=number_of)

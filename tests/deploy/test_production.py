@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import pytest
 import typer
@@ -58,6 +59,9 @@ def test_the_files_of_the_example_fit_together() -> None:
         ]
 
 
+RECORDERS: Final = ("recorder-1", "recorder-2")
+
+
 class Desk:
     """A subscriber behind the relays: slice, sequence and payload of what it got."""
 
@@ -94,7 +98,7 @@ def running(tmp_path: Path) -> Iterator[tuple[Installation, Venue, Desk]]:
         site.wait_carries("relay-1", "A")
         site.wait_carries("relay-2", "B")
         yield site, venue, desk
-        for recorder in ("recorder-1", "recorder-2"):
+        for recorder in RECORDERS:
             site.wait_recorded(recorder, len(venue.sent))
         desk.subscriber.stop()
 
@@ -108,6 +112,13 @@ def test_no_message_is_lost_while_each_part_is_killed_in_turn(tmp_path: Path) ->
             venue.send(2_000)
             wait_until(lambda: len(desk.got) >= len(venue.sent), PATIENCE_S, "the desk has all messages")
 
+        def wait_both_lines(recorder: str) -> None:
+            """Send until a recorder has received more than was sent: messages come to it on both lines."""
+            site.wait_recorded(recorder, len(venue.sent))
+            received, sent = site.received(recorder), len(venue.sent)
+            while site.received(recorder) - received <= len(venue.sent) - sent:
+                go_on()
+
         go_on()
         for twin, relay, line in (("twin-a", "relay-1", "A"), ("twin-b", "relay-2", "B")):
             before = site.reconnects(relay)
@@ -115,7 +126,8 @@ def test_no_message_is_lost_while_each_part_is_killed_in_turn(tmp_path: Path) ->
                 go_on()
             site.wait_connected_again(relay, before)
             site.wait_carries(relay, line)
-            go_on()
+            for recorder in RECORDERS:
+                wait_both_lines(recorder)
         with site.killed("relay-1"):
             go_on()
         site.wait_carries("relay-1", "A")
