@@ -140,6 +140,11 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return tuple(endpoint for endpoint in self.lines if transport_of(endpoint) == MULTICAST)
 
     @property
+    def data_lines(self) -> int:
+        """The number of lines that carry data: a tcp line before a multicast line carries none."""
+        return len(self.multicast or self.sockets)
+
+    @property
     def bound(self) -> tuple[str, ...]:
         """The address bound for each line that is a ZeroMQ socket."""
         return texts_of(self.bind) or self.sockets

@@ -8,9 +8,8 @@ import numpy
 
 from blackbox.block.form.encode import Rows, finish_header, number_header, plan_bytes
 from blackbox.block.form.format import FLAG_LINE_B, HEADER_BYTES, block_header_at
-from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.native.compile.jit import njit
-from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner
+from blackbox.native.memory.intrinsics import copy_bytes, inner
 from blackbox.native.memory.records import load_shared, store_shared
 from blackbox.native.system.posix import monotonic_ns, now_ns, poke
 from blackbox.publish.send.batcher import Encoder, encode_planned, group_by_key, plan_next
@@ -59,7 +58,7 @@ from blackbox.transport.libzmq import (
     zmq_errno,
 )
 from blackbox.transport.shared_memory.writer import has_readers
-from blackbox.transport.udp.sender import NO_CASTER, cast_block, casts
+from blackbox.transport.udp.sender import NO_CASTER, cast_block, casts, group_of
 
 GATHER_ROWS: Final = 16_384
 """Most single messages taken out of the ring in one pass."""
@@ -127,7 +126,7 @@ def _count(sender: Sender, key: int, messages: int) -> None:
 def _cast(sender: Sender, key: int, header: int, body: int, body_bytes: int) -> None:
     """Send a block on every multicast line, once for all subscribers."""
     name, size = sender.keys.text.ctypes.data + sender.keys.offsets[key], numpy.int64(sender.keys.sizes[key])
-    group = numpy.int64(bytes_at(name, 1)[0]) if sender.key_rule > MAX_KEY_BYTES else numpy.int64(0)
+    group = group_of(sender.caster, name, size)
     for line in range(2):
         if casts(sender.caster, line):
             finish_header(header, now_ns(), numpy.int64(FLAG_LINE_B if line else 0))

@@ -1,6 +1,7 @@
 """The compiled loop of a relay's slice: moves blocks from XSUB to XPUB sockets without the GIL.
 
-A message is moved between sockets, never copied; for readers of shared memory it is also written there. The loop reads
+A message is moved between sockets, never copied; for readers of shared memory it is also written there, and on
+multicast lines it is sent as datagrams. The loop reads
 the ends of the slice and of all keys from control blocks, since confirmations report them.
 """
 
@@ -10,10 +11,12 @@ from typing import Any, Final
 
 import numpy
 
+from blackbox.block.form.encode import seal_header
 from blackbox.block.form.format import (
     CONFIRM_KEY,
     FLAG_CONTROL,
     FLAG_END,
+    FLAG_LINE_B,
     FLAG_REFUSED,
     FLAG_SEQUENCES,
     HEADER_BYTES,
@@ -22,6 +25,7 @@ from blackbox.block.form.format import (
     NONCE_BYTES,
     PATH_KEY,
     Header,
+    block_header_at,
     layout_of,
     read_header,
 )
@@ -76,6 +80,7 @@ from blackbox.transport.shared_memory.writer import (
     ring_bells,
     writer_state_at,
 )
+from blackbox.transport.udp.sender import NO_CASTER, cast_block, group_of
 
 SUBSCRIPTIONS: Final = 1
 """`forward_until` returned because a peer below subscribed or unsubscribed."""
@@ -108,7 +113,11 @@ _KEEP: Final = 1
 """The block is for this relay only."""
 _DROP: Final = 2
 _DATA: Final = 3
-"""The block is forwarded, also to readers of shared memory."""
+"""The block is forwarded, also to readers of shared memory and of multicast lines."""
+_BEAT: Final = 4
+"""The block is a heartbeat: forwarded, also to multicast lines."""
+_CAST_ENDS: Final = 3
+"""Times that the end of an epoch is sent on multicast lines, where it may get lost."""
 
 
 @inner
@@ -202,6 +211,23 @@ def _share_wanted(at: SliceRelayAt, line: LineAt, readers: Trie) -> bool:
 
 
 @inner
+def _cast(at: SliceRelayAt, line: LineAt, is_data: bool) -> None:
+    """Send the current block as datagrams: data to the group of its channel, heartbeats to the first one."""
+    key, own_header, body = line.scratch + KEY_AT, line.scratch + OWN_HEADER_AT, line.scratch + BODY_AT
+    group = group_of(at.caster, msg_data(key), msg_size(key)) if is_data else numpy.int64(0)
+    if group < 0:
+        line_state_at(line.state).faults += 1
+        return
+    header = block_header_at(own_header)
+    header.flags = header.flags & ~FLAG_LINE_B | (FLAG_LINE_B if line.cast_line else 0)
+    seal_header(own_header)
+    for _ in range(_CAST_ENDS if header.flags & FLAG_END else 1):
+        cast_block(
+            at.caster, line.cast_line, group, msg_data(key), msg_size(key), own_header, msg_data(body), msg_size(body)
+        )
+
+
+@inner
 def _enter_epoch(line: LineAt, state: LineState, epoch: int) -> None:
     """Reset the counters for another epoch. Known keys are kept, without messages."""
     if epoch != state.epoch:
@@ -270,7 +296,7 @@ def _take_control(line: LineAt, state: LineState, header: Header, key: int, size
             return _PASS
         state.heartbeats += 1
         state.ended = header.flags & FLAG_END
-        return _PASS
+        return _BEAT
     if kind == _CONFIRM:
         ours = size == _NONCE_SIZE and state.nonce != 0 and numpy.int64(load_word(key + 2)) == state.nonce
         if ours and header.flags & FLAG_REFUSED:
@@ -345,7 +371,9 @@ def _serve_line(at: SliceRelayAt, line: LineAt, readers: Trie, wanted: Trie, now
         fate = _take(line)
         if fate == _DATA and not _share_wanted(at, line, readers):
             return -CLOSED
-        if fate in (_PASS, _DATA) and not _pass_on(at, line):
+        if at.caster != NO_CASTER and fate in (_DATA, _BEAT):
+            _cast(at, line, fate == _DATA)
+        if fate in (_PASS, _DATA, _BEAT) and not _pass_on(at, line):
             return -FAILED if state.errno != 0 else -CLOSED
         if state.answered | state.began | state.has_path | state.has_refusal | (state.ended ^ ended) != 0:
             return -NEWS

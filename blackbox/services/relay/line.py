@@ -43,10 +43,10 @@ class Line:
         """Origin of the blocks that are forwarded now."""
         return self._origin._replace(epoch=self.state.epoch)
 
-    def open(self, xpub: zmq.Socket[bytes]) -> None:
-        """Take the socket below."""
+    def open(self, xpub: zmq.Socket[bytes], caster: int) -> None:
+        """Take the socket below, and the address of the sender of multicast lines, if there are any."""
         self.xpub, self.handle = xpub, xpub.underlying
-        self.sender = self.memory.sender(self.handle, self._origin.slice_id, self._origin.key_rule)
+        self.sender = self.memory.sender(self.handle, self._origin.slice_id, self._origin.key_rule, caster)
 
     def close(self) -> None:
         """Close the socket above."""

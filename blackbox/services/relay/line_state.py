@@ -96,6 +96,8 @@ class LineAt(NamedTuple):
     counts: int
     """Number of messages of each key."""
     scratch: int
+    cast_line: int
+    """The multicast line that takes its blocks, if the slice has any."""
 
 
 class SliceRelayAt(NamedTuple):
@@ -113,6 +115,8 @@ class SliceRelayAt(NamedTuple):
     """Shared memory for readers below on this host."""
     above: ReaderAt
     """The source's shared memory, if the slice has one line."""
+    caster: int
+    """Address of the `CasterState` of multicast lines below; 0: none."""
 
 
 class LineMemory:
@@ -131,7 +135,7 @@ class LineMemory:
         """Close the messages in the scratch."""
         close_messages(self.scratch, MESSAGES)
 
-    def at(self, xsub: int, xpub: int) -> LineAt:
+    def at(self, xsub: int, xpub: int, cast_line: int) -> LineAt:
         """Return the addresses."""
         return LineAt(
             xsub,
@@ -142,9 +146,10 @@ class LineMemory:
             self._ends.ctypes.data,
             self._counts.ctypes.data,
             self.scratch,
+            cast_line,
         )
 
-    def sender(self, xpub: int, slice_id: int, key_rule: int) -> Sender:
+    def sender(self, xpub: int, slice_id: int, key_rule: int, caster: int) -> Sender:
         """Return the sender of control blocks on the line, with the sequences of the forwarded blocks."""
         return Sender(
             slice_id=slice_id,
@@ -156,4 +161,5 @@ class LineMemory:
             scratch=numpy.zeros(SCRATCH_WORDS, numpy.int64),
             socket_a=xpub,
             socket_b=xpub,
+            caster=caster,
         )

@@ -119,6 +119,10 @@ class RelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Active subscriptions of all connections from below, each counted separately."""
     hops: int
     """Relays between the source and the subscribers below, including this one, on the longest line."""
+    datagrams: int
+    """Datagrams sent on multicast lines."""
+    datagrams_failed: int
+    """Datagrams that the system refused to send."""
     lines: tuple[RelayLine, ...]
     images: ArchiveStatistics | None = None
     """Counters of the archive with its images; None before it answers, or without images."""
@@ -251,6 +255,7 @@ class Relay:
         lines = tuple(
             _line_of(each, number, line, self.name) for each in self._slices for number, line in enumerate(each.lines)
         )
+        casters = [each.sockets.caster for each in self._slices if each.sockets.caster is not None]
         peers = most_of(peer for each in self._slices for peer in each.sockets.guard.peers())
         return RelayStatistics(
             messages=sum(line.messages for line in lines),
@@ -269,6 +274,8 @@ class Relay:
             other_peers=peers.others,
             subscriptions=peers.subscriptions,
             hops=max(len(line.path) for line in lines),
+            datagrams=sum(caster.state.datagrams for caster in casters),
+            datagrams_failed=sum(caster.state.failed for caster in casters),
             lines=lines,
             images=None if self._images is None else self._images.statistics(),
         )
@@ -314,13 +321,13 @@ def _line_of(each: SliceRelay, number: int, line: Line, name: str) -> RelayLine:
 
 def _memory_of(source: Feed, below: Slice, slice_id: int) -> str:
     """Return the name of a source's memory. With two lines below it is not read, since it holds one line only."""
-    return source.slices[slice_id].shared_memory if len(below.lines) == 1 else ""
+    return source.slices[slice_id].shared_memory if below.data_lines == 1 else ""
 
 
 def _sources_of(sources: Sequence[Feed], downstream: Feed, slice_id: int) -> list[dict[str, Source]]:
     """Return, for each line below, its source addresses in order of preference."""
     below = downstream.slices[slice_id]
-    lines: list[dict[str, Source]] = [{} for _ in below.lines]
+    lines: list[dict[str, Source]] = [{} for _ in range(below.data_lines)]
     for source in sources:
         part, memory = source.slices[slice_id], _memory_of(source, below, slice_id)
         for number, endpoint in enumerate(part.sockets):
@@ -349,12 +356,11 @@ def _check_fit(above: Feed, below: Feed) -> None:
         where = f"slice {slice_id} of feed {below.name!r} below the relay"
         if (lower.prefixes, lower.share) != (upper.prefixes, upper.share):
             raise ConfigError(f"{where} was {lower!r}, expected the topics of {upper!r} above it")
-        if lower.multicast or not upper.sockets:
-            found, which = (lower.multicast, "below") if lower.multicast else (upper.multicast, "above")
+        if not upper.sockets:
             raise ConfigError(
-                f"slice {slice_id} {which} the relay had {found[0]!r}, expected tcp: relays use no datagrams"
+                f"slice {slice_id} above the relay had {upper.multicast[0]!r}, expected tcp: a relay takes no datagrams"
             )
-        if len(lower.lines) > len(upper.sockets):
+        if lower.data_lines > len(upper.sockets):
             raise ConfigError(f"{where} had lines A and B, expected line A alone as above it")
         if both := set(lower.endpoints) & set(upper.endpoints):
             raise ConfigError(f"{where} had {min(both)}, expected another endpoint: the relay would be its own source")

@@ -30,7 +30,7 @@ class Below(Subscriptions):
     the relay is one of its source's.
 
     Attributes: `wants_path`, True if a peer has asked for the relay's path; `readers`, the keys that readers of shared
-    memory subscribe to, as prefixes.
+    memory or of multicast lines subscribe to, as prefixes.
     """
 
     def __init__(self, feed: Feed, slice_id: int, upstreams: Sequence[Upstream]) -> None:
@@ -38,7 +38,7 @@ class Below(Subscriptions):
         self.wants_path = False
         self.readers = build_trie([])
         self._shared: set[Place] = set()
-        self._shares = bool(feed.slices[slice_id].shared_memory)
+        self._shares = bool(feed.slices[slice_id].shared_memory or feed.slices[slice_id].multicast)
         self._readers_changed = False
         self._wanted_whole = [set[bytes]() for _ in upstreams]
         self._upstreams = upstreams

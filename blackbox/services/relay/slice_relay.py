@@ -14,6 +14,7 @@ import zmq
 from numpy.typing import NDArray
 
 from blackbox.block.form.encode import Origin
+from blackbox.block.form.format import FLAG_END
 from blackbox.errors import BlackBoxError, RelayError
 from blackbox.feed.feed import Feed
 from blackbox.feed.slice import Slice
@@ -24,10 +25,11 @@ from blackbox.native.system.waits import join
 from blackbox.publish.listeners.confirmations import Asked
 from blackbox.publish.listeners.drops import LineTotals
 from blackbox.publish.listeners.peer_guard import GUARD_NEEDS
-from blackbox.publish.listeners.peer_sockets import PeerSockets
+from blackbox.publish.listeners.peer_sockets import PeerSockets, open_xpub
 from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscription_reader import SubscriptionReader, read_subscriptions
 from blackbox.publish.send.answers import Answers, ControlLine, warm_up_control
+from blackbox.publish.send.control_blocks import cast_heartbeat
 from blackbox.services.relay.cover import Cover
 from blackbox.services.relay.forward_loop import CLOSED, FAILED, ITEMS_OF_LINE, SUBSCRIPTIONS, forward_until
 from blackbox.services.relay.hops import Hop, decode_path, encode_path
@@ -37,6 +39,8 @@ from blackbox.services.relay.requests_below import Below
 from blackbox.services.relay.upstream_socket import Source, UpstreamSocket
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.inproc import is_inproc
+from blackbox.transport.udp.of_feed import CASTER_NEEDS
+from blackbox.transport.udp.sender import NO_CASTER
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 log = logging.getLogger("blackbox")
@@ -90,7 +94,8 @@ def needs_of(part: Slice, reads_memory: bool) -> tuple[Needs, ...]:
 def _sockets_of(part: Slice) -> Needs:
     # Per line: XPUB, its endpoint, a connection, and both ends of its monitor; XSUB, its connection, and both ends of
     # its monitor. Shared memory: itself, and one reader.
-    return Needs(descriptors=11 * len(part.lines) + 7 * bool(part.shared_memory))
+    casts = CASTER_NEEDS.descriptors if part.multicast else 0
+    return Needs(descriptors=11 * part.data_lines + 7 * bool(part.shared_memory) + casts)
 
 
 class SliceRelay:
@@ -128,6 +133,8 @@ class SliceRelay:
         self.sockets = PeerSockets(feed, slice_id, settings.policy, self.below, self._state, self._wake)
         self.sockets.guard.totals_of = self._totals_of
         self._uses_inproc = any(map(is_inproc, chain(self.part.lines, *sources)))
+        self._unbound: list[zmq.Socket[bytes]] = []
+        """Sockets below that no subscriber can connect to, for lines that are multicast alone."""
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-relay-{slice_id}", daemon=True)
 
@@ -148,6 +155,7 @@ class SliceRelay:
     def ask_to_close(self) -> None:
         """Ask the thread to end."""
         self._state.closing = 1
+        self.sockets.end_waits()
         self._wake.poke()
 
     def join(self) -> None:
@@ -193,19 +201,25 @@ class SliceRelay:
         line = self.lines[0]
         warm_up(forward_until, self._addresses(polls), self.below.readers, self.below.readers, 0)
         warm_up(read_subscriptions, *SubscriptionReader.warm_up_arguments())
-        warm_up_control(line.memory.sender(0, 0, 0))
+        warm_up_control(line.memory.sender(0, 0, 0, NO_CASTER))
         own = encode_path((Hop(b"", ""),), line.origin)
         decode_path(own.header, bytes(own.body))
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        lines = self.lines
+        lines, policy = self.lines, self._settings.policy
         self.sockets.open(context, self._what, _RECEIVED_BYTES, lambda number: lines[number].upstream.requested)
-        for line, xpub in zip(lines, self.sockets.xpubs, strict=True):
-            line.open(xpub)
-            line.way.open(context, self._settings.policy.hwm_blocks)
+        if not self.part.sockets:  # multicast alone: no subscriber can report what it wants
+            self._unbound = [open_xpub(context, endpoint, policy) for endpoint in self.part.multicast]
+            for line in lines:
+                line.upstream.want(b"", 1, time.monotonic())
+        for line, xpub in zip(lines, self.sockets.xpubs or self._unbound, strict=True):
+            line.open(xpub, self.sockets.caster_at)
+            line.way.open(context, policy.hwm_blocks)
 
     def _close(self) -> None:
         self.sockets.close(_LINGER_MS if self.error is None else 0)
+        for xpub in self._unbound:
+            xpub.close()
         for line in self.lines:
             line.close()
 
@@ -218,7 +232,7 @@ class SliceRelay:
         for number, line in enumerate(self.lines):
             xsub, news = line.way.handles
             polls[2 * (1 + ITEMS_OF_LINE * number) :: 2][:ITEMS_OF_LINE] = xsub, line.handle, news
-            lines.append(line.memory.at(xsub, line.handle))
+            lines.append(line.memory.at(xsub, line.handle, len(self.part.sockets) + number))
         return SliceRelayAt(
             lines[0],
             lines[-1],
@@ -229,6 +243,7 @@ class SliceRelay:
             self.part.spin_ns,
             self.sockets.shared_at,
             self.lines[0].way.memory.at,
+            self.sockets.caster_at,
         )
 
     def _serve(self, polls: NDArray[numpy.int64]) -> None:
@@ -260,8 +275,11 @@ class SliceRelay:
         for line in self.lines:
             retry_ns = min(retry_ns, line.send_path(self.below.wants_path, self._feed.heartbeat_ns))
         self.below.wants_path = False
-        if any(map(self._is_due, self.below.confirmations.asked.values())):
-            answers.send_due(self._is_due)
+        is_asked = any(map(self._is_due, self.below.confirmations.asked.values()))
+        if is_asked and answers.send_due(self._is_due) and self.sockets.caster is not None:
+            for line in self.lines:  # it confirms the multicast line
+                cast_heartbeat(line.sender, FLAG_END if line.state.ended else 0)
+        self.sockets.warn_of_failures()
         return min(retry_ns, answers.due_ns) if answers.due_ns > time.monotonic_ns() else retry_ns
 
     def _is_due(self, ask: Asked) -> bool:

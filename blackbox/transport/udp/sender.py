@@ -15,7 +15,7 @@ from blackbox.block.form.format import HEADER_BYTES
 from blackbox.feed.endpoint import groups_of
 from blackbox.feed.feed import Feed
 from blackbox.native.compile.jit import njit
-from blackbox.native.memory.intrinsics import copy_bytes, inner
+from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner
 from blackbox.native.memory.records import Field, Fields, SharedRecord, load_shared, record_at
 from blackbox.native.system.posix import monotonic_ns, sleep_microseconds
 from blackbox.transport.libzmq import EINTR, zmq_errno
@@ -77,6 +77,14 @@ def casts(caster: int, line: int) -> bool:
         return False
     state = caster_state_at(caster)
     return bool(state.first_line <= line < state.first_line + state.lines)
+
+
+@inner
+def group_of(caster: int, key: int, key_bytes: int) -> Any:
+    """Return the group of a key, that of its channel; 0 without channels; -1 if there is no such group."""
+    groups = caster_state_at(caster).groups
+    channel = numpy.int64(bytes_at(key, 1)[0]) if groups > 1 and key_bytes > 0 else numpy.int64(0)
+    return channel if channel < groups else numpy.int64(-1)
 
 
 @inner

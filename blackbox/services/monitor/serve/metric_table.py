@@ -252,6 +252,8 @@ TABLE: Final[Mapping[str, Mapping[str, Rule]]] = {
         "shared_memory_dropped": _count("relay_shared_memory_dropped_messages"),
         "subscribers": _level("relay_subscribers"),
         "refused_below": _count("relay_refused_subscriptions"),
+        "datagrams": _count("relay_datagrams"),
+        "datagrams_failed": _count("relay_failed_datagrams"),
         "hops": _level("relay_hops"),
         "images": INSIDE,
         "lines": PARTS,
