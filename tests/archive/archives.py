@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -12,7 +14,9 @@ from blackbox import Feed, Publisher
 from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.protocol import Gone
+from blackbox.archive.serve.server import ArchiveServer
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import MIB, ROW_BYTES, feed_of, publish_numbered, wait_recorded
 
 PART = 500
@@ -64,3 +68,34 @@ def recorded(tmp_path: Path, feed: Feed, count: int, **settings: Any) -> int:
         publish_parts(publisher, 0, count)
         wait_recorded(recorder, count)
         return publisher.epoch
+
+
+class Sent(NamedTuple):
+    """A block of one key: whether it is lost, and a bit for each archive that has it."""
+
+    key: bytes
+    messages: int
+    is_lost: bool = False
+    archives: int = 1
+
+
+def send_all(publisher: RawPublisher, blocks: list[Sent], which: list[bool]) -> None:
+    for block, wanted in zip(blocks, which, strict=True):
+        encoded = publisher.encode([(block.key + b".x", b"0")] * block.messages)
+        if wanted:
+            publisher.send(encoded)
+
+
+@contextmanager
+def archive_of(feed: Feed, blocks: list[Sent], place: int = 0) -> Iterator[ArchiveServer]:
+    """Serve the blocks of the archive at a place of the feed's list."""
+    with TemporaryDirectory() as directory:
+        elsewhere = feed_of(key_bytes=feed.key_bytes)
+        has = [bool(block.archives >> place & 1) for block in blocks]
+        with RawPublisher(elsewhere) as publisher, Recorder(elsewhere, directory) as recorder:
+            send_all(publisher, blocks, has)
+            wait_recorded(recorder, sum(block.messages for block, is_in in zip(blocks, has, strict=True) if is_in))
+            publisher.heartbeat(end=True)
+            wait_until(lambda: recorder.is_finished, 60, "the archive has everything")
+        with ArchiveServer(Path(directory) / feed.name, feed.archives[place : place + 1]) as archive:
+            yield archive

@@ -13,20 +13,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, ConfigError, Feed, Gap, Publisher, Recorder, SlowPolicy, Subscriber
+from blackbox import Batch, ConfigError, Gap, Publisher, Recorder, SlowPolicy, Subscriber
 from blackbox.archive.serve.connection import ConnectionPool
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.native.system.awake_clock import awake_s
 from blackbox.testing import RawPublisher, wait_until
-from tests.archive.archives import archived_feed, free_endpoint
+from tests.archive.archives import Sent, archive_of, archived_feed, free_endpoint, send_all
 from tests.archive.recorders import ROW_BYTES, feed_of, publish_numbered, wait_recorded
 from tests.examples import examples, first_of
 from tests.lossy_proxy import LossyProxy
@@ -37,15 +36,6 @@ from tests.support import Script
 KEYS = (b"A", b"B")
 Events = list[tuple[int, int]]
 """Delivered sequences as (sequence, 0), and reported gaps as (first, count)."""
-
-
-class Sent(NamedTuple):
-    """A block of one key: whether it is lost, and a bit for each archive that has it."""
-
-    key: bytes
-    messages: int
-    is_lost: bool = False
-    archives: int = 1
 
 
 def expected(blocks: list[Sent]) -> Events:
@@ -68,28 +58,6 @@ def add_gap(events: Events, first: int, count: int) -> None:
         first, count = events[-1][0], events[-1][1] + count
         del events[-1]
     events.append((first, count))
-
-
-def send_all(publisher: RawPublisher, blocks: list[Sent], which: list[bool]) -> None:
-    for block, wanted in zip(blocks, which, strict=True):
-        encoded = publisher.encode([(block.key + b".x", b"payload")] * block.messages)
-        if wanted:
-            publisher.send(encoded)
-
-
-@contextmanager
-def archive_of(feed: Feed, blocks: list[Sent], place: int = 0) -> Iterator[ArchiveServer]:
-    """Serve the blocks of the archive at a place of the feed's list."""
-    with TemporaryDirectory() as directory:
-        elsewhere = feed_of(key_bytes=feed.key_bytes)
-        has = [bool(block.archives >> place & 1) for block in blocks]
-        with RawPublisher(elsewhere) as publisher, Recorder(elsewhere, directory) as recorder:
-            send_all(publisher, blocks, has)
-            wait_recorded(recorder, sum(block.messages for block, is_in in zip(blocks, has, strict=True) if is_in))
-            publisher.heartbeat(end=True)
-            wait_until(lambda: recorder.is_finished, 60, "the archive has everything")
-        with ArchiveServer(Path(directory) / feed.name, feed.archives[place : place + 1]) as archive:
-            yield archive
 
 
 def listen(subscriber: Subscriber) -> Events:

@@ -22,7 +22,7 @@ from blackbox.errors import NotConfirmedError, SubscriberError
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded
-from tests.archive.test_join_keys import Heard, Market, Run, check_all
+from tests.archive.test_join import Heard, Market, Run, check_all
 from tests.examples import first_of
 from tests.lossy_proxy import LossyProxy
 from tests.subscriber.test_checkpoints import ENOUGH_S, elsewhere_of
