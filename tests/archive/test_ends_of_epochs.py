@@ -177,17 +177,16 @@ def test_received_and_missing_messages_match_a_plain_walk(
         model.close()
 
 
-@pytest.mark.parametrize("key_bytes", [0, 1])
-def test_an_answer_has_the_ends_of_keys_whose_last_messages_are_missing(tmp_path: Path, key_bytes: int) -> None:
-    model = Model(tmp_path, key_bytes)
+def test_an_answer_has_the_ends_of_keys_whose_last_messages_are_missing(tmp_path: Path) -> None:
+    model = Model(tmp_path, 1)
     for op in ops_of("rA2 rB1 lA3 rB2 lB1 h n rA1"):
         model.do(op)
     model.journal.writer.close()
-    piece, _ = Pieces(tmp_path).read(AskBlocks(slice_id=0, prefixes=(b"A"[:key_bytes],), start=Position(1, 0)))
+    piece, _ = Pieces(tmp_path).read(AskBlocks(slice_id=0, prefixes=(b"A",), start=Position(1, 0)))
     assert piece.ended is not None
     ended = piece.ended
     assert (piece.passed, ended.epoch, ended.stop, ended.following) == (Position(2, 0), 1, 9, 9)
-    assert ended.ends == ({b"A": (6, 5)} if key_bytes else {b"": (9, 9)})
+    assert ended.ends == {b"A": (6, 5)}
 
 
 def test_an_implausible_sequence_is_not_reported_as_gone(tmp_path: Path) -> None:

@@ -51,10 +51,9 @@ def unframed(data: bytes, order: Any) -> list[bytes]:
     return messages
 
 
-@pytest.mark.parametrize("key_bytes", [0, 4])
-def test_a_published_itch_file_is_exported_byte_for_byte(shared_data: Path, tmp_path: Path, key_bytes: int) -> None:
+def test_a_published_itch_file_is_exported_byte_for_byte(shared_data: Path, tmp_path: Path) -> None:
     """Also a time range of it."""
-    recording = recorded(tmp_path, lambda: Itch50(shared_data / ITCH, date="2020-01-30"), key_bytes=key_bytes)
+    recording = recorded(tmp_path, lambda: Itch50(shared_data / ITCH, date="2020-01-30"), key_bytes=4)
     whole = (shared_data / ITCH).read_bytes()
     done = export(recording, tmp_path / "day.bin")
     assert (tmp_path / "day.bin").read_bytes() == whole

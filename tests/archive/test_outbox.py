@@ -20,7 +20,6 @@ from blackbox.errors import JournalError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import FOREVER_NS, feed_of, publish_numbered, wait_recorded
-from tests.examples import first_of
 from tests.receive.subscribers import PATIENT
 from tests.support import Script
 
@@ -74,9 +73,8 @@ def killed(publisher: Publisher, directory: Path, elsewhere: Path) -> Path:
     return elsewhere
 
 
-@pytest.mark.parametrize("key_bytes", [0, 1])
-def test_a_killed_publisher_continues_with_the_next_sequence(tmp_path: Path, key_bytes: int) -> None:
-    feed = feed_of(key_bytes=key_bytes)
+def test_a_killed_publisher_continues_with_the_next_sequence(tmp_path: Path) -> None:
+    feed = feed_of(key_bytes=1)
     topics = (b"A.x", b"B.x", b"C.x")
     with Publisher(feed, outbox=tmp_path / "first") as publisher:
         epoch = publisher.epoch
@@ -157,11 +155,10 @@ def test_a_new_epoch_begins_if_ends_of_keys_are_unknown(tmp_path: Path, how: str
         assert publisher.epoch > epoch
 
 
-@pytest.mark.parametrize("key_bytes", [0, 1])
-def test_an_outbox_deletes_old_days_and_continues(tmp_path: Path, key_bytes: int) -> None:
-    feed = feed_of(key_bytes=key_bytes)
+def test_an_outbox_deletes_old_days_and_continues(tmp_path: Path) -> None:
+    feed = feed_of(key_bytes=1)
     for turn in range(2):
-        place, epoch = turned(tmp_path, feed, turn, is_named=key_bytes > 0)
+        place, epoch = turned(tmp_path, feed, turn)
     with Publisher(feed, outbox=Outbox(place, again_wait=0, retention=Retention(days=1))) as publisher:
         assert publisher.epoch == epoch
         assert publisher.published_count(0) == 2
@@ -193,9 +190,8 @@ def test_messages_published_before_the_kill_are_sent_again(tmp_path: Path) -> No
     assert heard == said_in(left, feed)
 
 
-@pytest.mark.parametrize("key_bytes", [0, 1])
-def test_only_blocks_that_no_archive_has_are_sent_again_up_to_a_limit(tmp_path: Path, key_bytes: int) -> None:
-    feed = archived_feed(key_bytes=key_bytes)
+def test_only_blocks_that_no_archive_has_are_sent_again_up_to_a_limit(tmp_path: Path) -> None:
+    feed = archived_feed(key_bytes=1)
     recorder = Recorder(feed, tmp_path / "recorded", serve=True)
     with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
         recorder.start()
@@ -208,7 +204,7 @@ def test_only_blocks_that_no_archive_has_are_sent_again_up_to_a_limit(tmp_path: 
         limited = shutil.copytree(copied, tmp_path / "limited")
         box = opened(Outbox(copied), feed)
         assert (box.sequence, box.again) == (1_000, [])
-        assert box.ends == {b"A"[:key_bytes]: End(1_000, 1_000)}
+        assert box.ends == {b"A": End(1_000, 1_000)}
     recorder.stop()
     again = opened(Outbox(limited, again_bytes=30_000), feed).again
     assert 0 < sum(block.body.nbytes for block in again) <= 30_000
@@ -237,10 +233,9 @@ with Publisher(feed, when_full="wait", outbox=outbox) as publisher:
 """
 
 
-@pytest.mark.parametrize("key_bytes", first_of([1, 0]))
-def test_kills_reuse_no_sequence_and_lose_nothing(tmp_path: Path, key_bytes: int) -> None:
+def test_kills_reuse_no_sequence_and_lose_nothing(tmp_path: Path) -> None:
     """After any kill, the outbox has the same message as the subscriber under each sequence."""
-    feed = archived_feed(key_bytes=key_bytes)
+    feed = archived_feed(key_bytes=1)
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=60, slow=PATIENT)
     heard, gaps = heard_by(subscriber)
     ends: list[bytes] = []

@@ -27,7 +27,7 @@ from blackbox.native.system.awake_clock import awake_s
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import Sent, archive_of, archived_feed, free_endpoint, send_all
 from tests.archive.recorders import ROW_BYTES, feed_of, publish_numbered, wait_recorded
-from tests.examples import examples, first_of
+from tests.examples import examples
 from tests.lossy_proxy import LossyProxy
 from tests.process_state import linux_only
 from tests.receive.subscribers import nothing
@@ -256,11 +256,8 @@ def hung_archive(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], C
         answers.set()
 
 
-@pytest.mark.parametrize("key_bytes", [0, 1])
-def test_repair_waits_for_a_slow_archive(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, key_bytes: int
-) -> None:
-    feed = archived_feed(key_bytes=key_bytes)
+def test_repair_waits_for_a_slow_archive(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    feed = archived_feed(key_bytes=1)
     blocks = [Sent(b"A", 3, number in (2, 5, 6)) for number in range(9)]
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=0.1, slow=SlowPolicy("warn", start_grace=0))
     seen = listen(subscriber)
@@ -310,11 +307,10 @@ def test_a_fetch_with_progress_continues(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(answers) > 8
 
 
-@pytest.mark.parametrize("key_bytes", first_of([1, 0]))
 def test_more_messages_than_may_wait_are_read_from_a_slow_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = archived_feed(block_bytes=4_096, key_bytes=key_bytes)
+    feed = archived_feed(block_bytes=4_096, key_bytes=1)
     came: dict[bytes, list[bytes]] = {b"A.t": [], b"B.t": []}
     sent: dict[bytes, list[bytes]] = {b"A.t": [], b"B.t": []}
     gaps: list[Gap] = []
@@ -349,10 +345,9 @@ def test_more_messages_than_may_wait_are_read_from_a_slow_archive(
 
 
 @linux_only
-@pytest.mark.parametrize("key_bytes", first_of([0, 4]))
-def test_repair_after_a_night_of_pause_loses_no_archived_message(tmp_path: Path, key_bytes: int) -> None:
+def test_repair_after_a_night_of_pause_loses_no_archived_message(tmp_path: Path) -> None:
     """After SIGSTOP its clock jumps by ten hours, so that every timeout has passed."""
-    feed = archived_feed(block_bytes=4_096, key_bytes=key_bytes)
+    feed = archived_feed(block_bytes=4_096)
     code = f"""
         passed, monotonic = [0.0], time.monotonic
         time.monotonic = lambda: monotonic() + passed[0]

@@ -69,9 +69,9 @@ def check(heard: Heard, told: Told, epoch: int, prefix: bytes = b"") -> None:
         assert found == list(range(told.following - len(found), told.following))
 
 
-@pytest.mark.parametrize(("key_bytes", "workers"), [(0, 0), (1, 2), (3, 0)])
-def test_messages_after_the_image_have_no_duplicates_and_no_gaps(tmp_path: Path, key_bytes: int, workers: int) -> None:
-    feed, told = archived_feed(key_bytes=key_bytes), Told(key_bytes)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_messages_after_the_image_have_no_duplicates_and_no_gaps(tmp_path: Path, workers: int) -> None:
+    feed, told = archived_feed(key_bytes=1), Told(1)
     for run in range(2):  # the newest of some topics are of the previous epoch and begin no epoch
         with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
             told.new_run()
