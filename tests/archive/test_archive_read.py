@@ -199,26 +199,6 @@ def test_an_error_names_the_directory_and_hides_its_location(tmp_path: Path, nam
     assert str(tmp_path) not in str(refused.value)
 
 
-def test_a_reader_that_does_not_read_delays_no_other_reader(tmp_path: Path) -> None:
-    feed = archived_feed()
-    epoch = recorded(tmp_path, feed, 30_000)
-    with (
-        ArchiveServer(tmp_path / feed.name, feed.archives) as archive,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as hung,
-    ):
-        hung.setsockopt(zmq.RCVHWM, 1)
-        hung.setsockopt(zmq.RCVBUF, 4_096)
-        hung.linger = 0
-        hung.connect(feed.archives[0])
-        request = ENCODER.encode(AskBlocks(slice_id=0, start=Position(epoch, 0)))
-        for _ in range(1_000):
-            hung.send_multipart([b"", request])
-        assert all_numbers(ArchiveClient(feed).blocks(0)) == list(range(30_000))
-        wait_until(lambda: archive.statistics().disconnected >= 1, 60, "it was disconnected")
-        assert archive.statistics().dropped >= 64
-
-
 def test_invalid_requests_are_rejected_or_dropped(tmp_path: Path) -> None:
     feed = archived_feed()
     epoch = recorded(tmp_path, feed, 100)

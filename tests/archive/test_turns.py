@@ -8,35 +8,39 @@ import pytest
 import zmq
 
 from blackbox.archive.serve import turns
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.protocol import ENCODER, AskBlocks
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import Position
 from blackbox.testing import wait_until
-from tests.archive.archives import archived_feed, recorded
+from tests.archive.archives import all_numbers, archived_feed, recorded
 from tests.process_state import linux_only
 
 
 @linux_only
-def test_readers_that_receive_nothing_are_disconnected(
+def test_readers_that_receive_nothing_delay_no_other_and_are_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(turns, "STUCK_S", 0.05)
+    """The first has too few waiting requests to be disconnected for their number."""
+    monkeypatch.setattr(turns, "STUCK_S", 1.0)
+    monkeypatch.setattr(turns, "_NOTICE_S", -1.0)  # each is logged
     feed = archived_feed()
-    epoch = recorded(tmp_path, feed, 100_000)
-    request = ENCODER.encode(AskBlocks(slice_id=0, start=Position(epoch, 0)))
-    with (
-        ArchiveServer(tmp_path / feed.name, feed.archives) as archive,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as hog,
-    ):
-        hog.setsockopt(zmq.RCVHWM, 1)
-        hog.setsockopt(zmq.RCVBUF, 4_096)
-        hog.linger = 0
-        hog.connect(feed.archives[0])
-        for _ in range(60):
-            hog.send_multipart([b"", request])
-        wait_until(lambda: archive.statistics().disconnected >= 1, 60)
-        wait_until(lambda: "was disconnected: it received nothing for" in caplog.text)
+    request = ENCODER.encode(AskBlocks(slice_id=0, start=Position(recorded(tmp_path, feed, 100_000), 0)))
+    with ArchiveServer(tmp_path / feed.name, feed.archives) as archive, zmq.Context() as context:
+        hogs = [context.socket(zmq.DEALER) for _ in range(2)]
+        for hog, requests in zip(hogs, (turns.MOST_WAITING - 4, 1_000), strict=True):
+            hog.setsockopt(zmq.RCVHWM, 1)
+            hog.setsockopt(zmq.RCVBUF, 4_096)
+            hog.linger = 0
+            hog.connect(feed.archives[0])
+            for _ in range(requests):
+                hog.send_multipart([b"", request])
+        assert all_numbers(ArchiveClient(feed).blocks(0)) == list(range(100_000))
+        for why in ("it received nothing for", f"{turns.MOST_WAITING} requests waited and it read no answer"):
+            wait_until(lambda why=why: f"was disconnected: {why}" in caplog.text, 60)  # type: ignore[misc]
+        assert archive.statistics().disconnected >= 2
+        assert archive.statistics().dropped >= turns.MOST_WAITING
+        context.destroy()
 
 
 def test_a_reader_that_received_its_answer_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
