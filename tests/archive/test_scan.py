@@ -226,12 +226,6 @@ def test_a_query_for_the_largest_values_and_a_join_with_itself(days: list[Record
     assert len(joined) == len(whole.filter(column("sequence") > 3))
 
 
-def test_a_query_on_a_message_with_the_wrong_length_for_its_type_is_an_error(tmp_path: Path) -> None:
-    made_day(tmp_path, [[Row(b"A.T", b"Q1"), Row(b"A.T", b"Q")]])
-    with pytest.raises(ValueError, match="is of type 'quote' but has 2 bytes, expected 11"):
-        Recording.open(tmp_path).scan_polars(message_type="quote").collect()
-
-
 def test_several_days_and_trades_are_queried_alike(tmp_path: Path) -> None:
     recording = recorded(tmp_path, lambda: Synthetic(3_000, seed=3), slices=2)
     whole = recording.trades.to_polars()

@@ -40,7 +40,8 @@ def count(messages):
 USES = {
     "messages": "many = lambda message: 1" + COUNT + "subscriber.on(b'')(count)\nsubscriber.replay(recording)",
     "batches": "many = len" + COUNT + "subscriber.on_batch(b'')(count)\nsubscriber.replay(recording)",
-    "frames": "seen = sum(chunk.num_rows for chunk in recording.arrow_chunks(rows=1 << 16))",
+    "frames": "seen = sum(chunk.num_rows for chunk in recording.arrow_chunks(rows=1 << 16))\n"
+    "assert sum(chunk.num_rows for chunk in recording.arrow_chunks(rows=1 << 16, message_type='A'))",
 }
 BEGIN = """
 import sys
