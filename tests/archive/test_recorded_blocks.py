@@ -33,10 +33,12 @@ from tests.archive.recorders import (
 from tests.journals import check_index, stored
 
 
-@pytest.mark.parametrize(("compression", "codec"), [("none", 0), ("lz4", 1), ("zstd", 2)])
-def test_blocks_are_on_disk_as_they_were_sent(tmp_path: Path, compression: Any, codec: int) -> None:
-    choice = random.Random(1)
-    with one_slice(tmp_path, compression=compression) as (feed, publisher, recorder):
+@pytest.mark.parametrize(
+    ("compression", "codec", "fsync"), [("none", 0, "never"), ("lz4", 1, "interval"), ("zstd", 2, "block")]
+)
+def test_blocks_are_on_disk_as_they_were_sent(tmp_path: Path, compression: Any, codec: int, fsync: Any) -> None:
+    choice, settings = random.Random(1), {"compression": compression, "fsync": fsync, "fsync_interval": 0.001}
+    with one_slice(tmp_path, **settings) as (feed, publisher, recorder):
         sent, messages = [], 0
         for size in (0, 1, 7, 100, 5_000, 40_000, 300_000, 2 * MIB):
             for data in (bytes(size), choice.randbytes(size)):

@@ -6,7 +6,6 @@ import ctypes
 import errno
 import os
 from pathlib import Path
-from typing import Literal
 
 import numpy
 import pytest
@@ -17,18 +16,8 @@ from blackbox.archive.record.settings import JournalSettings
 from blackbox.block.batch.block_handler import BLOCK, IDLE
 from blackbox.transport.wakeup import Pipe
 from tests import journals
-from tests.archive.recorders import FOREVER_NS, MIB, one_slice, payloads, wait_recorded
+from tests.archive.recorders import FOREVER_NS, MIB
 from tests.journals import Put, Row
-
-
-@pytest.mark.parametrize("fsync", ["never", "interval", "block"])
-def test_every_sync_policy_records_all(tmp_path: Path, fsync: Literal["never", "interval", "block"]) -> None:
-    with one_slice(tmp_path, fsync=fsync, fsync_interval=0.001) as (feed, publisher, recorder):
-        for number in range(60):
-            publisher.send(publisher.encode([(b"T", b"%d" % number), (b"T", bytes(20_000 * (number % 3)))]))
-        wait_recorded(recorder, 120)
-    assert payloads(tmp_path, feed)[::2] == [b"%d" % number for number in range(60)]
-    assert recorder.statistics().lost == 0
 
 
 class Writer:
