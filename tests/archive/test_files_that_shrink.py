@@ -265,7 +265,11 @@ def test_a_day_with_an_irregular_file_is_rejected(tmp_path: Path, name: str, mak
 @pytest.mark.parametrize("name", ["manifest.json", "closed.json"])
 def test_deeply_nested_json_is_reported_as_damage(tmp_path: Path, name: str) -> None:
     day_of(tmp_path)
-    for text in (b"[" * 1_000_000, b'{"a":' * 1_000_000, b'{"format":2,"feed":' + b"[" * 1_000_000):
+    fields = b'{"name":"a","format":"|V1","offset":0,"fields":[' * 100_000 + b"]}" * 100_000
+    types = b'"id":9,"types":{"t":{"bytes":1,"fields":[%s]}}' % fields
+    schema = (tmp_path / "manifest.json").read_bytes().replace(b'"id": 0', types)
+    assert types in schema
+    for text in (b"[" * 1_000_000, b'{"a":' * 1_000_000, b'{"format":2,"feed":' + b"[" * 1_000_000, schema):
         (tmp_path / name).write_bytes(text)
         if name == "manifest.json":
             with pytest.raises(JournalError, match="is damaged"):

@@ -155,15 +155,6 @@ def test_an_invalid_schema_is_one_error_that_names_the_file(tmp_path: Path, chan
         Recording.open(day.path)
 
 
-def test_an_endlessly_nested_schema_is_one_error(tmp_path: Path) -> None:
-    path, deep = Day(tmp_path, feed_of(schema="ticks")).path / "manifest.json", 100_000
-    nested = '{"name":"a","format":"|V1","offset":0,"fields":[' * deep + "]}" * deep
-    types = f'"id": 9, "types": {{"t": {{"bytes": 1, "fields": [{nested}]}}}}'
-    path.write_text(path.read_text().replace('"id": 0', types))
-    with pytest.raises(JournalError, match=r"manifest\.json is damaged: "):
-        Recording.open(path.parent)
-
-
 def test_a_day_is_repaired_with_the_schema_of_its_neighbour(ticks: Path, tmp_path: Path) -> None:
     import shutil
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 from polars.testing import assert_frame_equal
 
-from blackbox import ConfigError, Feed, Recording, Replay, Schema
+from blackbox import ConfigError, Feed, Recording, Schema
 from blackbox.archive.recordings import Recordings
 from blackbox.feed.schema.schema import price, utc_time
 
@@ -76,5 +76,3 @@ def test_a_conflict_names_day_field_and_types(days: Recordings, tmp_path: Path) 
         Recordings([*days, other]).to_polars(message_type="tick")
     with pytest.raises(ConfigError, match="message type was 'x', expected one of: tick"):
         days.to_polars(message_type="x")
-    with pytest.raises(ConfigError, match="has other fields in its messages of type 't'"):
-        Replay(days)
