@@ -142,27 +142,6 @@ def test_a_search_by_time_finds_a_block_recorded_during_it(tmp_path: Path, monke
         assert found.position in (Position(0, 0), Position(publisher.epoch, 0))
 
 
-def test_an_index_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks after a part without wanted messages are returned too."""
-    feed = archived_feed()
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
-        for count in range(1_000, 8_001, 1_000):  # blocks received together have the same time
-            publish_parts(publisher, count - 1_000, count)
-            wait_recorded(recorder, count)
-    (day,) = days_of(tmp_path, feed)
-    entries = Recording.open(day).segments.of([0])[0][1][0].entries
-    entries = entries[entries["records"] > 0]
-    late_ns = int(entries["max_ts_recv"][-2]) + 1
-    assert len(entries) > 4
-    monkeypatch.setattr(piece_reading, "_ENTRIES", 2)
-    with ArchiveServer(tmp_path / feed.name, feed.archives, lambda: True) as archive:  # a busy recorder
-        assert all_numbers(ArchiveClient(feed).blocks(0)) == list(range(8_000))
-        late = all_numbers(ArchiveClient(feed).blocks(0, start_ns=late_ns))
-        assert 0 < len(late) < 8_000
-        assert late == list(range(8_000 - len(late), 8_000))
-        assert archive.statistics().refused == 0
-
-
 def test_the_next_archive_continues_the_answer_of_one_that_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,28 +232,6 @@ def test_damage_is_reported_once_and_in_order_across_pieces(tmp_path: Path, monk
         around = [told[place - 1 : place + 2] for place, number in enumerate(told) if number is None]
         assert len(around) == 2
         assert all(a is not None and b is not None and b - a > PART for a, _, b in around), around
-
-
-def test_a_reader_next_to_the_recorder_misses_nothing_across_segments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(piece_reading, "PIECE_BYTES", MIB)
-    feed, counts, found = archived_feed(), list[int](), list[int]()
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB, serve=True) as recorder:
-
-        def publish() -> None:
-            count = publish_over_segments(publisher, recorder)
-            counts.append(count + PART)
-            publish_parts(publisher, count, count + PART)
-
-        publishing = threading.Thread(target=publish)
-        publishing.start()
-        asked = ArchiveClient(feed).blocks(0, start=(publisher.epoch, 0), timeout=60)
-        while not counts or len(found) < counts[0]:
-            found += all_numbers(iter([next(asked)]))
-        publishing.join()
-        assert recorder.statistics().lost == 0
-    assert found == list(range(counts[0]))
 
 
 def test_a_reader_waits_for_messages_not_recorded_yet(tmp_path: Path) -> None:
