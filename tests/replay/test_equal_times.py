@@ -76,22 +76,3 @@ def test_a_source_imported_in_any_chunks_is_played_in_order(
         source = Made(*(part for part in parts if part), date=DAY)
         (day,) = import_days(feed, Path(directory) / "imported", [source], block_bytes=4096)
         check(Recording.open(day.path), messages)
-
-
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(rows, st.integers(2, 3))
-def test_two_files_of_different_symbols_imported_in_either_order(drawn: list[tuple[bytes, int]], slices: int) -> None:
-    """With a slice per symbol, importing two sources one after the other gives the same result in either order."""
-    feed = feed_of(slices)
-    known = {bytes([ord("A") + n]) for n in range(slices)}
-    messages = [each for each in messages_of(drawn) if each[0][:1] in known]
-    files = [[each for each in messages if (each[0][:1] == b"B") == is_b] for is_b in (False, True)]
-    if not all(files):
-        return
-    with TemporaryDirectory() as directory:
-        found = []
-        for number, order in enumerate((files, files[::-1])):
-            sources = [Made(file, date=DAY) for file in order]
-            (day,) = import_days(feed, Path(directory) / str(number), sources)
-            found.append(replayed(Recording.open(day.path)))
-    assert found[0] == found[1] == expected(feed, files[0] + files[1])
