@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, Message, Recording, Recordings, Schema, Subscriber
+from blackbox import Batch, Recording, Recordings, Schema, Subscriber
 from blackbox.errors import SubscriberError
 from blackbox.receive.callbacks.compiled_callback import little_endian, payload
 from blackbox.replay.clock import ManualClock
@@ -302,25 +302,6 @@ def test_many_callbacks_over_several_slices_terminate(tmp_path: Path) -> None:
     write_feeds(tmp_path, (4, blocks))
     for kind in ("compiled", "message"):
         assert replayed(recordings_in(tmp_path), [Wish(kind, b"")] * 70)[2].messages == 12
-
-
-def test_a_compiled_callback_removed_during_its_run_is_not_called_again(tmp_path: Path) -> None:
-    write_feeds(tmp_path, (1, [(0, 1_000, [(b"A.x", 1_000 + n) for n in range(9)])]))
-    (recording,) = recordings_in(tmp_path)
-    subscriber = Subscriber(recording.feed)
-    came: list[bytes] = []
-    compiled = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(add)
-
-    @subscriber.on(b"")
-    def remove(message: Message) -> None:
-        came.append(message.payload)
-        if len(came) == 2:
-            subscriber.remove(compiled)
-
-    subscriber.replay(recording)
-    assert len(came) == 9
-    assert compiled.total()[0] == 0 + 100
-    assert subscriber.statistics().delivery.delivered == 9 + 2
 
 
 def test_a_python_callback_cannot_be_added_later_to_compiled_ones(tmp_path: Path) -> None:
