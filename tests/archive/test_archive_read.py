@@ -52,8 +52,13 @@ class Sent(NamedTuple):
     messages: int
     archived: tuple[bool, bool]
     begins_run: bool
+    heard: tuple[bool, bool] = (True, True)
+    """True for each archive that knows the end of the epoch before, if one begins. Others may lack that epoch."""
 
 
+BOTH = Sent(b"A", 3, (True, True), begins_run=False)
+SECOND_ONLY = BOTH._replace(archived=(False, True))
+NEITHER = BOTH._replace(archived=(False, False))
 SENT = st.lists(
     st.builds(
         Sent,
@@ -61,6 +66,7 @@ SENT = st.lists(
         st.integers(1, 3),
         st.tuples(st.booleans(), st.booleans()),
         st.sampled_from((False,) * 5 + (True,)),
+        st.sampled_from(((True, True), (True, False), (False, True))),
     ),
     min_size=1,
     max_size=15,
@@ -81,7 +87,8 @@ def write(place: Path, number: int, sent: list[Sent], key_bytes: int) -> None:
     ends: dict[bytes, tuple[int, int]] = {}
     for time, each in enumerate([*sent, Sent(b"A", 0, (False, False), True)], 1):
         if each.begins_run:
-            journal.hear(ends, epoch, time * SECOND, sequence=following)
+            if each.heard[number]:
+                journal.hear(ends, epoch, time * SECOND, sequence=following)
             epoch, following, ends = epoch + 1, 0, {}
         key = each.key[:key_bytes]
         previous, count = ends.get(key, (0, 0))
@@ -97,6 +104,8 @@ def write(place: Path, number: int, sent: list[Sent], key_bytes: int) -> None:
 
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(SENT, st.sampled_from([0, 1]), st.sampled_from([b"", b"A", b"B"]), st.integers(0, 4))
+@example([BOTH, SECOND_ONLY._replace(begins_run=True), BOTH._replace(begins_run=True, heard=(False, True))], 1, b"", 0)
+@example([BOTH, SECOND_ONLY, NEITHER, BOTH._replace(begins_run=True, heard=(True, False))], 1, b"", 0)
 def test_two_archives_are_read_as_one(sent: list[Sent], key_bytes: int, prefix: bytes, start: int) -> None:
     feed = feed_of(key_bytes=key_bytes, archives=(free_endpoint(), free_endpoint()))
     wanted = prefix[:key_bytes]

@@ -35,20 +35,6 @@ from tests.archive.recorders import feed_of, wait_recorded
 from tests.examples import first_of
 
 
-def record_first_run(publisher: RawPublisher, recorder: Recorder, *, ends: bool) -> None:
-    """Publish ten recorded messages, and five that only a heartbeat reports."""
-    send(publisher, 10)
-    wait_recorded(recorder, 10)
-    lose(publisher, 5)
-    publisher.heartbeat(end=ends)
-
-
-def hear_second_run(publisher: RawPublisher) -> None:
-    begin_run(publisher, SECOND_RUN)
-    for _ in range(2):
-        publisher.heartbeat()
-
-
 @pytest.mark.parametrize(
     ("ends", "second", "since"),
     [
@@ -67,14 +53,19 @@ def test_a_joining_subscriber_gets_the_gap_at_the_end_of_an_earlier_epoch(
     feed, elsewhere = archived_feed(heartbeat_ns=60 * SECOND), feed_of()
     with RawPublisher(elsewhere, FIRST) as publisher, ExitStack() as stack:
         recorder = stack.enter_context(Recorder(elsewhere, tmp_path))
-        record_first_run(publisher, recorder, ends=ends)
+        send(publisher, 10)
+        wait_recorded(recorder, 10)
+        lose(publisher, 5)
+        publisher.heartbeat(end=ends)
         stack.enter_context(ArchiveServer(tmp_path / feed.name, feed.archives))
         client = ArchiveClient(feed)
         wait_until(lambda: told_by(client, FIRST) == (14, ends))
         if second == "unheard":
             recorder.stop()
         else:
-            hear_second_run(publisher)
+            begin_run(publisher, SECOND_RUN)
+            for _ in range(2):
+                publisher.heartbeat()
             wait_until(lambda: len(client.about().slices[0].runs) == 2)
         live = stack.enter_context(RawPublisher(feed, SECOND_RUN))
         if second == "recorded":
@@ -101,99 +92,6 @@ def test_a_joining_subscriber_gets_the_gap_at_the_end_of_an_earlier_epoch(
         *facts("came", FIRST, range(0 if since == "time" else 7, 10)),
         *facts("gone", FIRST, range(10, 15)),
         *facts("came", SECOND_RUN, range(7 if second == "recorded" else 4)),
-    ]
-
-
-@pytest.mark.parametrize("stops", [12, 15, 17])
-def test_messages_missing_at_the_end_of_an_epoch_are_read_from_another_archive(tmp_path: Path, stops: int) -> None:
-    """The other archive has fewer messages than are known, all of them, or more."""
-    feed = archived_feed(2)
-    for place in ("poor", "rich"):
-        elsewhere = feed_of()
-        with RawPublisher(elsewhere, FIRST) as publisher, Recorder(elsewhere, tmp_path / place) as recorder:
-            if place == "poor":
-                record_first_run(publisher, recorder, ends=False)
-            else:
-                send(publisher, 10)
-                send(publisher, stops - 10)
-                wait_recorded(recorder, stops)
-            hear_second_run(publisher)
-            send(publisher, 3)
-            wait_recorded(recorder, 13 if place == "poor" else stops + 3)
-    with (
-        ArchiveServer(tmp_path / "poor" / feed.name, feed.archives[:1]),
-        ArchiveServer(tmp_path / "rich" / feed.name, feed.archives[1:]),
-        RawPublisher(feed, SECOND_RUN) as live,
-    ):
-        live.sequences = [3]
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
-        heard = Order(subscriber)
-        subscriber.start(since={0: (FIRST, 0)})
-        subscriber.wait_live()
-        live.heartbeat(end=True)
-        subscriber.run(until_end=True)
-    assert heard.told == [
-        *facts("came", FIRST, range(stops)),
-        *facts("gone", FIRST, range(stops, 15)),
-        *facts("came", SECOND_RUN, range(3)),
-    ]
-
-
-@pytest.mark.parametrize("shown", ["block", "gone", "later"])
-def test_an_epoch_that_the_first_archive_lacks_is_read_from_another(tmp_path: Path, shown: str) -> None:
-    """Its gaps are reported too. The first archive knows a later epoch from a block, a gap or a heartbeat."""
-    feed, third = archived_feed(2), SECOND_RUN + 1
-    first = {"block": 0, "gone": 10, "later": 0}[shown]
-    with ExitStack() as stack:
-        for place in ("poor", "rich"):
-            elsewhere = feed_of()
-            publisher = stack.enter_context(RawPublisher(elsewhere, FIRST))
-            with Recorder(elsewhere, tmp_path / place) as recorder:
-                send(publisher, 10)
-                wait_recorded(recorder, 10)
-            begin_run(publisher, SECOND_RUN)
-            if place == "rich":
-                with Recorder(elsewhere, tmp_path / place) as recorder:
-                    record_first_run(publisher, recorder, ends=False)
-                    send(publisher, 4)
-                    lose(publisher, 2)
-                    wait_recorded(recorder, 14)
-                    publisher.heartbeat(end=True)
-                    with ArchiveServer(tmp_path / place / feed.name, feed.archives[:1]):
-                        wait_until(lambda: told_by(ArchiveClient(feed), SECOND_RUN) == (20, True), 60)
-            begin_run(publisher, third)
-            recorder = stack.enter_context(Recorder(elsewhere, tmp_path / place))
-            for _ in range(3):
-                publisher.heartbeat()
-            if shown == "gone":
-                lose(publisher, first)
-            if shown != "later":
-                send(publisher, 3)
-                wait_recorded(recorder, 3)
-            for _ in range(3):
-                publisher.heartbeat()
-        for place, endpoint in zip(("poor", "rich"), feed.archives, strict=True):
-            stack.enter_context(ArchiveServer(tmp_path / place / feed.name, (endpoint,)))
-        client = ArchiveClient(feed)
-        wait_until(lambda: third in {run.epoch for run in client.about().slices[0].runs}, 60)
-        live = stack.enter_context(RawPublisher(feed, third))
-        live.sequences = [first + 3] if shown != "later" else [0]
-        subscriber = Subscriber(feed)
-        heard = Order(subscriber)
-        subscriber.start(since={0: (FIRST, 5)})
-        live.heartbeat()
-        subscriber.wait_live()
-        send(live, 2)
-        live.heartbeat(end=True)
-        subscriber.run(until_end=True)
-    assert heard.told == [
-        *facts("came", FIRST, range(5, 10)),
-        *facts("came", SECOND_RUN, range(10)),
-        *facts("gone", SECOND_RUN, range(10, 15)),
-        *facts("came", SECOND_RUN, range(15, 19)),
-        *facts("gone", SECOND_RUN, range(19, 21)),
-        *facts("gone", third, range(first)),
-        *facts("came", third, range(first, first + 2 if shown == "later" else first + 5)),
     ]
 
 
