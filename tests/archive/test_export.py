@@ -65,25 +65,6 @@ def test_a_published_itch_file_is_exported_byte_for_byte(shared_data: Path, tmp_
     assert (tmp_path / "part.bin").read_bytes() == whole[chunk.starts[low] - 2 : chunk.starts[high] - 2]
 
 
-def test_many_symbols_in_many_slices_are_exported_in_order_except_ties(shared_data: Path, tmp_path: Path) -> None:
-    recording = recorded(tmp_path, lambda: Itch50(shared_data / SNIPPET), slices=7)
-    done = export(recording, tmp_path / "day.bin")
-    expected = unframed((shared_data / SNIPPET).read_bytes(), "big")
-    found = unframed((tmp_path / "day.bin").read_bytes(), "big")
-
-    def by_time(messages: list[bytes]) -> list[tuple[bytes, Counter[bytes]]]:
-        groups: dict[bytes, Counter[bytes]] = defaultdict(Counter)
-        for message in messages:
-            groups[message[5:11]][message] += 1
-        return list(groups.items())
-
-    assert by_time(found) == by_time(expected)
-    moved = sum(a != b for a, b in zip(found, expected, strict=True))
-    assert moved <= done.ties
-    again = export(recording, tmp_path / "again.bin")
-    assert (again, (tmp_path / "again.bin").read_bytes()) == (done, (tmp_path / "day.bin").read_bytes())
-
-
 def test_iex_messages_are_exported_as_the_source_decodes_them(shared_data: Path, tmp_path: Path) -> None:
     expected = list(payloads_of(Iex(shared_data / TOPS)))
     one = recorded(tmp_path / "one", lambda: Iex(shared_data / TOPS), slices=1)

@@ -298,14 +298,6 @@ def test_messages_outside_the_session_are_kept_and_counted(tmp_path: Path) -> No
     assert recording.time_range("ts_out") == (NOON, NOON)
 
 
-def test_many_topics_in_small_steps_are_all_imported(tmp_path: Path) -> None:
-    rows = [(b"S%d.t" % (i % 5_000), b"%d" % i, NOON + i) for i in range(9_000)]
-    chunks = [rows[start : start + 900] for start in range(0, 9_000, 900)]
-    (day,) = import_days(feed_of("raw", slices=3, key_bytes=4), tmp_path, [Made(*chunks)])
-    found = sorted(told(Recording.open(day.path)), key=lambda row: row[2])
-    assert found == rows
-
-
 def test_segments_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_writer, "JournalSettings", partial(JournalSettings, segment_bytes=1 << 20))
     (day,) = import_days(feed_of(slices=1), tmp_path, [Synthetic(400_000)])

@@ -61,25 +61,6 @@ def test_blocks_are_on_disk_as_they_were_sent(tmp_path: Path, compression: Any, 
     assert (segments(tmp_path, feed)[0].stat().st_size < sum(len(body) for _, body in sent)) == (codec > 0)
 
 
-def test_several_slices_with_keys(tmp_path: Path) -> None:
-    feed = feed_of(slices=3, key_bytes=2)
-    names = [b"S%d.t" % number for number in range(40)]
-    with Publisher(feed, when_full="wait") as publisher:
-        recorder = Recorder(feed, tmp_path).start()
-        for number, row in enumerate(numbered(0, 2_000)):
-            publisher.publish(names[number % 40], row.tobytes(), number)
-        publisher.publish_many(tuple(names), numpy.arange(2_000, 8_000) % 40, numbered(2_000, 6_000))
-    recorder.run(until_end=True)
-    by_name: dict[bytes, list[int]] = {name: [] for name in names}
-    for slice_id in range(3):
-        check_index(segments(tmp_path, feed, slice_id)[0])
-        for record in records(tmp_path, feed, slice_id):
-            for topic, payload, _ in record.messages():
-                by_name[topic].append(int.from_bytes(payload[:8], "little"))
-    assert by_name == {name: list(range(place, 8_000, 40)) for place, name in enumerate(names)}
-    assert recorder.statistics().messages == 8_000
-
-
 def test_a_reader_sees_messages_while_segments_roll(tmp_path: Path) -> None:
     feed, count, seen = feed_of(), 0, 0
     with Publisher(feed, when_full="wait") as publisher:
