@@ -84,7 +84,7 @@ def _parts() -> dict[str, dict[str, str]]:
             "acknowledgement": _table(ACKNOWLEDGEMENT),
             "datagram": _table(DATAGRAM),
         },
-        "docs/journal-format.md": {each.name: _table(each) for each in (FILE_HEAD, RECORD, MARK, ENTRY)},
+        "docs/journal-format.md": {each.name: _table(each) for each in (FILE_HEAD, RECORD, MARK)},
     }
 
 
