@@ -234,6 +234,28 @@ def test_damage_is_reported_once_and_in_order_across_pieces(tmp_path: Path, monk
         assert all(a is not None and b is not None and b - a > PART for a, _, b in around), around
 
 
+def test_a_reader_next_to_the_recorder_misses_nothing_across_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_reading, "PIECE_BYTES", MIB)
+    feed, counts, found = archived_feed(), list[int](), list[int]()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB, serve=True) as recorder:
+
+        def publish() -> None:
+            count = publish_over_segments(publisher, recorder)
+            counts.append(count + PART)
+            publish_parts(publisher, count, count + PART)
+
+        publishing = threading.Thread(target=publish)
+        publishing.start()
+        asked = ArchiveClient(feed).blocks(0, start=(publisher.epoch, 0), timeout=60)
+        while not counts or len(found) < counts[0]:
+            found += all_numbers(iter([next(asked)]))
+        publishing.join()
+        assert recorder.statistics().lost == 0
+    assert found == list(range(counts[0]))
+
+
 def test_a_reader_waits_for_messages_not_recorded_yet(tmp_path: Path) -> None:
     feed = archived_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
