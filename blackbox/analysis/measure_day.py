@@ -47,8 +47,8 @@ _OUTSIDE: Final = 0.005
 _PERCENTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 0.9995, 0.9999)
 _LONGEST_LAG_NS: Final = 3_600 * 10**9
 """Messages sent later than this after the event were not sent live."""
-_NEAR: Final = 1.5
-"""Leave out the messages at the ends only if that widens the rest by this factor."""
+_LEAST_GAIN: Final = 1.5
+"""Factor by which the rest must widen at least, to leave out the messages at the ends."""
 _MOST_DECIMALS: Final = 6
 _HALF: Final = 0.5
 _SAME: Final = 1e-9
@@ -60,7 +60,7 @@ _REASONS: Final = {
     "no_price": "without a price",
     "other_type": "of a type that repeats another",
     "repeated": "that repeat an earlier one",
-    "broken": "taken back by the venue",
+    "broken": "cancelled by the venue",
 }
 """Reasons for leaving messages out, by name of the count."""
 
@@ -156,7 +156,7 @@ class _Day:
         step = step_of(high - low, _INTERVALS)
         found = _counted(frame, step, self._clock)
         first, last = _most_of(found)
-        if (last - first) * _NEAR < high - low:  # a few outliers would squeeze everything else
+        if (last - first) * _LEAST_GAIN < high - low:  # a few outliers would squeeze everything else
             time = functions.col(self._clock)
             frame = frame.where((time >= first) & (time < last + step))
             step = step_of(last + step - first, _INTERVALS)
@@ -217,12 +217,12 @@ class _Day:
         for name in asked:
             if not any(name in each for each in found):
                 known = sorted({*found[0], *found[1]})
-                there = f", as {', '.join(known)} has" if known else ""
+                there = f", such as {', '.join(known)}" if known else ""
                 raise ConfigError(f"symbol was {name!r}, expected one with trades or quotes on that day{there}")
 
 
 def step_of(span_ns: int, most: int) -> int:
-    """Return a round interval length (ns) that divides a span into about `most` parts at most."""
+    """Return the shortest round interval (ns) that divides a span into at most `most` parts; else the longest one."""
     longest: int = STEPS_NS[-1]
     return next((step for step in STEPS_NS if span_ns / step <= most), longest)
 
@@ -244,7 +244,7 @@ def _counted(frame: DataFrame, step: int, clock: str) -> _Counted:
 
 
 def _most_of(found: _Counted) -> tuple[int, int]:
-    """Return the first and last interval without the few outliers at either end."""
+    """Return the starts of the first and last interval that remain without the outermost messages at each end."""
     totals: Counter[int] = Counter()
     for (start, _), messages in found.items():
         totals[start] += messages

@@ -71,14 +71,14 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def check_bind(what: str, endpoint: str) -> None:
-    """Raise ConfigError unless a tcp socket can be bound to `endpoint`, which may be a wildcard address."""
+    """Raise ConfigError unless `endpoint` is a tcp address to bind, which may be a wildcard."""
     if transport_of(endpoint) != "tcp":
         raise ConfigError(f"{what} was {endpoint!r}, expected one such as tcp://0.0.0.0:17801")
     _check_tcp(endpoint, endpoint.removeprefix("tcp://"), to_bind=True)
 
 
-def check_archive(endpoint: str, what: str = "archive") -> None:
-    """Raise ConfigError unless an archive or a hub can serve other processes at `endpoint`."""
+def check_service(endpoint: str, what: str = "archive") -> None:
+    """Raise ConfigError unless `endpoint` is tcp or ipc, as for a service that other processes call."""
     check_endpoint(endpoint)
     if transport_of(endpoint) not in ("tcp", "ipc"):
         raise ConfigError(f"{what} was {endpoint!r}, expected tcp:// or ipc://")
@@ -95,10 +95,10 @@ def check_interface(interface: str) -> None:
 
 
 def free_endpoints(transport: str, name: str, slices: int, lines: int) -> list[tuple[str, ...]]:
-    """Return `lines` endpoints for each of `slices` that are unused on this machine; with shm one more.
+    """Return `lines` endpoints for each of `slices` that are unused on this machine.
 
     tcp: ports of 127.0.0.1. ipc: paths in a new private directory, removed when this process ends. inproc: names within
-    one ZeroMQ context. shm: lines on tcp, and a name in shared memory.
+    one ZeroMQ context. shm: lines on tcp, and for each slice also a name in shared memory.
     """
     if transport == SHARED_MEMORY:
         sockets = free_endpoints("tcp", name, slices, lines)
@@ -169,8 +169,8 @@ class Group(NamedTuple):
 def groups_of(endpoint: str, channels: int) -> list[Group]:
     """Return the groups of a multicast line: that of its endpoint, and with channels also one for each.
 
-    The channel with key `n` has the address `n` above that of the endpoint, which then carries only heartbeats. Raises
-    ConfigError if that is no multicast address.
+    Channel `n` has the endpoint's address plus `n`, and the endpoint's own group carries only heartbeats. Raises
+    ConfigError if the last address would not be multicast.
     """
     host, _, port = endpoint.removeprefix(f"{MULTICAST}://").rpartition(":")
     first, last = IPv4Address(host), channels if channels > 1 else 0

@@ -15,7 +15,7 @@ import msgspec
 
 from blackbox.arguments import as_bytes
 from blackbox.errors import ConfigError
-from blackbox.feed.endpoint import check_archive, free_endpoints, transport_of
+from blackbox.feed.endpoint import check_service, free_endpoints, transport_of
 from blackbox.feed.environment import override
 from blackbox.feed.monitor import Monitor
 from blackbox.feed.routing.key_rule import MAX_CHANNELS, MAX_KEY_BYTES, key_of, key_rule_of, start_of_keys
@@ -216,7 +216,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             for what in ("hub", "hub_backup"):
                 endpoint, bind = getattr(self, what), getattr(self, f"{what}_bind")
                 if endpoint:
-                    check_archive(endpoint, what)
+                    check_service(endpoint, what)
                 check_binds(f"{what}_bind", texts_of(bind or endpoint), texts_of(endpoint))
             _check_allowed(self.slices, self.security)
             check_multicast(self.slices, self.channels, self.security is not None and not self.security.group_key)
@@ -451,7 +451,7 @@ def _check_session(time_zone: str, day_start: str) -> None:
 
 def _check_archives(archives: tuple[str, ...]) -> None:
     for place, endpoint in enumerate(archives):
-        check_archive(endpoint)
+        check_service(endpoint)
         if endpoint in archives[:place]:
             raise ConfigError(f"archive {endpoint!r} was named twice, expected each once")
 

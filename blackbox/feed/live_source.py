@@ -1,7 +1,7 @@
 """Live sources: a venue's connection, read in chunks until it is stopped or its session ends.
 
-A subclass yields what has arrived from `_receive`; `chunks` counts it. A subclass may receive in the caller's thread,
-waiting on its sockets and on `stop_fd`; or in a thread of its own, with a bounded queue to `_receive`.
+A subclass implements `_receive`, which yields arrived messages; `chunks` counts them. A subclass may receive in the
+caller's thread, waiting on its sockets and on `stop_fd`; or in its own thread, with a bounded queue to `_receive`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LiveStatistics(msgspec.Struct, kw_only=True):
     foreign: int = 0
     """Datagrams skipped: of another session, or of another protocol."""
     stale: int = 0
-    """Times that nothing arrived for too long, not even a heartbeat."""
+    """Times of silence: nothing arrived for too long, not even a heartbeat."""
     connected: bool = False
     """True while data or heartbeats arrive."""
     delay_p50_ns: int = 0
@@ -113,7 +113,7 @@ class LiveSource(Source):
             os.close(self._stop_writer)
 
     def stop(self) -> None:
-        """End the iteration, or the next one if none runs. A source cannot be started again."""
+        """End the running iteration. If none runs, the next one ends at once. A source cannot be started again."""
         if not self.is_stopping:
             self.is_stopping = True
             os.write(self._stop_writer, b"\0")

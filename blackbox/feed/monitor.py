@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import msgspec
 
 from blackbox.errors import ConfigError
-from blackbox.feed.endpoint import check_archive
+from blackbox.feed.endpoint import check_service
 from blackbox.feed.toml import check_ranges, check_types
 
 MOST_WATCHED: Final = 256
@@ -36,7 +36,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         check_types(self)
         check_ranges(self, {"max_peers": (1, 2**31 - 1)})
         if self.console:
-            check_archive(self.console, "console")
+            check_service(self.console, "console")
         for url in self.watch:
             check_watched(url)
 

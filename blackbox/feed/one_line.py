@@ -1,4 +1,4 @@
-"""A feed with one of its two lines: for a process that publishes only that line, while another has the other one."""
+"""A feed with one of its two lines, for a process that publishes that line; another process publishes the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ LINES: Final[tuple[Line, Line]] = ("A", "B")
 
 
 def with_line(feed: Feed, line: Line) -> Feed:
-    """Return the feed with the endpoints of one line only. Line B gets a private line A, without subscribers.
+    """Return the feed with the endpoints of one line only.
+
+    A line is known by its position. So line B stays second: the first is a private line A that no subscriber knows.
 
     Raises ConfigError unless every slice has two lines that are sockets.
     """

@@ -459,10 +459,10 @@ class Publisher:
                 return
             outbox = self._outbox if self.state is PublisherLife.RUNNING else None
             self._enter(PublisherLife.CLOSED)
-        deadline, is_announced = time.monotonic() + timeout, self._twin is None if says_end is None else says_end
+        deadline, says_end = time.monotonic() + timeout, self._twin is None if says_end is None else says_end
         self._demand.end()
         for each in self._slices:
-            each.sender.ask_to_close(deadline, is_announced)
+            each.sender.ask_to_close(deadline, says_end)
         for each in self._slices:
             each.sender.close(deadline)
         self._demand.join(max(0.0, deadline - time.monotonic()))  # a listener may have been blocked in `publish`

@@ -48,10 +48,15 @@ class Action(IntEnum):
 
     PROCEED = 0
     END = 1
+    """End the subscriber ("raise")."""
     CONFLATE = 2
+    """Keep the newest message of each topic."""
     DROP = 3
+    """Drop the block."""
     WARN = 4
+    """Deliver the block."""
     EXIT = 5
+    """End the subscriber, or the process if a callback hangs."""
 
 
 ACTIONS = {
@@ -316,7 +321,7 @@ def age_of(at: SliceAt, ts_in: int, now: int) -> int:
 def act_on_lag(at: SliceAt, lag_ns: int, age_ns: int) -> int:
     """Apply the policy: return PROCEED if lag and age are within limits or in the grace time, else the action.
 
-    An alert comes first. END: the workers have ended, and later deliveries are only counted: see `dispatch`.
+    An alert is requested first. After END, further deliveries are only counted as due: see `dispatch`.
     """
     if lag_ns <= at.max_lag_ns and age_ns <= at.max_age_ns:
         return Action.PROCEED
@@ -358,7 +363,7 @@ def end_process() -> None:
 
 @inner
 def may_call_python(at: SliceAt, tick: int) -> bool:
-    """Return True if no callback has been running for long: it may hold the GIL for ever."""
+    """Return True unless a callback has been running for long, which may never release the GIL."""
     is_free = True
     for worker in range(at.workers):
         since = load_shared(worker_counters_at(at.worker_counters + WORKER_COUNTERS_BYTES * worker), "busy_since_ns")

@@ -31,7 +31,7 @@ log = logging.getLogger("blackbox")
 
 
 class Action(Enum):
-    """Action of the player."""
+    """Next step of the playing thread."""
 
     PLAY = "play"
     SEEK = "seek"

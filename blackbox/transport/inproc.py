@@ -26,7 +26,7 @@ def note_bound(endpoint: str) -> None:
 
 
 def bound_number(address: str) -> int:
-    """Return the number of the current bind of an address, or of its first one. Call it before connecting."""
+    """Return how often an address was bound, at least 1. Call it before connecting."""
     return max(1, _bound[address])
 
 

@@ -237,7 +237,7 @@ def test_prices_stay_decimals_and_times_may_be_timestamps(spark: SparkSession) -
         (time_bars, {"every": 0}, "every was 0, expected a positive duration"),
         (time_bars, {"every": "1m", "fill": "zero"}, "fill was 'zero', expected one of: none, null, previous"),
         (time_bars, {"every": "1m", "price": "px"}, "trades had no column 'px', expected it among: bar, ts_event"),
-        (time_bars, {"every": "1m", "by": ("bar",)}, "by had 'bar', a result column: rename it"),
+        (time_bars, {"every": "1m", "by": ("bar",)}, "by had 'bar', the name of a result column: rename"),
         (count_bars, {"count": 0}, "count was 0, expected 1 or more"),
         (volume_bars, {"volume": 0}, "volume was 0, expected more than 0"),
     ],

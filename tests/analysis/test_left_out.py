@@ -140,8 +140,8 @@ def test_the_report_counts_broken_trades_and_has_spreads_of_prices_at_or_below_z
     deals = [Deal("A", "T", number, price=100 * (number - 1)) for number in range(3)]
     day = write_deals(tmp_path, [Sides("A", -10, 0), *deals, Deal("A", "C", 1)]).path
     report = measure_day(spark, day)
-    assert report.left_out == ((1, "taken back by the venue"),)
-    told = "Trade messages of all symbols and times in no bar: 1 taken back by the venue."
+    assert report.left_out == ((1, "cancelled by the venue"),)
+    told = "Trade messages of all symbols and times in no bar: 1 cancelled by the venue."
     assert told in page(report)
     (instrument,) = report.instruments
     assert "Spread, price: mean" in page(report)

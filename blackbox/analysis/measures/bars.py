@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from pyspark.sql import Window, functions
 
 from blackbox.analysis.measures.hours import CLOSES, OPENS, SESSION, Hours
-from blackbox.analysis.measures.inputs import Length, groups_of, instant, length_ns, ns_of, require, ties_of, unused
+from blackbox.analysis.measures.inputs import Length, check_free, groups_of, instant, length_ns, ns_of, require, ties_of
 from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def trades_of(
     if hours is not None and by is None and "date" in groups:
         groups.remove("date")  # a session may last over midnight
     require(trades, [*groups, *values, time, *ties], "trades")
-    unused(trades, groups, _MADE)
+    check_free(groups, _MADE)
     names = dict.fromkeys([*groups, *values, *ties])
     rows = trades.select(*names, ns_of(trades, time).alias("_ns")).dropna(subset=["_ns", *values])
     if hours is not None:

@@ -15,7 +15,7 @@ from pyspark.sql import functions
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BooleanType, DecimalType, LongType, StructType
 
-from blackbox.analysis.measures.inputs import require, unused
+from blackbox.analysis.measures.inputs import check_free, require
 from blackbox.block.columns.arrow import PRICE_DIGITS
 from blackbox.book.book import COUNTERS, counters, lose_sync, new_book, roomier
 from blackbox.book.feed import BookFeed, load_book_feed, run
@@ -111,7 +111,7 @@ def _in_order(
     messages: DataFrame, feed: BookFeed, by: Sequence[str], places: Sequence[str], order: Sequence[str], payload: str
 ) -> DataFrame:
     require(messages, [*by, *places, payload], "messages")
-    unused(messages, by, (*(f"{side}_{part}" for side in _SIDES for part in _PARTS), SYNCED, "messages", *COUNTERS))
+    check_free(by, (*(f"{side}_{part}" for side in _SIDES for part in _PARTS), SYNCED, "messages", *COUNTERS))
     kinds = [functions.lit(kind.encode("latin-1")) for kind in feed.message_types]
     wanted = functions.substring(payload, feed.type_offset + 1, 1).isin(kinds)
     rows = messages.where(wanted).select(*dict.fromkeys([*by, *places, payload]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Window, functions
 
-from blackbox.analysis.measures.inputs import Length, instant, length_ns, ns_of, require, unused
+from blackbox.analysis.measures.inputs import Length, check_free, instant, length_ns, ns_of, require
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -60,7 +60,7 @@ def message_mix(
 
 def _counted(messages: DataFrame, step: int, by: Sequence[str], time: str, name: str) -> DataFrame:
     require(messages, [*by, time], "messages")
-    unused(messages, by, ("start", "start_time", "messages", "per_second", "share"))
+    check_free(by, ("start", "start_time", "messages", "per_second", "share"))
     start: Column = ns_of(messages, time)
     start = start - functions.pmod(start, functions.lit(step).cast("bigint"))
     return messages.groupBy(*by, start.alias("start")).agg(functions.count(functions.lit(1)).alias(name))

@@ -115,8 +115,8 @@ def floor_div(numerator: Column, divisor: int) -> Column:
     return functions.call_function("div", numerator - functions.pmod(numerator, whole), whole)
 
 
-def unused(frame: DataFrame, names: Sequence[str], made: Sequence[str]) -> None:
+def check_free(names: Sequence[str], made: Sequence[str]) -> None:
     """Raise ConfigError if a column to group by has the name of a result column."""
     for name in names:
         if name in made:
-            raise ConfigError(f"by had {name!r}, a result column: rename it ({', '.join(frame.columns)})")
+            raise ConfigError(f"by had {name!r}, the name of a result column: rename the column first")

@@ -1,4 +1,4 @@
-"""Percentiles of the times between venue, publisher and receiver, by sketches."""
+"""Percentiles of the times between venue, publisher and receiver, approximated by sketches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions
 
-from blackbox.analysis.measures.inputs import Length, instant, length_ns, ns_of, require, unused
+from blackbox.analysis.measures.inputs import Length, check_free, instant, length_ns, ns_of, require
 from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def lag_percentiles(
     without one of the two times (0 or null) are left out. A negative lag is caused by a difference of two clocks; it
     counts in the percentiles, and in `negative`.
 
-    Percentile p is an observed lag: the smallest one that at least p of all lags do not exceed, except for the error of
-    the sketch (Greenwald and Khanna's): its rank among n sorted lags is off by at most n / `accuracy`. Sketches of
-    partitions are merged, so there is no global sort.
+    Percentile p is an observed lag: the smallest one that at least the fraction p of all lags do not exceed. A sketch
+    (Greenwald and Khanna's) finds it, so its rank among n sorted lags may be off by n / `accuracy`. Sketches of
+    partitions are merged: there is no global sort.
 
     Args:
         messages: rows with these columns.
@@ -54,7 +54,7 @@ def lag_percentiles(
     if accuracy < 1:
         raise ConfigError(f"accuracy was {accuracy}, expected 1 or more")
     require(messages, [*by, begin, end], "messages")
-    unused(messages, by, ("start", "start_time", "messages", "negative", "min_ns", "max_ns"))
+    check_free(by, ("start", "start_time", "messages", "negative", "min_ns", "max_ns"))
     stop = ns_of(messages, end)
     groups = [functions.col(name) for name in by]
     if every is not None:

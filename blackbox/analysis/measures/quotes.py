@@ -30,9 +30,10 @@ def with_both_sides(
     valid.
 
     Order is by `time`, then `ties`; quotes without a known time come first. With `time=None` it is by `ties` alone, the
-    order of the recording. Without `by`, sides are carried within `symbol`, and `feed` and `date` if they exist. If
-    quotes of several exchanges are mixed, include the exchange in `by`, because the last quote is not the best one.
-    Without `ties`: those of `epoch`, `slice`, `sequence` that exist.
+    order of the recording. Default of `ties`: those of `epoch`, `slice`, `sequence` that exist.
+
+    Without `by`, sides are carried within `symbol`, and `feed` and `date` if they exist. If quotes of several exchanges
+    are mixed, include the exchange in `by`, because the last quote is not the best one.
 
     Raises ConfigError if a column is missing.
     """

@@ -61,4 +61,5 @@ def span_ticks(low: float, high: float, decimals: int) -> Iterator[tuple[float, 
 def lag_ticks(low: float, high: float) -> Iterator[tuple[float, str]]:
     """Yield powers of ten of ns from `low` to `high`, with labels."""
     for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
+        # 1.00 µs becomes 1 µs.
         yield 10.0**power, duration(10.0**power).replace(".00", "").replace("0.0", "0")

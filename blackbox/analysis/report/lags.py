@@ -31,7 +31,7 @@ def lag_text(lag: Lag, p: float) -> str:
 
 
 def lags(report: DayReport) -> str:
-    """The card."""
+    """Return the card of lags."""
     if not report.lags:
         return card("How late", "", nothing("No message has the necessary times."))
     points = [max(_LEAST_NS, ns) for lag in report.lags for _, ns in lag.percentiles]

@@ -46,7 +46,7 @@ _PORTABLE: Final = re.sub(r"([a-z]+): var\(--(\w{2,})\);", lambda m: f"{m[1]}: {
 
 
 def caption(x: float, y: float, text: str, kind: str) -> str:
-    """Return a text that begins at `x`, or ends or is centred there by the classes in `kind`."""
+    """Return a text that begins at `x`; with the class `right` it ends there, with `middle` it is centred there."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 

@@ -49,7 +49,7 @@ class Alternative(NamedTuple):
     text: bytes
 
     def prefixes(self, rule: SymbolRule) -> list[tuple[bytes, bool]] | None:
-        """Return prefixes of matching topics, each with True if all topics with it match; None: no prefix is known."""
+        """Return how matching topics start, each with True if that is the whole topic; None: unknown."""
         if self.part == TYPE:
             return None
         if self.part == TOPIC or not self.exact:
@@ -68,7 +68,7 @@ class Bounds(NamedTuple):
         return self.first <= value <= self.last and (self.only is None or value in self.only)  # type: ignore[operator]
 
     def narrowed(self, each: Filter, values: list[int], unit: int = 1) -> Bounds:
-        """Return these bounds narrowed by a filter on a column with a unit of `unit` of ours."""
+        """Return these bounds narrowed by a filter. `unit`: our units in one of the column's, such as 1,000 in µs."""
         low, high = unit * min(values), unit * max(values) + unit - 1
         if isinstance(each, GreaterThanOrEqual):
             return self._replace(first=max(self.first, low))
@@ -240,4 +240,4 @@ _NUMBERS: Final[dict[str, tuple[str, int, Callable[[object], int | None]]]] = {
     "out_time": ("ts_out", 1_000, _micros),
     "recv_time": ("ts_recv", 1_000, _micros),
 }
-"""By column: the bounds that it narrows, its unit in theirs, and the function that converts a value to a number."""
+"""By column: the field of `Pushed`, the `unit` of `narrowed`, and the function that converts a value to a number."""

@@ -1,4 +1,4 @@
-"""Gather messages of many blocks into columns: select them, then fill buffers of the exact size.
+"""Gather messages of many blocks into Spark's columns: select them, then fill buffers of the exact size.
 
 Topics are split into symbol and type by the feed's symbol rule.
 """

@@ -42,7 +42,7 @@ class Reading(NamedTuple):
     pushed: Pushed
     skip_damage: bool
     metrics: str | None
-    message_type: str | None = None
+    character: str | None = None
     """The character of the wanted message type; None for all."""
     records: Schema | None = None
     """The schema that defines the message type."""
@@ -70,7 +70,7 @@ class _Partition:
         self._constants = _Constants(partition)
         self._conditions = reading.pushed.conditions()
         self._rule = CompiledSymbolRule.of(partition.symbol_rule)
-        schema, message_type = reading.records, reading.message_type
+        schema, message_type = reading.records, reading.character
         self._dtype = None if schema is None or message_type is None else schema.dtype(message_type)
         character = -1 if schema is None or message_type is None else ord(schema.character(message_type))
         first, last = reading.pushed.ts_event.limits()
@@ -123,7 +123,7 @@ class _Partition:
         _log.warning("%s", damage)
 
     def _tell_wrong(self, run: RecordRun, chosen: Chosen) -> None:
-        told = f"a message of type {self._reading.message_type!r} had {chosen.wrong_bytes} bytes"
+        told = f"a message of type {self._reading.character!r} had {chosen.wrong_bytes} bytes"
         what = f"{told}, expected {self._wanted.width}"
         self._tell(run.damage(chosen.wrong_record, what, chosen.wrong))
 

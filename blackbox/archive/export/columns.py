@@ -46,7 +46,9 @@ class Columns:
         zone: str | None = None,
         told_apart: bool = False,
     ) -> None:
-        """`picks`: the messages with fields; None for all, with payloads. `told_apart` adds a column of their labels.
+        """`picks`: the message types whose fields become columns. None: all messages, each with its payload.
+
+        `told_apart`: add the column `message_type`, with the label of each message's pick.
 
         Raises ConfigError for invalid prices, times or zone, or if columns of one name have no common type.
         """
@@ -83,7 +85,7 @@ class Columns:
         self.schema = pyarrow.schema([*base, *_unified(own, len(picks))])
 
     def narrowed(self, names: Sequence[str]) -> Columns:
-        """Return the same columns, limited to some, in their order. Only these are made."""
+        """Return a copy that makes only the columns `names`, in that order."""
         found = copy(self)
         found.schema = pyarrow.schema([self.schema.field(name) for name in names])
         return found
@@ -175,7 +177,7 @@ def _column(made: dict[str, pyarrow.Array], field: pyarrow.Field, rows: int) -> 
 
 
 def schema_of_days(schemas: Sequence[pyarrow.Schema]) -> pyarrow.Schema:
-    """Return `feed`, `date`, and the frames' columns of several days, each of a type that holds all values.
+    """Return the schema of a table of several days: `feed`, `date`, then all columns, of types that hold all values.
 
     Raises ConfigError if there is no such type, or integer prices have different units.
     """
@@ -188,7 +190,7 @@ def schema_of_days(schemas: Sequence[pyarrow.Schema]) -> pyarrow.Schema:
 
 
 def schema_of_unlike_days(days: Sequence[tuple[str, pyarrow.Schema]], *, has_units: bool = False) -> pyarrow.Schema:
-    """Return the frames' columns of days, given with their names, each of a type that holds the values of all days.
+    """Return the common schema of named days whose columns or types differ, without `feed` and `date`.
 
     With `has_units`, timestamps must have one unit on all days. Raises ConfigError naming the day, the field and its
     types if there is no such type.
@@ -207,7 +209,7 @@ def schema_of_unlike_days(days: Sequence[tuple[str, pyarrow.Schema]], *, has_uni
             except pyarrow.ArrowTypeError:
                 raise ConfigError(
                     f"field {field.name!r} was {_typed(field)} on {day} and {_typed(known)} on {before}, which have no "
-                    "common type: read these days apart"
+                    "common type: read these days separately"
                 ) from None
             nullable = field.nullable or known.nullable or field.name in lacking
             found[field.name] = before, pyarrow.field(field.name, kind, nullable=nullable, metadata=known.metadata)

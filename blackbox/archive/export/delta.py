@@ -15,7 +15,8 @@ from blackbox.archive.export.table import parts_of
 from blackbox.block.batch.batch import Batch
 from blackbox.errors import JournalError
 
-_KEYS: Final = (pyarrow.field("date", pyarrow.date32(), False), pyarrow.field("slice", pyarrow.int32(), False))
+_PARTITIONS: Final = (pyarrow.field("date", pyarrow.date32(), False), pyarrow.field("slice", pyarrow.int32(), False))
+"""Columns by which the table is partitioned."""
 _WIDER: Final = {
     pyarrow.uint8(): pyarrow.int16(),
     pyarrow.uint16(): pyarrow.int32(),
@@ -41,7 +42,7 @@ def append_day(
                 raise JournalError(f"{table} has rows of {content.date}, expected a day that is not there yet")
         day = _Day(content, progress)
         reader = pyarrow.RecordBatchReader.from_batches(day.schema, day.batches(slices))
-        keys = [field.name for field in _KEYS]
+        keys = [field.name for field in _PARTITIONS]
         write_deltalake(table, reader, mode="append", partition_by=keys, storage_options=options)
     except (DeltaError, OSError) as error:
         raise JournalError(f"{table} cannot be written: {error}") from error
@@ -55,7 +56,7 @@ class _Day:
         self._columns = ParquetColumns(content)
         self._date = datetime.date.fromisoformat(content.date)
         self._progress = progress
-        self.schema = pyarrow.schema([*_KEYS, *map(_own_field, self._columns.schema)])
+        self.schema = pyarrow.schema([*_PARTITIONS, *map(_own_field, self._columns.schema)])
         self.messages = 0
 
     def batches(self, slices: Mapping[int, Iterable[Batch]]) -> Iterator[pyarrow.RecordBatch]:

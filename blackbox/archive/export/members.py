@@ -47,7 +47,7 @@ def reader_of(within: str, members: Sequence[str | None]) -> Members:
 
 
 def columns_of(read: Members, payloads: Iterable[bytes | None], many: int) -> Iterator[tuple[Any, ...]]:
-    """Yield each of the `many` members of these payloads as a column."""
+    """Yield a column for each member. `many`: number of members, needed if there are no payloads."""
     rows = [read(payload) for payload in payloads]
     return zip(*rows, strict=True) if rows else iter(((),) * many)
 

@@ -36,7 +36,7 @@ Exporter = Callable[[Iterable[Messages]], Iterable[NDArray[numpy.uint8]]]
 class WantsHead(Protocol):
     """An exporter for files that start with a head, which was published as a message.
 
-    It gets that message first, whatever the time range, and again where it was published.
+    It gets that message first, even outside the time range, and once more at its own position.
     """
 
     def head_topic(self, template: str) -> bytes:
@@ -56,8 +56,8 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of different slices or keys with equal times, whose order of publication is unknown. Always 0 for a
     feed of one slice without keys."""
     late: int
-    """Messages with an earlier time than the one before in their slice and key. They are written after that one, at an
-    unknown position among other slices and keys. Always 0 for a feed of one slice without keys."""
+    """Messages with an earlier time than the one before in their slice and key. They are written after that
+    one; their position among other slices and keys is unknown. Always 0 for a feed of one slice without keys."""
 
 
 def load_exporter(schema: str) -> Exporter:

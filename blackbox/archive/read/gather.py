@@ -1,4 +1,4 @@
-"""Compiled operations that gather rows of many recorded blocks into columns."""
+"""Compiled operations that gather rows of many recorded blocks into columns, for `archive.export.gathered`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State of a slice's journal while it is written, and compiled code that writes its buffer and index entries."""
+"""State of the journal of a recorder's or outbox's slice, and compiled code that writes its buffer and index."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNTERS: Final = 7
 
 
 class Wanted(IntEnum):
-    """Request of the slice thread to the maintenance thread."""
+    """Request of the slice thread to the keeper thread."""
 
     NOTHING = 0
     MORE_ROOM = 1
@@ -33,7 +33,7 @@ class Wanted(IntEnum):
 
 
 class JournalState(HandedBlock):
-    """One slice's journal, shared by the slice thread, which appends, and the recorder's maintenance thread."""
+    """One slice's journal, shared by the slice thread, which appends, and the keeper thread."""
 
     # Set before the first block.
     fd = Field()
@@ -55,8 +55,8 @@ class JournalState(HandedBlock):
     pack = Field()
     """Address of the C function that compresses the current body, or 0."""
     codec = Field()
-    maintenance_fd = Field()
-    """Pipe that wakes the maintenance thread."""
+    keeper_fd = Field()
+    """Pipe that wakes the keeper thread."""
     day_end = Field()
     """ns since 1970; blocks received then or later belong to the next day."""
     started = Field()
@@ -125,7 +125,7 @@ class JournalState(HandedBlock):
     reserved = Field()
     """End of the reserved disk space, or a huge value if reserving failed."""
 
-    # Written by the slice thread, read by the maintenance thread.
+    # Written by the slice thread, read by the keeper thread.
     position_version = Field(own_line=True)
     """Odd while the next fields are changed."""
     position_epoch = Field()
@@ -136,11 +136,11 @@ class JournalState(HandedBlock):
     position_missing = Field()
     """Sequence of the first missing message, at `position`; or NOTHING_MISSING."""
 
-    # Exchanged by the slice thread and the maintenance thread.
+    # Exchanged by the slice thread and the keeper thread.
     wanted = Field(own_line=True)
     """Set by the slice thread: a `Wanted`."""
     next_ready = Field(own_line=True)
-    """Set to 1 by the maintenance thread once the next fields are valid; reset by the slice thread, which then owns
+    """Set to 1 by the keeper thread once the next fields are valid; reset by the slice thread, which then owns
     them."""
     next_fd = Field()
     next_index_fd = Field()
@@ -149,7 +149,7 @@ class JournalState(HandedBlock):
     next_chain = Field()
     """Start of the chain, if the prepared segment is of another day."""
     switches = Field(own_line=True)
-    """Segments begun so far. After each, the maintenance thread closes the previous one."""
+    """Segments begun so far. After each, the keeper thread closes the previous one."""
 
 
 journal_at = record_at(JournalState)
@@ -214,8 +214,8 @@ def commit(address: int) -> None:
 
 @inner
 def notify(address: int, read_into: int) -> None:
-    """Wake the maintenance thread. `read_into` is the offset of a byte that `poke` may write."""
-    poke(journal_at(address).maintenance_fd, address + read_into)
+    """Wake the keeper thread. `read_into` is the offset of a byte that `poke` may write."""
+    poke(journal_at(address).keeper_fd, address + read_into)
 
 
 @inner

@@ -1,4 +1,4 @@
-"""One slice's journal while it is written: create, sync and close its segments."""
+"""One slice's journal while a recorder or an outbox writes it: create, sync and close its segments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ WRITER_NEEDS = Needs(descriptors=6)
 
 
 class JournalWriter:
-    """The journal of one slice. Its compiled half runs in the slice thread, this half in the maintenance thread.
+    """The journal of one slice. Its compiled half runs in the slice thread, this half in the keeper thread.
 
     The day must have been recovered before. Attributes: `state`, shared with the slice thread.
     """
@@ -84,7 +84,7 @@ class JournalWriter:
         state.segment_bytes = settings.segment_bytes
         state.sync_each = settings.fsync == "block"
         state.is_outbox = is_outbox
-        state.maintenance_fd = pipe.writer
+        state.keeper_fd = pipe.writer
         self._packer = None if settings.compression == "none" else Packer(state, settings.compression)
         self._is_open = True
         self._switches = 0
@@ -190,7 +190,7 @@ class JournalWriter:
             raise JournalError(f"{self._files.path} was removed or replaced during recording")
 
     def close(self) -> None:
-        """Write the buffer, sync and close. Requires that the slice thread and the maintenance thread have ended.
+        """Write the buffer, sync and close. Requires that the slice thread and the keeper thread have ended.
 
         Data in a segment that was removed is lost. Raises OSError if the data is not durable.
         """

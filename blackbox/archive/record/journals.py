@@ -1,4 +1,4 @@
-"""The journals of a recorded feed, one for each slice, with a directory for each day."""
+"""The journals of a recorder or an outbox, one for each slice, with a directory for each day."""
 
 from __future__ import annotations
 

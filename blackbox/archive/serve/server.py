@@ -34,7 +34,7 @@ from blackbox.archive.serve.turns import Turns
 from blackbox.block.form.layout import VERSION
 from blackbox.documents import DecodeError
 from blackbox.errors import BlackBoxError, ConfigError, PositionError, RightsError
-from blackbox.feed.endpoint import check_archive
+from blackbox.feed.endpoint import check_service
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import Prefixes
 from blackbox.native.system.limits import Needs
@@ -122,7 +122,7 @@ class ArchiveServer:
         if not endpoints:
             raise ConfigError("no archive endpoint was given, expected at least one")
         for endpoint in endpoints:
-            check_archive(endpoint)
+            check_service(endpoint)
         self._later_at = -_WAITS_S
         """Time at which a reader was last asked to wait."""
         self._counts = {"answered": 0, "refused": 0, "dropped": 0}

@@ -1,1 +1,1 @@
-"""From a topic to its slice, key and symbol; compiled twins of these rules."""
+"""From a topic to its slice, key and symbol; and the same rules in compiled code."""

@@ -4,9 +4,9 @@ A rule is one integer, in feeds, blocks and compiled code:
 
 - 0 to 8, `key_bytes` of the feed: the key is the topic's first bytes, up to this number.
 - With `channels`: `separator << 8 | 8 + channels`. The key is the byte `1 + (crc32(root) >> 16) % channels`. The root
-  is the topic's text before the first separator, as in `routing`, which uses the low bits of the same hash.
+  is the topic's text before the first separator, as in `slices`, which uses the low bits of the same hash.
 
-A header has the low byte of its feed's rule.
+A block's header holds only the low byte of the rule.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def key_of(rule: int, topic: bytes) -> bytes:
 
 
 def may_have_key(rule: int, text: bytes, key: bytes, *, whole: bool = False) -> bool:
-    """Return True if a topic that starts with `text`, or is equal to it if `whole`, may have a key; b"": any key."""
+    """Return True if a topic that starts with `text`, or is equal to it if `whole`, may have `key`; b"": any key."""
     start = start_of_keys(rule, text, whole=whole)
     return start.startswith(key) or (not whole and key.startswith(start))
 

@@ -9,7 +9,7 @@ import numpy
 from blackbox.feed.routing.symbol import BEFORE_FIRST, WHOLE, SymbolRule
 from blackbox.native.tables.prefix_trie import Trie
 
-_PLAIN = 0
+_ROOT = 0
 """Number of the root: a walk that returns to it ends with the last number found."""
 
 
@@ -24,9 +24,9 @@ def build_symbol_trie(
     `prefix` is the longest of `prefixes` that the topic starts with; `symbol` is its symbol if that is one of
     `symbols`. Each is None if there is none. Numbers are 1 or more.
 
-    A walk leaves the texts of prefixes and symbols when the topic differs from all of them. The rest can still change
-    the topic's symbol: with "before_last", until the next separator. So the walk moves to a node that is its own child
-    until a separator comes, then to a node that ends it.
+    Where a topic differs from all texts, its longest prefix is known. But its symbol may still change: with
+    "before_last" a later separator moves the end of the symbol. So the walk enters a node that is its own child until
+    a separator comes, and then a node that ends the walk.
     """
     separator, wanted = rule.separator.encode(), frozenset(symbols)
     known = frozenset(prefixes)
@@ -52,7 +52,7 @@ def build_symbol_trie(
         key = number, after_separator
         if key not in places:
             places[key] = len(strings) + len(ends)
-            ends.append((number, {}, _PLAIN))
+            ends.append((number, {}, _ROOT))
             if after_separator != number:
                 place = places[key] - len(strings)
                 ends[place] = number, {classes[separator[0]]: end(after_separator, after_separator)}, -1
@@ -68,13 +68,13 @@ def build_symbol_trie(
         has_symbol = rule.symbol != WHOLE and separator in string and symbol in wanted
         own = children[node]
         if has_symbol and rule.symbol == BEFORE_FIRST:
-            rows.append((here, own, _PLAIN))
+            rows.append((here, own, _ROOT))
             continue
         if has_symbol and plain != here:
             exit_at = end(here, plain)
             own = {classes[separator[0]]: end(plain, plain), **own}
         else:
-            exit_at = _PLAIN if plain == here else end(plain, plain)
+            exit_at = _ROOT if plain == here else end(plain, plain)
         rows.append((here, own, exit_at))
 
     table = numpy.zeros((len(rows) + len(ends), width), numpy.int32)

@@ -1,7 +1,7 @@
 """Lag as a log-linear histogram, filled by compiled code and read with numpy.
 
-The layout is HdrHistogram's (32 linear buckets per power of two, error below 3.2 %). Libraries with a Python binding
-cannot record without the GIL.
+The layout is HdrHistogram's (32 linear buckets per power of two, error below 3.2 %). It is written here
+because libraries with a Python binding need the GIL to record.
 """
 
 from __future__ import annotations

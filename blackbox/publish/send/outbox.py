@@ -1,4 +1,7 @@
-"""A publisher's outbox: a journal to which each block is written before it is sent. Its interface, and the writing."""
+"""The sender's side of an outbox: its interface, and compiled calls that store each block before it is sent.
+
+The journal is in `blackbox.archive.record.outbox`.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class _End(NamedTuple):
     """How the sender is to end."""
 
     deadline: float
-    is_announced: bool
+    says_end: bool
 
 
 class SliceSender:
@@ -116,7 +116,7 @@ class SliceSender:
         self.sent = self.numbers.state
         self.topics = SliceTopics(feed, slice_id, self.numbers)
         self.sockets = PeerSockets(feed, slice_id, policy, self.subscriptions, self.sent, self.ring.wake_pipe)
-        self._end = _End(0.0, is_announced=True)
+        self._end = _End(0.0, says_end=True)
         self._epoch_deadline = 0.0
         self._thread = threading.Thread(target=self._run, name=f"blackbox-sender-{slice_id}", daemon=True)
 
@@ -193,7 +193,7 @@ class SliceSender:
             waits = self._policy.waits
             lines = [ControlLine(*each, sender, self.sent, waits=waits) for each in enumerate(self.sockets.xpubs)]
             self._serve(sender, encoder, lines)
-            if self._end.is_announced:
+            if self._end.says_end:
                 self._announce_end(lines, sender)
             linger_ms = max(0, int(1000 * (self._end.deadline - time.monotonic())))
         except BlackBoxError as error:

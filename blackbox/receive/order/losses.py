@@ -55,7 +55,7 @@ def _known_count(state: OrderState, key: KeyState) -> int:
 
 @inner
 def begins(state: OrderState, key: KeyState) -> bool:
-    """Return True if nothing of a key is missing: its start is unknown, or it is no longer wanted."""
+    """Return True if messages before a key's next block are no loss: its start is unknown, or filters exclude it."""
     is_first = state.is_strict == 0 and key.count == UNKNOWN and key.end == 0
     return state.is_full == 0 and (is_first or key.is_out != 0)
 

@@ -1,4 +1,4 @@
-"""State of a slice's message order, shared by compiled code and Python; used by the decisions in this room."""
+"""State of a slice's message order, shared by compiled code and Python; used by the decisions in this folder."""
 
 from __future__ import annotations
 

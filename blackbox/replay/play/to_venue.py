@@ -81,9 +81,9 @@ class VenuePlayer:
 
 
 def order_for_venue(recordings: Sequence[Recording]) -> Literal["event", "sent"] | None:
-    """Return the `order` of a replay in which the venue sent the messages.
+    """Return the `order` of a replay that plays messages in the order in which the venue sent them.
 
-    The messages of one slice without keys are in that order as recorded, even if their times are not.
+    Messages of one slice without keys were recorded in that order, even if their times are not ascending.
 
     Raises ConfigError for recordings of several days, which are several sessions of the venue.
     """

@@ -1,4 +1,4 @@
-"""Open the bridge for a URL's scheme, for `blackbox bridge`. Other packages register theirs as entry points."""
+"""Find the bridge for a URL's scheme, for `blackbox bridge`. Other packages register theirs as entry points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Common part of bridges to systems that store messages: a feed in order and without loss, through outages."""
+"""Common part of bridges to Redis and RabbitMQ: a feed in order, through outages. WebSocket bridges do not use it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CarrierStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of a bridge since its start."""
 
     added: int
-    """Messages stored by the other system."""
+    """Messages accepted by the other system."""
     known: int
     """Messages that it had already."""
     missing: int
@@ -58,7 +58,7 @@ class CarrierStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carrier(ABC):
-    """Carries the messages of a feed under some prefixes to a system that stores them.
+    """Carries the messages of a feed under some prefixes to another system.
 
     Life: NEW, `start` (or `with`), then until `close`, a signal or an error. Each slice has a thread, which carries its
     messages in order.

@@ -1,4 +1,4 @@
-"""Common part of bridges into a feed: a thread that receives from another system and reconnects."""
+"""Common part of bridges from Redis and RabbitMQ: a thread that receives messages and reconnects."""
 
 from __future__ import annotations
 

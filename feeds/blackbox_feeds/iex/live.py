@@ -35,7 +35,7 @@ from blackbox_feeds.live.settings import LineSettings
 FORM: Final = Form(HEADER_BYTES, sequence_at=24, count_at=14, payload_bytes_at=12, is_big_endian=False)
 _MOST_SEQUENCE: Final = 1 << 62
 _RESTART_NS: Final = 1_000_000_000
-"""A datagram with an earlier sequence begins the numbers again if it was sent this much later; copies are not."""
+"""Numbers begin again if a datagram with an earlier sequence was sent this much later; a copy has the same time."""
 _RANGES: Final = 16
 """Ranges of one request."""
 
@@ -107,8 +107,9 @@ def _read(
 class IexClient(DatagramSource):
     """The messages of IEX's TOPS or DEEP, until it is stopped.
 
-    `url`: `//GROUP:PORT?NAME=VALUE&...`, with the options of `IexSettings`. A GROUP that is no multicast address is one
-    of this machine, which receives unicast. `topic` as in `Iex`. Gaps as in `MoldUdp64Client`.
+    `url`: `//GROUP:PORT?NAME=VALUE&...`, with the options of `IexSettings`. If GROUP is not a
+    multicast address, it is an address of this machine, and unicast is received. `topic` as in `Iex`. Gaps as in
+    `MoldUdp64Client`.
 
     Raises:
         ConfigError: an invalid URL or topic.
@@ -159,7 +160,7 @@ class IexClient(DatagramSource):
     def _decode(self, datagrams: Datagrams) -> Iterator[Chunk]:
         yield from self._decoder.chunks(datagrams)
         if self._decoder.stop is not None:
-            raise SourceError(f"{self!r}: a checked datagram cannot be decoded: {self._decoder.stop}")
+            raise SourceError(f"{self!r}: a checked datagram was not decoded, which is a bug: {self._decoder.stop}")
 
     def _pack_requests(self, session: Session, parts: Sequence[tuple[int, int]]) -> list[bytes]:
         number, channel = session

@@ -133,7 +133,7 @@ class MoldUdp64Client(DatagramSource):
     def _decode(self, datagrams: Datagrams) -> Iterator[Chunk]:
         yield from self._decoder.chunks(datagrams.data, self._mold.spans(datagrams), is_framed=True)
         if self._decoder.stop is not None or self._mold.stopped is not None:
-            raise SourceError(f"{self!r}: a checked datagram cannot be decoded: {self._decoder.stop}")
+            raise SourceError(f"{self!r}: a checked datagram was not decoded, which is a bug: {self._decoder.stop}")
 
     def _pack_requests(self, session: Session, parts: Sequence[tuple[int, int]]) -> list[bytes]:
         text = session[0].to_bytes(8, "big", signed=True) + session[1].to_bytes(2, "big")

@@ -23,7 +23,7 @@ SYMBOL_BYTES: Final = 12
 NO_LINE_END, LF, CR_LF = range(3)
 """`line_end`: how the row ends."""
 TYPES: Final = {"trade": "T", "quote": "Q"}
-"""Names of a record in files and topics, with its type."""
+"""The word for each kind of record in names of files and topics, with its type character."""
 
 _HEAD = (
     ("type", "S1"),
@@ -74,8 +74,8 @@ LARGEST: Final = {"time_ms": 86_399_999, "suspicious": 1}
 def layout(kind: str) -> numpy.ndarray[Any, numpy.dtype[numpy.int64]]:
     """Return int64[columns, 4]: for each column of a row its kind, its field's offset and size, and its largest value.
 
-    The kinds are NUMBER, SIGNED and TEXT. The largest of a text is its length; that of SIGNED applies on both sides of
-    0.
+    The kinds are NUMBER, SIGNED and TEXT. The largest value of a TEXT is its longest length. For SIGNED it is a limit
+    in both directions.
     """
     dtype: Any = SCHEMA.records[kind]
     rows = []

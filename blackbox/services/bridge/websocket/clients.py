@@ -1,4 +1,4 @@
-"""A feed for browsers: JSON or bytes over WebSocket; each client subscribes to prefixes."""
+"""The bridge from a feed to browsers: JSON or bytes over WebSocket; each client subscribes to prefixes."""
 
 from __future__ import annotations
 

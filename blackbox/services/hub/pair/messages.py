@@ -15,7 +15,7 @@ import numpy
 from blackbox.block.position import Number
 from blackbox.documents import Decoder
 from blackbox.errors import ConfigError, JournalError
-from blackbox.feed.endpoint import check_archive
+from blackbox.feed.endpoint import check_service
 from blackbox.feed.feed import Feed
 from blackbox.feed.toml import check_types
 from blackbox.native.tables.xxh3 import xxh3
@@ -51,7 +51,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Check each setting; ConfigError names it and its value."""
         check_types(self)
         for name in ("link", "peer"):
-            check_archive(getattr(self, name), name)
+            check_service(getattr(self, name), name)
         if not LEAST_SILENCE_NS <= self.silence_ns <= MOST_SILENCE_NS:
             raise ConfigError(f"silence_ns was {self.silence_ns}, expected {LEAST_SILENCE_NS} to {MOST_SILENCE_NS}")
 

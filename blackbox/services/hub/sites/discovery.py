@@ -1,4 +1,4 @@
-"""Settings for finding the hubs of other sites: the table `[join]` of `hub.toml`."""
+"""The settings `[join]` of `hub.toml`, by which `sites` finds the hubs of other sites."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Final, Self
 import msgspec
 
 from blackbox.errors import ConfigError
-from blackbox.feed.endpoint import LOOPBACK, check_archive, check_endpoint
+from blackbox.feed.endpoint import LOOPBACK, check_endpoint, check_service
 from blackbox.feed.feed import Feed
 from blackbox.feed.security import path_in
 from blackbox.feed.toml import check_ranges, check_types
@@ -45,7 +45,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         check_types(self)
         check_ranges(self, _RANGES)
         for endpoint in self.ask:
-            check_archive(endpoint, "ask")
+            check_service(endpoint, "ask")
         if not self.directory:
             raise ConfigError("directory was empty, expected the path of a directory for feed files")
         if self.ports[0] > self.ports[1]:

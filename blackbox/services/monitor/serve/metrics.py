@@ -1,4 +1,4 @@
-"""Serve metrics, status and health of running publishers, subscribers, recorders ... by HTTP. Requires `monitor`."""
+"""`serve_metrics`: metrics, status and health of running objects by HTTP. The metrics are in `metric_table`."""
 
 from __future__ import annotations
 

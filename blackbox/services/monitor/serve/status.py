@@ -27,7 +27,7 @@ class SliceDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a process at one moment."""
+    """Status of one part of a process, such as a publisher, at one moment."""
 
     role: str
     """publisher, subscriber, recorder, archive, relay, hub, bridge, replay or source."""
@@ -44,7 +44,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     """True if it does its work now; else `reasons` say why not."""
     healthy: bool
-    """False if it has failed or makes no progress; `reasons` say why, first."""
+    """False if it has failed or makes no progress; the first of `reasons` say why."""
     reasons: tuple[str, ...] = ()
     """Sentences about what is wrong, or what it waits for."""
     statistics: dict[str, Any] = {}
