@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from blackbox.cli.live.keys import Keys
+from blackbox.cli.live.keyboard import Keys
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Action, Controls
 from blackbox.testing import wait_until
@@ -159,7 +159,7 @@ def test_without_a_terminal_it_does_nothing(controls: Controls) -> None:
 PROGRAM = """
 import sys
 import typer
-from blackbox.cli.live.keys import Keys
+from blackbox.cli.live.keyboard import Keys
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.replay.controls import Action, Controls
 

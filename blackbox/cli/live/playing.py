@@ -25,7 +25,7 @@ _SHOW_EVERY_S: Final = 0.2
 @contextmanager
 def playing(controls: Controls) -> Iterator[None]:
     """Control a replay by keys and show its progress, until the block is left; a signal stops it."""
-    from blackbox.cli.live.keys import Keys, describe
+    from blackbox.cli.live.keyboard import Keys, describe
 
     with _stopped_by_signals(controls), Keys(controls) as keys, _progress(controls):
         if keys.is_active:
