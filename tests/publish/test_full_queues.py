@@ -16,7 +16,7 @@ import zmq
 from blackbox import Feed, Publisher
 from blackbox.block.form.format import CONFIRM_KEY
 from blackbox.errors import NotConfirmedError, PublisherError
-from blackbox.publish.send import answers
+from blackbox.publish.send.confirm_subscribers import SURELY_S
 from blackbox.testing import wait_until
 from tests.publish.subscribers import collected
 
@@ -93,7 +93,7 @@ def test_it_blocks_neither_new_subscribers_nor_other_keys() -> None:
     with beside_a_full_queue(key_bytes=4) as (feed, publisher, sub, _):
         sub.subscribe(CONFIRM_KEY + bytes(8))  # it requests a confirmation without having room for it
         asked = publisher._slices[0].sender.subscriptions.confirmations.asked
-        late_s = answers.SURELY_S + 0.2
+        late_s = SURELY_S + 0.2
         wait_until(lambda: any(time.monotonic() - ask.since > late_s for ask in [*asked.values()]), what="a late ask")
         for _ in range(3):
             subscriber, got = collected(feed, b"BBBB")

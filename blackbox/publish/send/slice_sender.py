@@ -29,8 +29,8 @@ from blackbox.publish.listeners.peer_sockets import SEND_WAIT_MS, PeerSockets
 from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscription_reader import SubscriptionReader, read_subscriptions
 from blackbox.publish.listeners.wanted import WantedKeys, cover
-from blackbox.publish.send.answers import SURELY_S, Answers, ControlLine, Full, warm_up_control
 from blackbox.publish.send.batcher import Encoder, make_selection
+from blackbox.publish.send.confirm_subscribers import SURELY_S, Answers, ControlLine, Full, warm_up_control
 from blackbox.publish.send.control_blocks import cast_heartbeat
 from blackbox.publish.send.drain import GATHER_ROWS
 from blackbox.publish.send.number_line import NumberLine, SliceTopics

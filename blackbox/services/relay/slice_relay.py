@@ -28,7 +28,7 @@ from blackbox.publish.listeners.peer_guard import GUARD_NEEDS
 from blackbox.publish.listeners.peer_sockets import PeerSockets, open_xpub
 from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscription_reader import SubscriptionReader, read_subscriptions
-from blackbox.publish.send.answers import Answers, ControlLine, warm_up_control
+from blackbox.publish.send.confirm_subscribers import Answers, ControlLine, warm_up_control
 from blackbox.publish.send.control_blocks import cast_heartbeat
 from blackbox.services.relay.cover import Cover
 from blackbox.services.relay.forward_loop import CLOSED, FAILED, ITEMS_OF_LINE, SUBSCRIPTIONS, forward_until

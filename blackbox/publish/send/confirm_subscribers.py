@@ -1,4 +1,4 @@
-"""Send control blocks from Python: confirmations, a few at a time, and other blocks under a reserved key."""
+"""Confirm subscriptions, a few at a time, and send refusals and heartbeats: control blocks from Python."""
 
 from __future__ import annotations
 
