@@ -25,7 +25,6 @@ from blackbox.archive.files.format import (
 from blackbox.archive.files.journal_record import is_whole
 from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.read.reader import Span, blocks_of, read_spans
-from blackbox.archive.record.check import refusal
 from blackbox.archive.record.crash_recovery import cut_segment
 from blackbox.archive.recording import Recording, open_kept
 from blackbox.archive.serve.newest_of_slice import Newest
@@ -37,6 +36,7 @@ from blackbox.services.hub.protocol import Places, unpack_places
 from blackbox.services.hub.server.client_table import Table
 from blackbox.services.hub.server.deadlines import Deadlines
 from blackbox.services.hub.server.notes import END, JUDGED, RENEWED, SNAPSHOT, Client, Judged, Notes, Snapshot
+from blackbox.services.hub.server.start_check import refusal
 from blackbox.services.hub.server.topics import Topics
 
 log = logging.getLogger("blackbox")

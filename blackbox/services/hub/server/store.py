@@ -16,7 +16,6 @@ import numpy
 from blackbox.archive.files.day import Lock, make_directory, recorded_days
 from blackbox.archive.files.synced import RECENT_DAYS, forget_synced, note_all
 from blackbox.archive.maintain.retention import Retention
-from blackbox.archive.record.check import check_days
 from blackbox.archive.record.crash_recovery import recover_day
 from blackbox.archive.record.outbox import Outbox, has_lost_power
 from blackbox.block.form.rows import PayloadColumns, as_rows
@@ -27,6 +26,7 @@ from blackbox.publish.send.slice_writer import Resolved
 from blackbox.services.hub.server.history import History
 from blackbox.services.hub.server.judge import Fresh, Judge
 from blackbox.services.hub.server.revisions import Revision, newest_places
+from blackbox.services.hub.server.start_check import check_days
 
 PATIENCE_S: Final = 60.0
 

@@ -1,4 +1,4 @@
-"""Check the checksums of the newest days, and cut records torn by a power loss."""
+"""Check a hub's newest days before it starts: their checksums, and cut records torn by a power loss."""
 
 from __future__ import annotations
 
