@@ -65,7 +65,7 @@ CASES: Final = {
     "dump": Case("DAY", "blackbox.archive.recording"),
     "export": Case("DAY --out DIR/day.itch", "blackbox.archive.export.source_file"),
     "compact": Case("DAY --out DIR/packed", "blackbox.archive.maintain.compact"),
-    "hub": Case("DIR/hub.toml", "blackbox.services.hub.load", "takes puts at"),
+    "hub": Case("DIR/hub.toml", "blackbox.services.hub.hub_file", "takes puts at"),
     "put": Case("A x --timeout 600 --feed FEED", "blackbox.services.hub.client.client"),
     "client": Case(
         f"ipc://DIR/client --feed FEED {DURABLE}", "blackbox.services.hub.client.driven_client", "answers at"

@@ -16,7 +16,7 @@ from blackbox.block.form.layout import VERSION
 from blackbox.errors import BlockError, HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.publish.send.ring import MAX_NOTE_BYTES
-from blackbox.services.hub.load import load_hub
+from blackbox.services.hub.hub_file import load_hub
 from blackbox.services.hub.pair.entries import checked, part_of
 from blackbox.services.hub.pair.messages import LEADS, Follow, Lead, Pair, Standing
 from blackbox.services.hub.pair.paired_hub import PairedHub

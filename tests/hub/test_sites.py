@@ -13,7 +13,7 @@ from blackbox import ConfigError, Feed, Hub, HubClient, Relay
 from blackbox.block.position import Place
 from blackbox.errors import EndpointError, RelayError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.services.hub.load import load_hub
+from blackbox.services.hub.hub_file import load_hub
 from blackbox.testing import wait_until
 from tests.cli.commands import write_feed
 from tests.hub.hubs import hub_feed

@@ -43,7 +43,7 @@ def hub(
     blackbox hub /etc/blackbox/orders-hub.toml --json
     """
     with exit_statuses():
-        from blackbox.services.hub.load import load_hub
+        from blackbox.services.hub.hub_file import load_hub
 
         running = load_hub(file, alone=alone)
         with monitored(metrics, running), running:
