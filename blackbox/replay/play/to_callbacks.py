@@ -16,7 +16,7 @@ from blackbox.receive.callbacks.timers import Timers
 from blackbox.receive.supervise.sharers import Registered
 from blackbox.replay.play.loss_reports import LossReports
 from blackbox.replay.play.played_slices import MatchedCallbacks, PlayedSlices
-from blackbox.replay.play.worker_threads import ReplayWorkers
+from blackbox.replay.play.replay_workers import ReplayWorkers
 from blackbox.replay.playlist import Playlist
 from blackbox.replay.tables.block_table import BEGINNING, BlockTable
 from blackbox.replay.tables.recorded_gaps import RecordedGaps

@@ -11,7 +11,7 @@ from blackbox.native.system.limits import start_thread
 from blackbox.native.system.waits import is_done_in, join, result_of
 from blackbox.receive.state import SliceState, Stopping
 from blackbox.replay.play.played_slices import MatchedCallbacks, PlayedSlices
-from blackbox.replay.play.player import ReplayWorker
+from blackbox.replay.play.replay_worker import ReplayWorker
 from blackbox.replay.slice_numbering import ReplayedFeeds
 from blackbox.replay.tables.block_table import BlockTable
 from blackbox.replay.tables.measure_blocks import BlockTableAt
