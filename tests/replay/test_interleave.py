@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from blackbox.replay.tables.block_table import END
-from blackbox.replay.tables.hold_until_due import HeldMessages
+from blackbox.replay.tables.held_messages import HeldMessages
 from blackbox.replay.tables.interleave import Heap, Listed, interleave, next_long_run
 
 Messages = list[tuple[int, int, int]]

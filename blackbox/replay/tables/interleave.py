@@ -25,7 +25,7 @@ from blackbox.block.form.encode import (
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned
 from blackbox.replay.slice_numbering import SEVERAL_SLICES
-from blackbox.replay.tables.hold_until_due import HELD_BYTES, held_at
+from blackbox.replay.tables.held_messages import HELD_BYTES, held_at
 from blackbox.replay.tables.measure_blocks import BLOCK_ROW_BYTES, block_row_at
 
 BLOCK_BYTES: Final = 4 << 20

@@ -27,7 +27,7 @@ from blackbox.errors import ConfigError, JournalError
 from blackbox.native.tables.name_table import Numbering
 from blackbox.replay.slice_numbering import ReplayedFeeds
 from blackbox.replay.tables.block_table import END, BlockTable, Selection
-from blackbox.replay.tables.hold_until_due import FEED_MARK_BYTES, NO_ROOM, Arena, HeldMessages, hold
+from blackbox.replay.tables.held_messages import FEED_MARK_BYTES, NO_ROOM, Arena, HeldMessages, hold
 from blackbox.replay.tables.interleave import (
     BLOCK_BYTES,
     Gathered,

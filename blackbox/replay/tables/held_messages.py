@@ -1,4 +1,4 @@
-"""Hold blocks until the times of their messages, in compiled code."""
+"""Hold messages of blocks until a merge by market time reaches their times, in compiled code."""
 
 from __future__ import annotations
 
