@@ -100,7 +100,7 @@ def day_of(path: Path, blocks: int, rows: int = 10, apart_ns: int = 1_000) -> Da
 def test_blocks_are_merged_up_to_the_size_and_segments_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.archive.maintain.slice_writer.SEGMENT_BYTES", 16 << 10)
+    monkeypatch.setattr("blackbox.archive.maintain.slice_rewriter.SEGMENT_BYTES", 16 << 10)
     recording = Recording.open(day_of(tmp_path / "day", 400).path)
     compact(recording, tmp_path / "out", block_bytes=4 << 10)
     again = Recording.open(tmp_path / "out")

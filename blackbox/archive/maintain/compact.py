@@ -16,7 +16,7 @@ from blackbox.archive.files.codec import BLOCK_BYTES, Compression, check_packing
 from blackbox.archive.files.day import Manifest, as_journal_error, recorded_files, sync_directory
 from blackbox.archive.files.marks import Mark
 from blackbox.archive.files.segment import SegmentFile
-from blackbox.archive.maintain.slice_writer import SliceWriter, copied_marks
+from blackbox.archive.maintain.slice_rewriter import SliceRewriter, copied_marks
 from blackbox.archive.read.digest import Digest
 from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import Recorded, RecordRun, blocks_of, read_runs
@@ -106,7 +106,7 @@ def _write_and_compare(
     blocks_before = blocks_after = 0
     manifest = Manifest.read(recording.path)
     for slice_id, _ in recording.segments.of():
-        writer = SliceWriter(fresh, slice_id, recording.feed.key_rule, compression, manifest.created_ns)
+        writer = SliceRewriter(fresh, slice_id, recording.feed.key_rule, compression, manifest.created_ns)
         try:
             groups = _groups(read(recording, slice_id, before), block_bytes)
             blocks_before += _write_slice(writer, groups, _kept_marks(recording, slice_id), seen)
@@ -135,7 +135,10 @@ def _write_and_compare(
 
 
 def _write_slice(
-    writer: SliceWriter, groups: Iterator[list[Recorded]], marks: deque[tuple[SegmentFile, Mark]], seen: list[RecordRun]
+    writer: SliceRewriter,
+    groups: Iterator[list[Recorded]],
+    marks: deque[tuple[SegmentFile, Mark]],
+    seen: list[RecordRun],
 ) -> int:
     """Write the merged blocks and the marks of a slice. Return the number of blocks before merging."""
     blocks = 0

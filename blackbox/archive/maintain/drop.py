@@ -18,7 +18,7 @@ from blackbox.archive.files.day import Manifest, make_directory, sync_directory
 from blackbox.archive.files.dropped import Sequences
 from blackbox.archive.files.format import OFFSET_BLOCK_HEADER
 from blackbox.archive.files.segment import Segment
-from blackbox.archive.maintain.slice_writer import SliceWriter, copied_marks
+from blackbox.archive.maintain.slice_rewriter import SliceRewriter, copied_marks
 from blackbox.archive.read.reader import Recorded, read_blocks
 from blackbox.archive.recording import Recording
 from blackbox.block.form.block import Block, HeaderFields
@@ -81,7 +81,7 @@ class Dropper:
         make_directory(fresh.parent)
         fresh.mkdir()
         for slice_id, _ in recording.segments.of():
-            writer = SliceWriter(fresh, slice_id, recording.feed.key_rule, compression, manifest.created_ns)
+            writer = SliceRewriter(fresh, slice_id, recording.feed.key_rule, compression, manifest.created_ns)
             try:
                 found[slice_id] = _Copying(writer, drop[slice_id], ends[slice_id]).copy(recording, slice_id)
             finally:
@@ -105,7 +105,7 @@ class Dropper:
 class _Copying:
     """Copies a slice of a day without the first messages of some topics."""
 
-    def __init__(self, writer: SliceWriter, drop: dict[bytes, int], ends: _Ends) -> None:
+    def __init__(self, writer: SliceRewriter, drop: dict[bytes, int], ends: _Ends) -> None:
         """`drop`: how many messages of each topic are still to be dropped."""
         self._writer, self._drop = writer, drop
         self._stays = {position for position, _, _ in ends.values()}

@@ -48,7 +48,7 @@ from blackbox.native.tables.xxh3 import checksum_32
 _ABOUT_SEGMENTS: Final = (MarkKind.SEGMENT_BEGIN, MarkKind.SEGMENT_END)
 
 
-class SliceWriter:
+class SliceRewriter:
     """The new segments of one slice."""
 
     def __init__(self, day: Path, slice_id: int, key_rule: int, compression: Compression, created_ns: int) -> None:
