@@ -13,7 +13,7 @@ import msgspec
 
 import blackbox
 from blackbox import Feed
-from blackbox.transport.shared_memory import source as shared_memory_source
+from blackbox.transport.shared_memory import attached
 
 PATIENCE_S: Final = 60.0
 MAX_LAG_NS: Final = 60_000_000_000
@@ -33,7 +33,7 @@ def be_patient() -> None:
             for function in vars(public).values():
                 if inspect.isfunction(function) and function.__name__ not in _LEFT_ALONE:
                     _raise_timeout(inspect.unwrap(function))
-    shared_memory_source._ANSWER_S = PATIENCE_S
+    attached._ANSWER_S = PATIENCE_S
     _allow_lag()
 
 

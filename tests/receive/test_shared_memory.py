@@ -11,8 +11,8 @@ from blackbox import Batch, Feed, Publisher, Subscriber
 from blackbox.errors import EndpointError
 from blackbox.feed.slice import Slice
 from blackbox.testing import Collector, wait_until
+from blackbox.transport.shared_memory.attached import attach
 from blackbox.transport.shared_memory.layout import LARGE_PLACES, MAGIC, READERS
-from blackbox.transport.shared_memory.source import attach
 from blackbox.transport.wakeup import Pipe
 from tests.process_state import linux_only
 from tests.receive.shared import (
@@ -82,7 +82,7 @@ def test_sockets_replace_shared_memory_that_cannot_be_used(why: str, monkeypatch
         readers = [attach(feed.slices[0].shared_memory, bell) for _ in range(slots)]
         assert sum(reader.state.kept_most for reader in readers) <= 384
         if why == "another version":
-            monkeypatch.setattr("blackbox.transport.shared_memory.source.MAGIC", MAGIC + 1)
+            monkeypatch.setattr("blackbox.transport.shared_memory.attached.MAGIC", MAGIC + 1)
         subscriber.start()
         for reader in readers:
             reader.close()

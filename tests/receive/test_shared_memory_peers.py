@@ -13,9 +13,9 @@ import pytest
 
 from blackbox import Batch, Publisher, Subscriber
 from blackbox.testing import wait_until
-from blackbox.transport.shared_memory import source as shared_memory_source
+from blackbox.transport.shared_memory import attached
+from blackbox.transport.shared_memory.attached import SharedReader, attach
 from blackbox.transport.shared_memory.layout import HELLO, MAGIC, address_of
-from blackbox.transport.shared_memory.source import SharedReader, attach
 from blackbox.transport.wakeup import Pipe, readable
 from tests.examples import first_of
 from tests.process_state import held, linux_only, wait_given_back
@@ -278,7 +278,7 @@ def test_a_listener_of_another_user_is_rejected(monkeypatch: pytest.MonkeyPatch)
     feed = shared_feed()
     with Publisher(feed):
         name = address_of(feed.slices[0].shared_memory)
-        monkeypatch.setattr(shared_memory_source, "address_of", lambda _: name)
+        monkeypatch.setattr(attached, "address_of", lambda _: name)
         monkeypatch.setattr(os, "geteuid", lambda: 65_534)
         with pytest.raises(OSError, match="is of another user"):
             attach(feed.slices[0].shared_memory, Pipe())

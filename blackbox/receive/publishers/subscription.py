@@ -40,8 +40,8 @@ from blackbox.receive.slices.receive_loop import count_doubted, hand_control
 from blackbox.receive.slices.slice_status import SliceStatus
 from blackbox.transport.libzmq import descriptor_of, message_bytes
 from blackbox.transport.security.curve import ClientKeys
+from blackbox.transport.shared_memory.attached import SharedSource
 from blackbox.transport.shared_memory.reader import ReaderAt
-from blackbox.transport.shared_memory.source import SharedSource
 from blackbox.transport.udp.receiver import LinesAt
 from blackbox.transport.wakeup import Pipe
 

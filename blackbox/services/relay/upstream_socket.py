@@ -20,7 +20,7 @@ from blackbox.services.relay.requests_up import Upstream
 from blackbox.transport.context import allow_ipv6
 from blackbox.transport.inproc import bound_number, is_bound_anew, is_inproc
 from blackbox.transport.security.curve import ClientKeys, refusal_of, use_keys
-from blackbox.transport.shared_memory.source import SharedSource
+from blackbox.transport.shared_memory.attached import SharedSource
 from blackbox.transport.tcp_info import FAILURE_EVENTS, Connection, Failure, connection_to, event_of, failure_of
 from blackbox.transport.wakeup import Pipe
 
