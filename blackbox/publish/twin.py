@@ -9,7 +9,7 @@ import msgspec
 
 from blackbox.errors import ConfigError, PublisherError
 from blackbox.feed.feed import Feed
-from blackbox.feed.one_line import LINES, Line, with_line
+from blackbox.feed.with_line import LINES, Line, with_line
 from blackbox.timestamps import SECOND_NS
 
 _AHEAD_NS: Final = 24 * 3_600 * SECOND_NS

@@ -10,8 +10,8 @@ import numpy
 
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
-from blackbox.feed.one_line import LINES, with_line
 from blackbox.feed.schema.schema import load_schema
+from blackbox.feed.with_line import LINES, with_line
 from blackbox.publish.send.batcher import Stored
 from blackbox.services.hub.pair.entries import Entries, checked, part_of
 from blackbox.services.hub.pair.messages import Entry, Part
