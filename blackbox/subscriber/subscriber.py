@@ -19,9 +19,9 @@ from blackbox.receive.slices.catching_up import Since
 from blackbox.receive.slices.options import Options
 from blackbox.receive.slow_subscriber import SlowPolicy
 from blackbox.receive.statistics import Statistics
+from blackbox.receive.supervise.confirmation_wait import wait_live
 from blackbox.receive.supervise.run import run
 from blackbox.receive.supervise.supervisor import SubscriberLife
-from blackbox.receive.supervise.waiting import wait_live
 from blackbox.subscriber.consumer import consumer_of
 from blackbox.subscriber.registration import Registration
 from blackbox.subscriber.start_position import Beginning, Positions, Time, beginning_of

@@ -18,7 +18,7 @@ from blackbox import BlackBoxError, Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.errors import EndpointError, LimitError, SubscriberError
 from blackbox.publish.send.slice_writer import SliceWriter
 from blackbox.receive.slices.slice_status import SliceStatus
-from blackbox.receive.supervise import waiting
+from blackbox.receive.supervise import confirmation_wait
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, wait_until
 from tests.callbacks import count_rows
@@ -185,7 +185,7 @@ def test_a_subscriber_without_a_console_or_a_publisher() -> None:
 
 
 def test_a_slice_not_ready_in_time_is_not_reported_as_a_missing_publisher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "COMPILE_S", 0.0)
+    monkeypatch.setattr(confirmation_wait, "COMPILE_S", 0.0)
     monkeypatch.setattr(SliceStatus, "is_ready", False)
     subscriber = Subscriber(Feed.local("slow-start"))
     subscriber.on(b"")(nothing)

@@ -14,9 +14,9 @@ from blackbox.feed.symbol_choice import ALL_TOPICS, TopicChoice, starts_by_slice
 from blackbox.receive.slices.catching_up import Since
 from blackbox.receive.stream import Stream
 from blackbox.receive.supervise.checkpoints import begin_checkpoint, checkpoint
+from blackbox.receive.supervise.confirmation_wait import ConfirmationWait
 from blackbox.receive.supervise.sharers import Registered
 from blackbox.receive.supervise.supervisor import TICK_S, SubscriberLife, Supervisor
-from blackbox.receive.supervise.waiting import ConfirmationWait
 
 log = logging.getLogger("blackbox")
 
