@@ -23,8 +23,8 @@ from blackbox.receive.stream import Stream
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.services.bridge.binary_form import as_bytes, frame_of
 from blackbox.services.bridge.bridge import Say
+from blackbox.services.bridge.websocket.client_queue import ClientQueue
 from blackbox.services.bridge.websocket.door import ConnectionClosed, Door, ServerConnection, address_of, names_of
-from blackbox.services.bridge.websocket.waiting import Waiting
 from blackbox.subscriber.subscriber import Subscriber
 
 _MOST_PREFIXES: Final = 1_000
@@ -98,7 +98,7 @@ class _Browser:
         """Its request for each prefix."""
         self.confirmed: set[str] = set()
         """Prefixes confirmed to it. Messages of others wait, as the answer is sent first."""
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, ClientQueue] = {}
         self._limit, self._notes = limit, list[bytes]()
         self._has_more = asyncio.Event()
 
@@ -110,9 +110,9 @@ class _Browser:
         self._of(prefix).lose(count)
         self._has_more.set()
 
-    def _of(self, prefix: str) -> Waiting:
+    def _of(self, prefix: str) -> ClientQueue:
         if prefix not in self._waiting:
-            self._waiting[prefix] = Waiting(self._limit, _MOST_BYTES // max(1, len(self.prefixes)))
+            self._waiting[prefix] = ClientQueue(self._limit, _MOST_BYTES // max(1, len(self.prefixes)))
         return self._waiting[prefix]
 
     def leave(self, prefix: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.services.bridge.websocket.waiting import Waiting
+from blackbox.services.bridge.websocket.client_queue import ClientQueue
 
 
 @given(st.lists(st.tuples(st.sampled_from((b"A", b"B", b"C")), st.booleans())), st.integers(1, 6), st.integers(1, 20))
@@ -13,7 +13,7 @@ def test_all_while_there_is_room_then_the_newest_of_each_topic(
     came: list[tuple[bytes, bool]], limit: int, most_bytes: int
 ) -> None:
     """Each message is its number, which reveals omissions; the client takes the queue at random times."""
-    waiting, since, taken = Waiting(limit, most_bytes), list[tuple[bytes, bytes]](), list[bytes]()
+    waiting, since, taken = ClientQueue(limit, most_bytes), list[tuple[bytes, bytes]](), list[bytes]()
     passed_over = 0
     for number, (topic, takes) in enumerate([*came, (b"A", True)]):
         text = b"%d" % number
@@ -38,7 +38,7 @@ def test_all_while_there_is_room_then_the_newest_of_each_topic(
 
 
 def test_with_room_for_all_topics_the_newest_of_each_arrives() -> None:
-    waiting = Waiting(3, 100)
+    waiting = ClientQueue(3, 100)
     for number in range(10):
         waiting.add(b"ABC"[number % 3 : number % 3 + 1], b"%d" % number)
     waiting.lose(5)

@@ -14,7 +14,7 @@ class Taken(NamedTuple):
     """Messages dropped because newer ones of their topics arrived."""
 
 
-class Waiting:
+class ClientQueue:
     """Used by one event loop. At most `limit` messages wait, in `most_bytes` of text, or the single latest one."""
 
     def __init__(self, limit: int, most_bytes: int) -> None:
