@@ -19,8 +19,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from blackbox import ConfigError, Feed, Hub
 from blackbox.errors import BridgeError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.services.bridge.websocket import door
 from blackbox.services.bridge.websocket import inlet as websocket_inlet
+from blackbox.services.bridge.websocket import server
 from blackbox.services.bridge.websocket.inlet import WebSocketInlet
 from tests.bridge.serving import serve_while, told, until
 from tests.bridge.test_websocket import narrow_socket
@@ -157,7 +157,7 @@ def test_a_disconnected_client_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
 
     With many puts in flight its close frame is not read, so pings detect the disconnect.
     """
-    monkeypatch.setattr(door, "_PING_S", 0.5)
+    monkeypatch.setattr(server, "_PING_S", 0.5)
     feed = hub_feed("orders", slices=1)
 
     async def work(bridge: WebSocketInlet, url: str) -> None:
@@ -180,8 +180,8 @@ def test_a_client_that_reads_no_answers_is_not_read_and_delays_no_other(tmp_path
 
     async def work(bridge: WebSocketInlet, url: str) -> None:
         async with connect(url, sock=narrow_socket(bridge.port), max_queue=1) as slow:
-            await until(lambda: bridge._door.clients)
-            (there,) = bridge._door.clients
+            await until(lambda: bridge._server.clients)
+            (there,) = bridge._server.clients
             there.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
 
             async def flood() -> None:

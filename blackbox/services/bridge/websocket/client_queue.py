@@ -1,4 +1,4 @@
-"""The queue of one client: all messages while it keeps up, else the newest of each topic."""
+"""The queue of one WebSocket client: all messages while it keeps up, else the newest of each topic."""
 
 from __future__ import annotations
 

@@ -24,7 +24,13 @@ from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.services.bridge.binary_form import as_bytes, frame_of
 from blackbox.services.bridge.bridge import Say
 from blackbox.services.bridge.websocket.client_queue import ClientQueue
-from blackbox.services.bridge.websocket.door import ConnectionClosed, Door, ServerConnection, address_of, names_of
+from blackbox.services.bridge.websocket.server import (
+    ConnectionClosed,
+    LimitedServer,
+    ServerConnection,
+    address_of,
+    names_of,
+)
 from blackbox.subscriber.subscriber import Subscriber
 
 _MOST_PREFIXES: Final = 1_000
@@ -195,7 +201,7 @@ class WebSocketBridge:
         if not 1 <= limit <= 1 << 20:
             raise ConfigError(f"limit was {limit}, expected 1 to {1 << 20}")
         self.feed, self._limit = feed, limit
-        self._door = Door(host, port, origins, most_clients)
+        self._server = LimitedServer(host, port, origins, most_clients)
         self._schema = load_schema(feed.schema)
         self._wanted: dict[_Topics, dict[_Browser, None]] = {}
         """Clients that want each set of topics."""
@@ -224,12 +230,12 @@ class WebSocketBridge:
     @property
     def port(self) -> int:
         """The port it listens on."""
-        return self._door.port
+        return self._server.port
 
     async def carry(self, say: Say) -> None:
         """Serve until the task is cancelled: see `Bridge`."""
         try:
-            await self.serve(lambda: say(f"feed {self.feed.name!r} is served at ws://{self._door.host}:{self.port}"))
+            await self.serve(lambda: say(f"feed {self.feed.name!r} is served at ws://{self._server.host}:{self.port}"))
         finally:
             done = self.statistics()
             say(f"{done.sent} messages sent, {done.passed_over} dropped, {done.refused} clients refused")
@@ -237,11 +243,11 @@ class WebSocketBridge:
     def statistics(self) -> BridgeStatistics:
         """Return a snapshot of the counters."""
         return BridgeStatistics(
-            clients=len(self._door.clients),
+            clients=len(self._server.clients),
             prefixes=len(self._wanted),
             sent=self._sent,
             passed_over=self._passed_over,
-            refused=self._door.refused,
+            refused=self._server.refused,
         )
 
     async def serve(self, bound: Callable[[], None] = lambda: None) -> None:
@@ -254,7 +260,7 @@ class WebSocketBridge:
         # One worker: several would each report a gap.
         with Subscriber(self.feed, workers=1, slow=SlowPolicy("warn"), on_gap="tell") as self._subscriber:
             self._subscriber.on_gap(b"")(lambda gap: self._loop.call_soon_threadsafe(self._tell_gap, gap))
-            async with self._door.open(self._serve_one, _MOST_REQUEST_BYTES, _MOST_REQUESTS):
+            async with self._server.open(self._serve_one, _MOST_REQUEST_BYTES, _MOST_REQUESTS):
                 bound()
                 try:
                     await self._failed

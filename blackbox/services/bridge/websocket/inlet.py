@@ -16,7 +16,13 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.routing.prefixes import Prefixes
 from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.services.bridge.bridge import Say
-from blackbox.services.bridge.websocket.door import ConnectionClosed, Door, ServerConnection, address_of, names_of
+from blackbox.services.bridge.websocket.server import (
+    ConnectionClosed,
+    LimitedServer,
+    ServerConnection,
+    address_of,
+    names_of,
+)
 from blackbox.services.hub.client.client import HubClient
 from blackbox.services.hub.client.json_form import MOST_ASKED_BYTES, Put, error_as_json, number_of, place_as_json
 from blackbox.services.hub.client.put_checks import as_topics
@@ -75,7 +81,7 @@ class WebSocketInlet:
         """
         self.feed, self._topics = feed, TopicChoice.of(feed, prefix, symbols)
         self._client = HubClient(feed)
-        self._door = Door(host, port, [*origins, None], most_clients)
+        self._server = LimitedServer(host, port, [*origins, None], most_clients)
         self._put = self._failed = 0
 
     @classmethod
@@ -96,12 +102,16 @@ class WebSocketInlet:
     @property
     def port(self) -> int:
         """The port it listens on."""
-        return self._door.port
+        return self._server.port
 
     async def carry(self, say: Say) -> None:
         """Serve until the task is cancelled: see `Bridge`."""
+
+        def say_where() -> None:
+            say(f"ws://{self._server.host}:{self.port} is carried into feed {self.feed.name!r}")
+
         try:
-            await self.serve(lambda: say(f"ws://{self._door.host}:{self.port} is carried into feed {self.feed.name!r}"))
+            await self.serve(say_where)
         finally:
             done = self.statistics()
             say(f"{done.put} messages put, {done.failed} requests failed, {done.refused} clients refused")
@@ -109,7 +119,7 @@ class WebSocketInlet:
     def statistics(self) -> InletStatistics:
         """Return a snapshot of the counters."""
         return InletStatistics(
-            clients=len(self._door.clients), put=self._put, failed=self._failed, refused=self._door.refused
+            clients=len(self._server.clients), put=self._put, failed=self._failed, refused=self._server.refused
         )
 
     async def serve(self, bound: Callable[[], None] = lambda: None) -> None:
@@ -121,7 +131,7 @@ class WebSocketInlet:
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._client.start()
         try:
-            async with self._door.open(self._serve_one, MOST_ASKED_BYTES, _MOST_REQUESTS):
+            async with self._server.open(self._serve_one, MOST_ASKED_BYTES, _MOST_REQUESTS):
                 bound()
                 await self._over
         finally:

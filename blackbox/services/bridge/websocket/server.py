@@ -1,4 +1,4 @@
-"""Accept WebSocket clients, with limits on their origin and number."""
+"""The WebSocket server of a bridge, with limits on the origin and number of its clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise ImportError(f"this needs websockets: pip install 'blackbox-md[bridge]' ({error})") from error
 
-__all__ = ["ConnectionClosed", "Door", "ServerConnection", "address_of", "names_of"]
+__all__ = ["ConnectionClosed", "LimitedServer", "ServerConnection", "address_of", "names_of"]
 
 _PING_S: Final = 20.0
 """Interval of pings to clients, and time for the answer."""
@@ -27,7 +27,7 @@ _CLOSE_S: Final = 1.0
 """Time for clients to receive the close frame."""
 
 
-class Door:
+class LimitedServer:
     """A WebSocket server in one event loop. `refused` counts clients above the limit."""
 
     def __init__(self, host: str, port: int, origins: Sequence[str | None] | None, most_clients: int) -> None:
