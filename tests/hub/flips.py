@@ -19,8 +19,8 @@ from blackbox import Feed, Hub, HubClient
 from blackbox.archive.files.day import Manifest, recorded_days
 from blackbox.errors import BlackBoxError, HubError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.services.hub.pair.messages import Pair
 from blackbox.services.hub.pair.paired_hub import PairedHub
+from blackbox.services.hub.pair.protocol import Pair
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed, leave, published
 from tests.hub.pairs import ROLES, pair_feed

@@ -30,7 +30,7 @@ END, LIFE, TERM = range(3)
 LIVES: Final = ("starting", "passive", "armed", "active")
 SERVE: Final = """
 def work(role, directory, link, peer, silence_ns, when_cut="wait", alone=""):
-    from blackbox.services.hub.pair.messages import Pair
+    from blackbox.services.hub.pair.protocol import Pair
     from blackbox.services.hub.pair.paired_hub import PairedHub
     lives = ("starting", "passive", "armed", "active")
     pair = Pair(role=role, link=link, peer=peer, silence_ns=int(silence_ns), when_cut=when_cut)

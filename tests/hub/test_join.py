@@ -15,8 +15,8 @@ from blackbox.block.form.layout import VERSION
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.security import Security
 from blackbox.services.hub.hub_file import load_hub
-from blackbox.services.hub.pair.messages import Pair
 from blackbox.services.hub.pair.paired_hub import PairedHub
+from blackbox.services.hub.pair.protocol import Pair
 from blackbox.services.hub.protocol import ENCODER, FOUND, Ended, FindSites, FoundSites, Site
 from blackbox.services.hub.sites.discovery import Join
 from blackbox.services.hub.sites.site_files import SiteFiles

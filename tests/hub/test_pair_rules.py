@@ -18,8 +18,8 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.publish.send.ring import MAX_NOTE_BYTES
 from blackbox.services.hub.hub_file import load_hub
 from blackbox.services.hub.pair.entries import checked, part_of
-from blackbox.services.hub.pair.messages import LEADS, Follow, Lead, Pair, Standing
 from blackbox.services.hub.pair.paired_hub import PairedHub
+from blackbox.services.hub.pair.protocol import LEADS, Follow, Lead, Pair, Standing
 from blackbox.services.hub.protocol import ENCODER
 from blackbox.services.hub.server import client_table as table_module
 from blackbox.services.hub.server import judge as judge_module

@@ -7,7 +7,7 @@ import pytest
 
 from blackbox.block.form.layout import VERSION
 from blackbox.errors import HubError
-from blackbox.services.hub.pair.messages import Entry, Follow, Kept, Lead
+from blackbox.services.hub.pair.protocol import Entry, Follow, Kept, Lead
 from blackbox.services.hub.pair.state import OutdatedError, PairLife, PairState
 
 

@@ -13,7 +13,7 @@ from blackbox.archive.files.format import FILE_HEAD_BYTES
 from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed
 from blackbox.services.hub.pair.entries import TooFarBehindError, part_of
-from blackbox.services.hub.pair.messages import Entry, Kept
+from blackbox.services.hub.pair.protocol import Entry, Kept
 from blackbox.services.hub.server.history import Copy, History, Part, _End, _Place
 from blackbox.services.hub.server.notes import HEAD, JUDGED, Notes, head_of
 from blackbox.services.hub.server.revisions import Revision

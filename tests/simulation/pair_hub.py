@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blackbox.services.hub.pair.machine import PairMachine
-from blackbox.services.hub.pair.messages import Follow, Kept, Lead
+from blackbox.services.hub.pair.protocol import Follow, Kept, Lead
 from blackbox.services.hub.protocol import Ended, FindSites, FoundSites
 from blackbox.services.hub.server.judge import Answer, Judge, Request
 from tests.simulation.pair_disk import Disk, SimHistory

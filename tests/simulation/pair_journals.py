@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from blackbox.services.hub.pair.messages import Entry, Part
+from blackbox.services.hub.pair.protocol import Entry, Part
 from blackbox.services.hub.server.judge import Turn
 from tests.simulation.pair_disk import Disk, SimBlock, SimEntries, check_epoch, entry_of
 

@@ -15,7 +15,7 @@ from tests.simulation.pair_disk import Disk, SimBlock, SimHistory
 
 if TYPE_CHECKING:
     from blackbox import Feed
-    from blackbox.services.hub.pair.messages import Kept
+    from blackbox.services.hub.pair.protocol import Kept
     from tests.simulation.pair_client import Row, Sent, SimClient
 
 _Place = tuple[int, int, int]

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from blackbox import Feed
 from blackbox.errors import BlackBoxError
-from blackbox.services.hub.pair.messages import Follow, Lead, Pair
+from blackbox.services.hub.pair.protocol import Follow, Lead, Pair
 from blackbox.services.hub.pair.state import PairLife
 from blackbox.services.hub.server import client_table as table
 from blackbox.services.hub.server import judge, notes

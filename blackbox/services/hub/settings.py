@@ -15,7 +15,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.security import path_in
 from blackbox.feed.toml import check_types, from_document
 from blackbox.regular_file import read_regular
-from blackbox.services.hub.pair.messages import Pair
+from blackbox.services.hub.pair.protocol import Pair
 from blackbox.services.hub.sites.discovery import Join
 
 _MOST_BYTES = 1 << 20

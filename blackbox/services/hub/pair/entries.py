@@ -18,7 +18,7 @@ from blackbox.block.form.validate import FAULT_TEXT, KEY_OF_TOPICS, Fault, check
 from blackbox.errors import BlockError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.publish.send.ring import MAX_NOTE_BYTES
-from blackbox.services.hub.pair.messages import Entry, Part, checksum_of
+from blackbox.services.hub.pair.protocol import Entry, Part, checksum_of
 from blackbox.services.hub.server.history import History, records_after
 from blackbox.services.hub.server.history import Part as JournalPart
 

@@ -14,7 +14,7 @@ from blackbox.feed.schema.schema import load_schema
 from blackbox.feed.with_line import LINES, with_line
 from blackbox.publish.send.batcher import Stored
 from blackbox.services.hub.pair.entries import Entries, checked, part_of
-from blackbox.services.hub.pair.messages import Entry, Part
+from blackbox.services.hub.pair.protocol import Entry, Part
 from blackbox.services.hub.server.judge import Fresh, Turn
 from blackbox.services.hub.server.store import Store
 

@@ -12,7 +12,7 @@ import zmq
 from blackbox.documents import DecodeError
 from blackbox.feed.feed import Feed
 from blackbox.publish.send.ring import MAX_NOTE_BYTES
-from blackbox.services.hub.pair.messages import FOLLOWS, LEADS, Follow, Lead, Pair, Standing
+from blackbox.services.hub.pair.protocol import FOLLOWS, LEADS, Follow, Lead, Pair, Standing
 from blackbox.services.hub.protocol import ENCODER
 from blackbox.transport.context import allow_ipv6
 from blackbox.transport.keep_alive import keep_alive

@@ -17,7 +17,7 @@ import msgspec
 from blackbox.block.form.block import Block
 from blackbox.errors import BlockError, HubError, JournalError
 from blackbox.services.hub.pair.entries import TooFarBehindError, digest_of
-from blackbox.services.hub.pair.messages import Entry, Follow, Kept, Lead, Pair, Standing, checksum_of
+from blackbox.services.hub.pair.protocol import Entry, Follow, Kept, Lead, Pair, Standing, checksum_of
 from blackbox.services.hub.pair.state import OutdatedError, PairLife, PairState, why_not
 from blackbox.services.hub.pair.turn_log import ConflictError, Journals, TurnLog
 from blackbox.services.hub.protocol import Ended, FindSites, Passive, Put, wrong_version

@@ -20,7 +20,7 @@ from blackbox.feed.feed import Feed
 from blackbox.services.hub.pair.journals import PairJournals
 from blackbox.services.hub.pair.link import Link
 from blackbox.services.hub.pair.machine import PairMachine
-from blackbox.services.hub.pair.messages import Follow, Kept, Lead, Pair, encode_kept, read_kept
+from blackbox.services.hub.pair.protocol import Follow, Kept, Lead, Pair, encode_kept, read_kept
 from blackbox.services.hub.protocol import FindSites
 from blackbox.services.hub.server.client_table import Table
 from blackbox.services.hub.server.deadlines import Deadlines

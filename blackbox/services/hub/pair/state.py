@@ -26,7 +26,7 @@ import msgspec
 from blackbox.block.form.layout import VERSION
 from blackbox.errors import HubError
 from blackbox.life import Life
-from blackbox.services.hub.pair.messages import Entry, Follow, Kept, Lead, Standing, next_term
+from blackbox.services.hub.pair.protocol import Entry, Follow, Kept, Lead, Standing, next_term
 from blackbox.services.hub.protocol import wrong_version
 
 

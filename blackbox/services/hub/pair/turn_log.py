@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from blackbox.block.form.block import Block
 from blackbox.errors import JournalError
 from blackbox.services.hub.pair.entries import digest_of
-from blackbox.services.hub.pair.messages import Entry, Part
+from blackbox.services.hub.pair.protocol import Entry, Part
 from blackbox.services.hub.server.history import History
 from blackbox.services.hub.server.judge import Turn
 from blackbox.services.hub.server.notes import head_of, snapshot_part
