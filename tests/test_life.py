@@ -18,7 +18,7 @@ from blackbox.receive.state import SliceLife
 from blackbox.receive.stream_queue import StreamLife
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.replay.controls import ControlsLife
-from blackbox.services.hub.pair.state import PairLife
+from blackbox.services.hub.pair.leadership import PairLife
 from blackbox.services.monitor.heartbeats import LineState
 from blackbox.services.relay.relay import RelayLife
 from blackbox.services.relay.slice_relay import SliceRelayLife

@@ -7,8 +7,8 @@ import pytest
 
 from blackbox.block.form.layout import VERSION
 from blackbox.errors import HubError
+from blackbox.services.hub.pair.leadership import OutdatedError, PairLife, PairState
 from blackbox.services.hub.pair.protocol import Entry, Follow, Kept, Lead
-from blackbox.services.hub.pair.state import OutdatedError, PairLife, PairState
 
 
 def state(role: str = "primary", newest: int = 0, **kept: object) -> PairState:

@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 from blackbox import Feed
 from blackbox.errors import BlackBoxError
+from blackbox.services.hub.pair.leadership import PairLife
 from blackbox.services.hub.pair.protocol import Follow, Lead, Pair
-from blackbox.services.hub.pair.state import PairLife
 from blackbox.services.hub.server import client_table as table
 from blackbox.services.hub.server import judge, notes
 from tests.simulation.model import ModelError

@@ -1,8 +1,8 @@
 """One hub of a pair as a state machine: it follows the active hub, or leads and answers clients. No I/O.
 
-`step` is the only input, with all arrived messages. A `Shell` carries messages, `Journals` keep turns. `state.py` has
-the rules for roles and terms. Only the duration of a failover depends on clocks: while a passive hub may take over, the
-active hub appends and answers only turns that the passive hub has.
+`step` is the only input, with all arrived messages. A `Shell` carries messages, `Journals` keep turns. `leadership.py`
+has the rules for roles and terms. Only the duration of a failover depends on clocks: while a passive hub may take over,
+the active hub appends and answers only turns that the passive hub has.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import msgspec
 from blackbox.block.form.block import Block
 from blackbox.errors import BlockError, HubError, JournalError
 from blackbox.services.hub.pair.entries import TooFarBehindError, digest_of
+from blackbox.services.hub.pair.leadership import OutdatedError, PairLife, PairState, why_not
 from blackbox.services.hub.pair.protocol import Entry, Follow, Kept, Lead, Pair, Standing, checksum_of
-from blackbox.services.hub.pair.state import OutdatedError, PairLife, PairState, why_not
 from blackbox.services.hub.pair.turn_log import ConflictError, Journals, TurnLog
 from blackbox.services.hub.protocol import Ended, FindSites, Passive, Put, wrong_version
 from blackbox.services.hub.server.history import History
