@@ -20,7 +20,7 @@ from blackbox.native.compile.jit import njit
 from blackbox.native.tables.prefix_trie import Trie, build_trie
 from blackbox.transport.libzmq import MESSAGE_BYTES, init_messages, msg_data
 from blackbox.transport.udp.assembler import DatagramCounts
-from blackbox.transport.udp.of_feed import Multicast
+from blackbox.transport.udp.open_lines import Multicast
 from blackbox.transport.udp.receiver import LinesAt, receive_one
 
 _KEYS: Final = [b"S"]

@@ -23,7 +23,7 @@ from blackbox.transport.security.gate import Gate, open_gate
 from blackbox.transport.server_thread import bind
 from blackbox.transport.shared_memory.layout import is_supported
 from blackbox.transport.shared_memory.writer import NO_WRITER, SharedWriter, WriterAt
-from blackbox.transport.udp.of_feed import open_caster
+from blackbox.transport.udp.open_lines import open_caster
 from blackbox.transport.udp.sender import NO_CASTER, Caster
 from blackbox.transport.wakeup import Pipe
 

@@ -40,7 +40,7 @@ from blackbox.publish.send.send_loop import StandIn, Wake, send_until, tell
 from blackbox.publish.send.sender_state import SCRATCH_WORDS, Sender
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS
-from blackbox.transport.udp.of_feed import CASTER_NEEDS
+from blackbox.transport.udp.open_lines import CASTER_NEEDS
 from blackbox.transport.wakeup import PIPE_NEEDS
 
 log = logging.getLogger("blackbox")

@@ -17,7 +17,7 @@ from blackbox.transport.inproc import bound_number, is_bound_anew, is_inproc
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.security.curve import ClientKeys, use_keys
 from blackbox.transport.tcp_info import Connection, connection_to
-from blackbox.transport.udp.of_feed import Multicast
+from blackbox.transport.udp.open_lines import Multicast
 
 log = logging.getLogger("blackbox")
 

@@ -35,7 +35,7 @@ from blackbox.receive.state import Reason, SliceLife, Stopping
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread
 from blackbox.transport.security.curve import keys_of_line
 from blackbox.transport.shared_memory.layout import MOST_WAITING
-from blackbox.transport.udp.of_feed import RECEIVER_NEEDS
+from blackbox.transport.udp.open_lines import RECEIVER_NEEDS
 from blackbox.transport.wakeup import PIPE_NEEDS
 
 log = logging.getLogger("blackbox")

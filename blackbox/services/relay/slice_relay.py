@@ -39,7 +39,7 @@ from blackbox.services.relay.requests_below import Below
 from blackbox.services.relay.upstream_socket import Source, UpstreamSocket
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.inproc import is_inproc
-from blackbox.transport.udp.of_feed import CASTER_NEEDS
+from blackbox.transport.udp.open_lines import CASTER_NEEDS
 from blackbox.transport.udp.sender import NO_CASTER
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
