@@ -7,10 +7,10 @@ from html import escape
 
 from blackbox.analysis.report.cards import interval
 from blackbox.analysis.report.day_report import DayReport
-from blackbox.analysis.report.gaps import gaps
-from blackbox.analysis.report.lags import lag_text, lags
-from blackbox.analysis.report.messages import mix, rate
-from blackbox.analysis.report.prices import instrument
+from blackbox.analysis.report.gaps_card import gaps
+from blackbox.analysis.report.lags_card import lag_text, lags
+from blackbox.analysis.report.messages_card import mix, rate
+from blackbox.analysis.report.prices_card import instrument
 from blackbox.analysis.report.style import STYLE
 from blackbox.numbers import count, counted, scaled
 from blackbox.timestamps import SECOND_NS, clock_text, date_of
