@@ -8,9 +8,9 @@ from blackbox.block.form.format import HEADER_BYTES
 from blackbox.native.tables.name_table import HINT_WORDS
 from blackbox.receive.callbacks.callbacks import IN_SLICE
 from blackbox.receive.callbacks.match_table import Table
-from blackbox.receive.callbacks.slice_callbacks import SliceCallbacks
 from blackbox.receive.clocks import ClockState
 from blackbox.receive.deliver.conflation import NO_CONFLATION, Conflation
+from blackbox.receive.deliver.slice_callbacks import SliceCallbacks
 from blackbox.receive.slice_memory import (
     DOUBTED_AT,
     HELD_MESSAGE_BYTES,

@@ -16,9 +16,9 @@ from blackbox.native.compile.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.system.limits import Needs, start_thread
 from blackbox.receive.callbacks.callbacks import IN_SLICE
 from blackbox.receive.callbacks.match_table import Table
-from blackbox.receive.callbacks.slice_callbacks import SliceCallbacks
 from blackbox.receive.callbacks.slice_hooks import SliceHookCaller
 from blackbox.receive.deliver.live_delivery import CallbackHost
+from blackbox.receive.deliver.slice_callbacks import SliceCallbacks
 from blackbox.receive.publishers.flood_guard import GUARD_NEEDS, FloodGuard
 from blackbox.receive.publishers.lines import open_sub
 from blackbox.receive.publishers.subscription import Subscription
