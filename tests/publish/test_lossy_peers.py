@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blackbox import Publisher
-from blackbox.publish.listeners.drops import Certainty, DataAge, Drops, LineTotals
+from blackbox.publish.listeners.dropped_estimate import Certainty, DataAge, Drops, LineTotals
 from blackbox.publish.listeners.peers import PeerStatistics
 from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.testing import wait_until

@@ -14,7 +14,7 @@ import numpy
 import zmq
 
 from blackbox.native.system.limits import Needs, start_thread
-from blackbox.publish.listeners.drops import LineTotals
+from blackbox.publish.listeners.dropped_estimate import LineTotals
 from blackbox.publish.listeners.peers import Peer, PeerStatistics
 from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscriptions import MOST_WANTS, Subscriptions

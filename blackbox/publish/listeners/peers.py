@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from blackbox.block.form.format import CONFIRM_KEY, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY, SHARED_KEY, TAP_KEY, WANT_KEY
-from blackbox.publish.listeners.drops import Certainty
+from blackbox.publish.listeners.dropped_estimate import Certainty
 
 MOST_TOLD_REFUSALS: Final = 100
 """Most refused prefixes in one answer."""

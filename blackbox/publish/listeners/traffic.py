@@ -8,7 +8,7 @@ from typing import Final
 
 from blackbox.block.form.ack_format import MOST_BYTES
 from blackbox.block.form.format import MOST_WANT_BYTES
-from blackbox.publish.listeners.drops import Certainty, DataAge, Drops, LineTotals
+from blackbox.publish.listeners.dropped_estimate import Certainty, DataAge, Drops, LineTotals
 from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscriptions import MOST_WANTS, Subscriptions
 from blackbox.publish.send.sender_state import SenderState

@@ -23,7 +23,7 @@ from blackbox.native.compile.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.system.limits import Needs, start_thread
 from blackbox.native.system.waits import join
 from blackbox.publish.listeners.confirmations import Asked
-from blackbox.publish.listeners.drops import LineTotals
+from blackbox.publish.listeners.dropped_estimate import LineTotals
 from blackbox.publish.listeners.peer_guard import GUARD_NEEDS
 from blackbox.publish.listeners.peer_sockets import PeerSockets, open_xpub
 from blackbox.publish.listeners.queue_policy import QueuePolicy
