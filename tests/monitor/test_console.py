@@ -19,7 +19,7 @@ import zmq
 from blackbox import ConfigError, Feed
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.receive.alert import Alert
+from blackbox.receive.alerts import Alert
 from blackbox.services.monitor.console import forward
 from blackbox.services.monitor.console.console import Console
 from blackbox.services.monitor.console.history import Event, History, HistoryError

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from blackbox.receive.alert import Alert
+from blackbox.receive.alerts import Alert
 from blackbox.services.monitor.heartbeats import LineState
 from blackbox.services.monitor.serve.status import ProcessStatus
 from blackbox.services.monitor.watch.conditions import MOST_CONDITIONS, Condition, Conditions, Finding, finding_of

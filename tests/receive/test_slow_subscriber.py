@@ -15,7 +15,7 @@ import zmq
 from blackbox import CallbackError, Feed, Message, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.monitor import Monitor
-from blackbox.receive.alert import ALERTS
+from blackbox.receive.alerts import ALERTS
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.examples import first_of

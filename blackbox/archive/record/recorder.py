@@ -21,7 +21,7 @@ from blackbox.block.batch.block_handler import BlockHandlerAt
 from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.receive.alert import kind_of_disk_error
+from blackbox.receive.alerts import kind_of_disk_error
 from blackbox.receive.slices.options import Options
 from blackbox.receive.slow_subscriber import SlowPolicy
 from blackbox.receive.statistics import LagStatistics, ReceivedStatistics, SliceStatistics

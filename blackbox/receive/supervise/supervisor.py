@@ -20,13 +20,12 @@ from blackbox.feed.schema.schema import load_schema
 from blackbox.life import Life
 from blackbox.native.compile.compiling import is_compiling
 from blackbox.native.system.limits import start_thread
-from blackbox.receive.alert import kind_of
+from blackbox.receive.alerts import Alerts, kind_of
 from blackbox.receive.publishers.refusal import Refusal
 from blackbox.receive.slices.catching_up import Archives, Since
 from blackbox.receive.slices.log_warnings import LogWarnings
 from blackbox.receive.slices.options import Options, SliceSettings
 from blackbox.receive.slices.slice_thread import SliceThread
-from blackbox.receive.slow_subscriber import Alerts
 from blackbox.receive.state import Stopping
 from blackbox.receive.supervise.sharers import Sharers
 from blackbox.receive.supervise.slice_plan import Plan

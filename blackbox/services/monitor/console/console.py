@@ -14,7 +14,7 @@ import zmq
 
 from blackbox.documents import DecodeError
 from blackbox.native.system.limits import Needs
-from blackbox.receive.alert import ALERTS, MOST_ALERT_BYTES
+from blackbox.receive.alerts import ALERTS, MOST_ALERT_BYTES
 from blackbox.services.monitor.console.forward import Forwarded, Forwarder
 from blackbox.services.monitor.console.history import Event, History, HistoryError
 from blackbox.services.monitor.watch.conditions import Condition, Finding, finding_of

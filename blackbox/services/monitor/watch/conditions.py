@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from blackbox.receive.alert import Alert, Severity
+from blackbox.receive.alerts import Alert, Severity
 
 MOST_CONDITIONS: Final = 1_000
 _CLEAR_NS: Final = 3_000_000_000

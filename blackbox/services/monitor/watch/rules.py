@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from blackbox.numbers import byte_size, count, counted, duration
-from blackbox.receive.alert import kind_of_disk_error
+from blackbox.receive.alerts import kind_of_disk_error
 from blackbox.services.monitor.heartbeats import LineState
 from blackbox.services.monitor.watch.conditions import Condition, Finding
 from blackbox.services.monitor.watch.installation import Installation, Part, figure
