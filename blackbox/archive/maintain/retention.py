@@ -41,7 +41,7 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"most_{name} was {most}, expected at least {name}, {least}")
 
     @property
-    def is_bound(self) -> bool:
+    def has_limits(self) -> bool:
         """True if there is any limit."""
         return self.drops or any(each is not None for each in (self.days, self.bytes, self.most_days, self.most_bytes))
 

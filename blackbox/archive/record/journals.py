@@ -71,12 +71,12 @@ class Journals:
         self.directory = Path(directory) / feed.name
         self.cut_bytes = 0
         self._settings, self._acknowledge, self._is_outbox = settings, acknowledge, is_outbox
-        retention, is_bound = settings.retention, settings.retention.is_bound
+        retention, has_limits = settings.retention, settings.retention.has_limits
         self._deleter = (
-            Deleter(self.directory, feed, retention, self._first_kept, settings.compression) if is_bound else None
+            Deleter(self.directory, feed, retention, self._first_kept, settings.compression) if has_limits else None
         )
         self._archive = (
-            archive_of(self.directory, feed, settings.serve, self._is_recording, is_bound) if settings.serve else None
+            archive_of(self.directory, feed, settings.serve, self._is_recording, has_limits) if settings.serve else None
         )
         self._before: Path | None = None
         self._synced_file = SyncedFile()

@@ -78,9 +78,9 @@ class LiveDelivery:
             self._go_live(notice.sequence)
         else:
             key = ctypes.string_at(state.notice + GAP_NOTICE_BYTES, notice.key_bytes)
-            is_bound = bool(notice.is_bound)
+            at_most = bool(notice.is_upper_bound)
             self._report_gap(
-                Gap(self._host.slice_id, notice.epoch, key, notice.sequence, notice.count, notice.ts_out, is_bound)
+                Gap(self._host.slice_id, notice.epoch, key, notice.sequence, notice.count, notice.ts_out, at_most)
             )
         self._counters.busy_since_ns = 0
         state.notice = 0

@@ -108,7 +108,7 @@ def _make_notice(at: SliceAt, table: TableAt, loss: Loss, ts_out: int) -> int:
     notice.epoch = loss.epoch
     notice.sequence = loss.sequence
     notice.count = loss.count
-    notice.is_bound = loss.is_bound
+    notice.is_upper_bound = loss.is_upper_bound
     notice.ts_out = ts_out
     notice.key_bytes = key_bytes
     copy_bytes(place + GAP_NOTICE_BYTES, key, key_bytes)
@@ -185,7 +185,7 @@ def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
             state.gap_sequence = loss.sequence
             state.gap_key = loss.key
             state.gap_count = loss.count
-            state.gap_is_upper_bound = loss.is_bound
+            state.gap_is_upper_bound = loss.is_upper_bound
             return Reason.FAILED
         if table.listeners == 0:
             continue

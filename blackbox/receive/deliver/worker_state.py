@@ -62,7 +62,7 @@ class GapNotice(SharedRecord):
     """First lost sequence; -1: unknown, since the slow-subscriber policy dropped them."""
     count = Field()
     """0: the slice goes live, for the `sequence`-th time."""
-    is_bound = Field()
+    is_upper_bound = Field()
     """1: `count` is an upper bound."""
     ts_out = Field()
     """`ts_out` of the block that showed the loss."""

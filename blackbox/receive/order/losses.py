@@ -73,8 +73,8 @@ def lose(at: OrderAt, key: int, stop: int, count: int) -> None:
 
 
 @inner
-def lose_messages(at: OrderAt, key: int, first: int, lost: int, is_bound: bool) -> None:
-    """Count messages of a key as lost. `is_bound`: the count is an upper bound."""
+def lose_messages(at: OrderAt, key: int, first: int, lost: int, is_upper_bound: bool) -> None:
+    """Count messages of a key as lost. `is_upper_bound`: there are at most `lost`."""
     state, of_key, counters = order_state_at(at.state), key_state(at, key), slice_counters_at(at.counters)
     counters.gaps = saturated(counters.gaps, lost)
     if of_key.lost == 0:
@@ -82,7 +82,7 @@ def lose_messages(at: OrderAt, key: int, first: int, lost: int, is_bound: bool) 
         of_key.next_lost = state.first_lost
         state.first_lost = key + 1
     of_key.lost += lost
-    of_key.lost_is_bound |= numpy.int64(is_bound)
+    of_key.lost_is_upper_bound |= numpy.int64(is_upper_bound)
     state.lost_epoch = state.epoch
 
 
@@ -107,7 +107,7 @@ class Loss(NamedTuple):
     count: int  # type: ignore[assignment]  # hides an unused method of tuples
     key: int
     """Number of the key; UNKNOWN: any keys."""
-    is_bound: int
+    is_upper_bound: int
     """1: `count` is an upper bound."""
 
 
@@ -123,16 +123,16 @@ def next_loss(at: OrderAt) -> Loss:
     """Return the next lost messages to report. Call it only if `has_losses`."""
     state = order_state_at(at.state)
     epoch, sequence, count, key = state.lost_epoch, state.lost_from, state.lost, UNKNOWN
-    is_bound: int = 1 - state.wants_full
+    is_upper_bound: int = 1 - state.wants_full
     if count != 0:
         state.lost = 0
     else:
         key = state.first_lost - 1
         of_key = key_state(at, key)
-        sequence, count, is_bound = of_key.lost_from, of_key.lost, of_key.lost_is_bound
+        sequence, count, is_upper_bound = of_key.lost_from, of_key.lost, of_key.lost_is_upper_bound
         state.first_lost = of_key.next_lost
-        of_key.lost = of_key.lost_is_bound = 0
-    return Loss(epoch, sequence, count, key, is_bound)
+        of_key.lost = of_key.lost_is_upper_bound = 0
+    return Loss(epoch, sequence, count, key, is_upper_bound)
 
 
 @inner

@@ -83,7 +83,7 @@ class KeyState(SharedRecord):
     """Number of lost messages that are not reported yet."""
     lost_from = Field()
     """Sequence of the first of them."""
-    lost_is_bound = Field()
+    lost_is_upper_bound = Field()
     """1: `lost` is an upper bound."""
     next_lost = Field()
     """Next key with lost messages, plus 1; 0: the last one."""
