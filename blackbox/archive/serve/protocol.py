@@ -11,6 +11,7 @@ from blackbox.block.form.layout import VERSION
 from blackbox.block.position import Number, Position
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ArchiveError
+from blackbox.transport.security.hidden import hides
 
 MOST_REQUEST_BYTES: Final = 65_536 * 2
 """Maximum size of one frame of a request."""
@@ -125,6 +126,7 @@ class AskImage(Request, frozen=True, tag="image", kw_only=True, omit_defaults=Tr
     """Index of the first wanted block."""
 
 
+@hides("secret")
 class TellConsumer(Request, frozen=True, tag="consumer", kw_only=True, omit_defaults=True):
     """Report the positions of a named consumer: the archive keeps the days that it still needs, within its bounds."""
 

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from blackbox.errors import ConfigError
+from blackbox.transport.security.hidden import hides
 
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?", re.ASCII)
 _MOST_PORT: Final = 65_535
@@ -14,6 +15,7 @@ _QUERY_WITH_AT: Final = re.compile(r"[^:/?#]*(:[0-9]+)?(/[^?#]*)?\?\w+=")
 """The part of a URL before the last `@`, if its query contains that `@`."""
 
 
+@hides("password")
 class Url(NamedTuple):
     """The parts of SCHEME://USER:PASSWORD@HOST:PORT/PATH, decoded; empty, or None: absent."""
 

@@ -25,6 +25,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import transport_of
 from blackbox.feed.feed import Feed
 from blackbox.feed.security import Security, warn_if_open
+from blackbox.transport.security.hidden import hides
 from blackbox.transport.tcp_info import Failure
 
 log = logging.getLogger("blackbox")
@@ -35,6 +36,7 @@ _FAST_S = 200e-6
 """libsodium derives a public key in about 30 µs, the built-in TweetNaCl in a millisecond."""
 
 
+@hides("secret")
 class Pair(NamedTuple):
     """A public key and its secret key, as text."""
 

@@ -13,11 +13,13 @@ from zmq.backend.cython import _zmq
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.security import warn_if_open
+from blackbox.transport.security.hidden import hides
 from blackbox.transport.udp.datagram import GROUP_KEY_BYTES
 
 _FUNCTION = "crypto_generichash"
 
 
+@hides("key")
 class GroupKey(NamedTuple):
     """A group key for compiled code."""
 

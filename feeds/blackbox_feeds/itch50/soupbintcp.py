@@ -17,6 +17,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
+from blackbox.transport.security.hidden import hides
+
 LENGTH: Final = Struct(">H")
 MOST_PAYLOAD: Final = 0xFFFF - 1
 """Bytes of the longest payload."""
@@ -47,6 +49,7 @@ _LOGIN_REQUEST: Final = Struct("6s10s10s20s")
 _LOGIN_ACCEPTED: Final = Struct("10s20s")
 
 
+@hides("password")
 class Login(NamedTuple):
     """A login request."""
 

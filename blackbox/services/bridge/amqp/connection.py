@@ -12,6 +12,7 @@ from blackbox.errors import BridgeError, ConfigError
 from blackbox.services.bridge.carrier import GAP_TOPIC, Away
 from blackbox.services.bridge.tls import check_certificates, is_untrusted
 from blackbox.services.bridge.url import Url
+from blackbox.transport.security.hidden import hides
 
 try:
     from amqp import (
@@ -39,6 +40,7 @@ _TOPIC: Final = "topic"
 _NO_VALUE: Final = "no_value"
 
 
+@hides("password")
 class Address(NamedTuple):
     """Address and credentials of a RabbitMQ."""
 

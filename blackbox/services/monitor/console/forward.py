@@ -89,6 +89,8 @@ def webhook(url: str) -> Forwarder:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"webhook was {parts.scheme}://..., expected http://HOST or https://HOST")
+    if not url.isascii() or any(each.isspace() or not each.isprintable() for each in url):  # an error would show it all
+        raise ConfigError(f"webhook on {parts.hostname} had a space or a letter beyond ASCII, expected them as %XX")
 
     def send(data: bytes) -> None:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
