@@ -170,6 +170,8 @@ def test_a_wrong_target_is_an_error(text: str) -> None:
         forward.command(text)
     with pytest.raises(ConfigError, match=r"webhook was ftp://\.\.\., expected http"):
         forward.webhook("ftp://host/secret")
+    with pytest.raises(ConfigError, match="webhook on host had a space or a letter beyond ASCII, expected them as %XX"):
+        forward.webhook("https://host/alerts?token=a b")
 
 
 def test_alerts_are_shown_kept_and_restored(tmp_path: Path) -> None:
