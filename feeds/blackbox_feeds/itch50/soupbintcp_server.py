@@ -6,7 +6,9 @@ client that connects late, or again, catches up from the store.
 
 from __future__ import annotations
 
+import errno
 import hmac
+import logging
 import math
 import os
 import socket
@@ -34,11 +36,14 @@ from blackbox_feeds.itch50.soupbintcp_connection import Connection, ConnectionLi
 from blackbox_feeds.serving.datagrams import bound
 from blackbox_feeds.serving.sent_stream import Framing, SentStream, check_linger
 
+log = logging.getLogger("blackbox")
+
 PASSWORD_VARIABLE: Final = "BLACKBOX_VENUE_PASSWORD"
 _MOST_CONNECTIONS: Final = 256
 _MOST_PASSWORD_BYTES: Final = 4_096
 _STEP_S: Final = 0.25
 """Longest wait of the server's thread, which checks heartbeats."""
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _HURRY_S: Final = 2.0
 """Time for clients to take the end of the session when the user stops the replay."""
 
@@ -77,6 +82,8 @@ class SoupBinTcpServer(VenueServer):
         self._counts: Counter[str] = Counter()
         self._fresh = Pipe()
         self._listener: socket.socket | None = None
+        self._accept_at = 0.0
+        """When to accept clients again, after the system could not; 0.0: now."""
         self._thread = ServerThread("blackbox-venue", "the venue server", self._serve)
 
     def open(self) -> None:
@@ -146,6 +153,9 @@ class SoupBinTcpServer(VenueServer):
                     os.read(self._fresh.reader, 65_536)
             if self._listener.fileno() in ready:
                 self._accept(poller)
+            elif 0.0 < self._accept_at <= time.monotonic():
+                self._accept_at = 0.0
+                poller.register(self._listener, zmq.POLLIN)
             with self._changed:
                 self._advance(poller, ready)
         self._thread.begin_to_end()
@@ -154,8 +164,15 @@ class SoupBinTcpServer(VenueServer):
         assert self._listener is not None
         try:
             made, _ = self._listener.accept()
-        except OSError:  # it has gone again
-            return
+        except OSError as error:
+            if error.errno in _EXHAUSTED:  # the client keeps waiting, and would end each wait at once
+                poller.unregister(self._listener)
+                self._accept_at = time.monotonic() + _STEP_S
+                if not self._counts["accept_failed"]:
+                    log.warning("clients of %s cannot be accepted now: %s", self._address, error.strerror)
+                with self._changed:
+                    self._counts["accept_failed"] += 1
+            return  # else it has gone again
         with self._changed:
             if len(self._connections) >= _MOST_CONNECTIONS:
                 made.close()

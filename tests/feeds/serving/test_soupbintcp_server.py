@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import numpy
 import pytest
 from blackbox_feeds.itch50.soupbintcp import Accepted, Login, packet
+from blackbox_feeds.itch50 import soupbintcp_server
 from blackbox_feeds.itch50.soupbintcp_connection import Connection, ConnectionLife, Lost
 from blackbox_feeds.itch50.soupbintcp_server import PASSWORD_VARIABLE, SoupBinTcpServer, SoupOptions
 from blackbox_feeds.serving.sent_stream import Framing, SentStream
@@ -163,6 +166,30 @@ def test_a_client_that_breaks_the_protocol_is_disconnected(tmp_path: Path, packe
         assert client.packet() == (b"", b"")
         client.close()
         assert server.counts() == {"messages": 0, "clients": 0, "malformed": 1}
+
+
+def test_without_free_descriptors_the_server_waits_before_it_accepts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept, is_full = socket.socket.accept, threading.Event()
+    is_full.set()
+
+    def accept_unless_full(self: socket.socket) -> tuple[socket.socket, Any]:
+        if is_full.is_set():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(self)
+
+    with served(recorded(tmp_path, messages_of(1))) as (server, address):
+        monkeypatch.setattr(socket.socket, "accept", accept_unless_full)
+        began = time.monotonic()
+        client = Client(address)
+        wait_until(lambda: server.counts().get("accept_failed", 0) >= 3, _PATIENCE_S, "three attempts fail")
+        attempts = server.counts()["accept_failed"]
+        assert attempts <= 1 + (time.monotonic() - began) / soupbintcp_server._STEP_S
+        is_full.clear()
+        assert client.log_in()[0] == b"A"
+        client.close()
+    assert caplog.text.count("cannot be accepted now: Too many open files") == 1
 
 
 @pytest.fixture
