@@ -33,6 +33,7 @@ from blackbox.feed.venue_url import Address
 from blackbox.replay.play.to_venue import VenuePlayer, order_for_venue
 from blackbox.replay.play.venue_server import VenueMessages
 from blackbox.replay.replay import Replay
+from blackbox.testing import wait_until
 from tests.feeds.binance_live.venue import Received, source
 from tests.patience import PATIENCE_S
 from tests.recorded import recorded
@@ -204,6 +205,21 @@ def test_a_client_that_does_not_read_is_disconnected_and_the_others_get_everythi
     assert counts["slow_clients"] == 1
 
 
+def test_a_client_leaves_nothing_behind_in_the_server(day: Recording) -> None:
+    line = numpy.frombuffer(LINES[0], numpy.uint8)
+    columns = numpy.array([line.ctypes.data]), numpy.array([len(line)], numpy.int32), numpy.zeros(1, numpy.int32)
+    with serving(day) as server:
+        for number in range(10):
+            client = Client(server.port, f"/ws/btcusdt@trade/other{number}@trade")
+            server.wait_for(1, PATIENCE_S)
+            server.send(VenueMessages(numpy.array([NS]), *columns, (b"btcusdt.trade",)))
+            wait_until(lambda: len(client.frames) == 1, PATIENCE_S)  # noqa: B023 - called at once
+            client.connection.close()
+            wait_until(lambda: not server._hall.groups(), PATIENCE_S)
+        assert len(server._wanted) == 1
+        assert server.counts()["frames"] == 10
+
+
 def test_a_step_back_disconnects_and_other_requests_have_binances_answers(day: Recording) -> None:
     with serving(day) as server:
         client = Client(server.port, "/ws/btcusdt@trade")
@@ -285,6 +301,8 @@ def test_requests_and_faults_have_binances_form() -> None:
     assert json.loads(session.answer(b"{"))["error"]["code"] == 3
     many = {"method": "SUBSCRIBE", "params": [f"x{n}@trade" for n in range(1_024)], "id": 1}
     assert json.loads(session.answer(compact(many)))["error"]["code"] == 2
+    long = {"method": "SUBSCRIBE", "params": ["x" * 257], "id": 1}
+    assert json.loads(session.answer(compact(long)))["error"]["code"] == 2
     assert Session.of_path("/api/v3/depth") is None
     assert Session.of_path("/stream?streams=" + "/".join(f"x{n}@trade" for n in range(1_025))) is None
 

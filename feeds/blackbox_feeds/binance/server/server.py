@@ -110,19 +110,19 @@ class BinanceServer(VenueServer):
                 name.decode("utf-8", "replace") for name in self._names.names(len(self._stream_names))
             ]
             self._wanted.clear()
+        groups = self._hall.groups()
+        self._wanted = {each.streams: self._wanted_by(each.streams) for each in groups}  # forgets those that left
         batch: list[tuple[Group, bytes, int]] = []
-        for group in self._hall.groups():
-            wire, frames = frames_of(located, self._wanted_by(group.streams), group.is_combined, self._names.at)
+        for group in groups:
+            wire, frames = frames_of(located, self._wanted[group.streams], group.is_combined, self._names.at)
             if frames:
                 batch.append((group, wire.data, frames))
         self._position_ns = max(self._position_ns, int(messages.ts_event.max()))
         self._hall.send(batch)
 
     def _wanted_by(self, streams: frozenset[str]) -> NDArray[numpy.bool_]:
-        if (wanted := self._wanted.get(streams)) is None:
-            wanted = numpy.array([name in streams for name in self._stream_names], numpy.bool_)
-            self._wanted[streams] = wanted
-        return wanted
+        wanted = self._wanted.get(streams)
+        return numpy.array([name in streams for name in self._stream_names], numpy.bool_) if wanted is None else wanted
 
     def _number_topics(self, topics: tuple[bytes, ...]) -> None:
         """Give each topic the stream of its frames that were recorded without a stream's name."""

@@ -17,6 +17,7 @@ from blackbox.documents import DecodeError, Decoder
 
 _ANY: Final = Decoder[Any]("json", Any)
 MOST_STREAMS: Final = 1_024
+_MOST_NAME_CHARACTERS: Final = 256
 _PATH: Final = re.compile(r"(?:/[a-z]+)?/(ws|stream)(?:/(.*))?")
 _MOST_ID_CHARACTERS: Final = 36
 _METHODS: Final = ("SUBSCRIBE", "UNSUBSCRIBE", "LIST_SUBSCRIPTIONS", "SET_PROPERTY", "GET_PROPERTY")
@@ -79,8 +80,8 @@ class Session:
             raise _FaultError(2, "Invalid request: missing field `params`")
         if method in {"SET_PROPERTY", "GET_PROPERTY"}:
             return self._property(method, params)
-        if not all(isinstance(name, str) for name in params):
-            raise _FaultError(2, "Invalid request: names of streams must be strings")
+        if not all(isinstance(name, str) and len(name) <= _MOST_NAME_CHARACTERS for name in params):
+            raise _FaultError(2, f"Invalid request: streams must be strings of up to {_MOST_NAME_CHARACTERS} letters")
         if method == "UNSUBSCRIBE":
             for name in params:
                 self.streams.pop(name, None)
