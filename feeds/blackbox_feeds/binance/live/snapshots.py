@@ -8,15 +8,22 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from email.message import Message
+from http.client import HTTPResponse
 from typing import Final, NamedTuple
 
 from blackbox_feeds.binance.live.streams import SNAPSHOT, snapshot_request
 from blackbox_feeds.live.retries import Retries
 
-_TIMEOUT_S: Final = 10.0
+_STEP_S: Final = 10.0
+"""Longest wait for a connection, or for the next bytes."""
+_TOTAL_S: Final = 30.0
+"""Longest time of a request, from its start to the whole answer."""
+_MOST_WAITING: Final = 4
+"""Requests that may still wait for a server that did not answer in time."""
+_PIECE_BYTES: Final = 1 << 16
 _MOST_BYTES: Final = 16 << 20
 _TOO_MANY_REQUESTS: Final = (418, 429)
 _WAIT_AFTER_REFUSAL_S: Final = 60.0
@@ -73,11 +80,12 @@ class Answer(NamedTuple):
 
 
 def request(url: str) -> Answer:
-    """Request an order book. Blocks for some seconds at most, if the server is slow in each step."""
+    """Request an order book. Blocks, except for a server that is slow with its headers, at most `_TOTAL_S` + `_STEP_S`."""
+    until = time.monotonic() + _TOTAL_S
     try:
         # The scheme was checked with the options.
-        with urllib.request.urlopen(urllib.request.Request(url), timeout=_TIMEOUT_S) as answer:
-            body: bytes = answer.read(_MOST_BYTES + 1).strip()
+        with urllib.request.urlopen(urllib.request.Request(url), timeout=_STEP_S) as answer:
+            body = b"".join(_pieces(answer, until)).strip()
     except urllib.error.HTTPError as error:
         wait = _retry_after(error.headers) if error.code in _TOO_MANY_REQUESTS else 0.0
         return Answer(fault=f"HTTP status {error.code}", wait_s=wait)
@@ -88,6 +96,18 @@ def request(url: str) -> Answer:
     if not body.startswith(b"{") or b"\n" in body or len(body) > _MOST_BYTES:
         return Answer(fault=f"the answer was {body[:80]!r} of {len(body)} bytes, expected an order book in one line")
     return Answer(body)
+
+
+def _pieces(answer: HTTPResponse, until: float) -> Iterator[bytes]:
+    """Yield the body, or a little more than allowed. Raises OSError after a time, and for an answer that was cut."""
+    total = 0
+    while total <= _MOST_BYTES and (piece := answer.read1(_PIECE_BYTES)):
+        if time.monotonic() > until:
+            raise TimeoutError(f"the answer took longer than {_TOTAL_S:g} s")
+        total += len(piece)
+        yield piece
+    if answer.length and total <= _MOST_BYTES:
+        raise OSError(f"the answer ended {answer.length} bytes early")
 
 
 def _retry_after(headers: Message) -> float:
@@ -106,6 +126,7 @@ class Snapshots:
         self._queue = SnapshotQueue()
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
+        self._waiting = 0
         self.received = 0
         """Order books received."""
 
@@ -139,10 +160,13 @@ class Snapshots:
             self._put(head + answer.body + b"}\n")
 
     async def _request(self, url: str) -> Answer:
-        """Return the answer. A daemon thread waits for it, so that the end of the process does not."""
+        """Return the answer, or a fault in time. A daemon thread waits, so that the end of the process does not."""
+        if self._waiting >= _MOST_WAITING:
+            return Answer(fault=f"{self._waiting} earlier requests still wait for an answer")
         answered: asyncio.Future[Answer] = self._loop.create_future()
 
         def settle(answer: Answer) -> None:
+            self._waiting -= 1
             if not answered.done():
                 answered.set_result(answer)
 
@@ -152,4 +176,9 @@ class Snapshots:
                 self._loop.call_soon_threadsafe(settle, answer)
 
         threading.Thread(target=work, name="blackbox-snapshot", daemon=True).start()
-        return await answered
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(_TOTAL_S):
+                return await answered
+        except TimeoutError:
+            return Answer(fault=f"no whole answer came in {_TOTAL_S:g} s")
