@@ -1,10 +1,12 @@
 """Binance live: the client against a scripted venue that loses, breaks, repeats and delays what it can."""
 
+import asyncio
 import threading
 
 import pytest
 from blackbox_feeds.binance.live import client as client_module
 from blackbox_feeds.binance.live.source import BinanceWs, BinanceWss
+from blackbox_feeds.live.inbox import Inbox
 from websockets.sync.server import ServerConnection
 
 from blackbox.errors import ConfigError, SourceError
@@ -184,6 +186,33 @@ def test_a_connection_that_is_about_to_end_is_replaced_without_a_loss(monkeypatc
     assert frames == [each for n in range(120) for each in both(n)]
     assert received.gaps == []
     assert (now.reconnects, now.duplicates) == (1, 80)
+
+
+def test_a_second_connection_reads_no_more_once_its_held_frames_have_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = [trade(n)[:-2] + b',"x":"%b"}}' % (b"x" * 1_000) for n in range(100)]
+
+    class Endless:
+        async def recv(self, decode: bool) -> bytes:
+            received.append(frames[len(received)])
+            return received[-1]
+
+    async def read() -> None:
+        held = list[bytes]()
+        link = client_module.Link(Endless(), held)
+        reading = asyncio.create_task(made._client._read(link))
+        await asyncio.sleep(0)
+        assert len(held) == len(received) == 10
+        link.held = None
+        link.is_released.set()
+        await asyncio.wait({reading})  # to the end of the frames
+        assert isinstance(reading.exception(), IndexError)
+
+    received = list[bytes]()
+    monkeypatch.setattr(client_module, "_MOST_HELD_BYTES", 9 * len(frames[10]) + 500)
+    made = source(1, "a@trade")
+    made._client.inbox = Inbox()
+    asyncio.run(read())
+    assert len(made._client.inbox._items) == 100 - 10
 
 
 def test_a_rejected_url_is_an_error_and_a_stopped_source_ends() -> None:

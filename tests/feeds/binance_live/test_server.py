@@ -19,6 +19,7 @@ import msgspec
 import numpy
 import pytest
 from blackbox_feeds.binance import Binance
+from blackbox_feeds.binance.server import books as books_module
 from blackbox_feeds.binance.server.books import Book, RecordedBooks
 from blackbox_feeds.binance.server.server import BinanceServer
 from blackbox_feeds.binance.server.session import Session
@@ -255,6 +256,19 @@ def test_order_books_at_any_time_are_those_of_a_plain_loop(day: Recording) -> No
     )
     assert msgspec.json.decode(books.answer(b"btcusdt", NS + 9_000_000, 1) or b"")["bids"] == [["9.00", "2.5"]]
     assert msgspec.json.decode(books.answer(b"btcusdt", NS + 5_000_000, 1) or b"")["lastUpdateId"] == 106
+
+
+def test_frames_before_a_snapshot_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = [depth(n, n, n, [[f"{n}.00", "1.0" + "0" * 10_000]], []) for n in range(101, 121)]
+    snapshot = compact({"lastUpdateId": 100, "bids": [], "asks": []})
+    for most, kept in ((1 << 20, 20), (len(frames[0]) * 5, 5)):
+        monkeypatch.setattr(books_module, "_REMEMBERED_BYTES", most)
+        book = Book()
+        for frame in [*frames, snapshot]:
+            book.add(frame)
+        assert (len(book._recent), book._recent_bytes) == (kept, kept * len(frames[0]))
+        # Without the first frames after the snapshot there is no book, instead of a wrong one.
+        assert book.update_id == (120 if kept == 20 else -1)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="needs a recorded file")

@@ -13,8 +13,8 @@ from blackbox.native.tables.name_table import Numbering, number_of
 from blackbox_feeds.binance.live.sequences import LAST, STALE_ID, STATE_COLUMNS, Checked, Kind, check_frames
 from blackbox_feeds.binance.live.streams import SNAPSHOT, Stream
 
-_REMEMBERED: Final = 1 << 16
-"""Latest frames without numbers, to recognize when a second connection repeats them."""
+_REMEMBERED: Final = 1 << 18
+"""Latest frames without numbers, to recognize when a second connection repeats them: as many as are held of it."""
 
 
 class FrameChecker:

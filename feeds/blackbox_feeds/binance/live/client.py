@@ -32,6 +32,8 @@ RENEW_S: Final = 23.5 * 3600.0
 """Age at which a connection is replaced, less up to a quarter of an hour by chance."""
 MOST_FRAME_BYTES: Final = 16 << 20
 _MOST_HELD: Final = 1 << 18
+_MOST_HELD_BYTES: Final = 64 << 20
+"""Frames of a second connection, and their bytes, that are held. It then reads no more until the first one has ended."""
 _HANDSHAKE_S: Final = 10.0
 _PING_S: Final = 20.0
 _CLOSE_S: Final = 2.0
@@ -68,6 +70,7 @@ class Link:
     def __init__(self, connection: Any, held: list[bytes] | None) -> None:
         self.connection = connection
         self.held = held
+        self.held_bytes = 0
         self.is_released = asyncio.Event()
         """Set when frames are no longer held."""
         self.is_ending = False
@@ -231,7 +234,8 @@ class Client(LoopThread):
                 line = b"%d %b\n" % (time_ns(), frame)
                 if link.held is not None:
                     link.held.append(line)
-                    if len(link.held) >= _MOST_HELD:
+                    link.held_bytes += len(line)
+                    if len(link.held) >= _MOST_HELD or link.held_bytes >= _MOST_HELD_BYTES:
                         await link.is_released.wait()
                     continue
                 inbox.put(line)

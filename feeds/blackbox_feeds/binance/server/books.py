@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from heapq import merge
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +16,8 @@ from blackbox.documents import Decoder
 
 _ANY: Final = Decoder[Any]("json", Any)
 _REMEMBERED: Final = 4_096
-"""Depth frames before a snapshot that may be newer than it."""
+_REMEMBERED_BYTES: Final = 16 << 20
+"""Depth frames before a snapshot that may be newer than it, and their bytes. Without an older one there is no book."""
 _CLOCKS_APART_NS: Final = 30_000_000_000
 """Most difference between the clocks of Binance and of the collector, whose time some snapshots have."""
 _SNAPSHOT, _DEPTH = b"snapshot", b"depth"
@@ -27,7 +31,8 @@ class Book:
         """Number of the last change; -1 without a snapshot, or after missing frames."""
         self._head: dict[str, Any] = {}
         self._sides: dict[str, dict[str, str]] = {"b": {}, "a": {}}
-        self._recent: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED)
+        self._recent: deque[tuple[int, dict[str, Any]]] = deque()
+        self._recent_bytes = 0
 
     def add(self, frame: bytes) -> None:
         """Apply a depth frame or a snapshot, with or without the name of its stream; ignore others."""
@@ -37,16 +42,22 @@ class Book:
             if "lastUpdateId" in document:
                 self._reset(document)
             elif "U" in document and "u" in document:
-                self._recent.append(document)
+                self._remember(len(frame), document)
                 self._change(document)
         except (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError):
             return
+
+    def _remember(self, size: int, document: dict[str, Any]) -> None:
+        self._recent.append((size, document))
+        self._recent_bytes += size
+        while len(self._recent) > _REMEMBERED or self._recent_bytes > _REMEMBERED_BYTES:
+            self._recent_bytes -= self._recent.popleft()[0]
 
     def _reset(self, document: dict[str, Any]) -> None:
         sides = {"b": dict(document["bids"]), "a": dict(document["asks"])}
         self._head = {name: value for name, value in document.items() if name not in {"bids", "asks"}}
         self._sides, self.update_id = sides, int(document["lastUpdateId"])
-        for change in self._recent:
+        for _, change in self._recent:
             self._change(change)
 
     def _change(self, document: dict[str, Any]) -> None:
@@ -99,26 +110,29 @@ class RecordedBooks:
         """Return a symbol's order book after the messages up to a time, as JSON; None if none was recorded by then."""
         since_ns, book = self._books.get(symbol, (0, Book()))
         if not since_ns or until_ns < since_ns:
-            begin_ns = max((ts for ts, _ in self._messages(symbol, _SNAPSHOT, 0, until_ns)), default=None)
+            snapshots = chain.from_iterable(self._messages(symbol, _SNAPSHOT, 0, until_ns))
+            begin_ns = max((ts for ts, _ in snapshots), default=None)
             if begin_ns is None:
                 return None
             since_ns, book = max(1, begin_ns - _CLOCKS_APART_NS), Book()
-        changes = [
-            *self._messages(symbol, _DEPTH, since_ns, until_ns),
-            *self._messages(symbol, _SNAPSHOT, since_ns, until_ns),
-        ]
-        changes.sort(key=lambda change: change[0])
-        for _, frame in changes:
+        changes = (each for kind in (_DEPTH, _SNAPSHOT) for each in self._messages(symbol, kind, since_ns, until_ns))
+        for _, frame in merge(*changes, key=itemgetter(0)):
             book.add(frame)
         self._books[symbol] = until_ns + 1, book
         return msgspec.json.encode(book.document(levels)) if book.update_id >= 0 else None
 
-    def _messages(self, symbol: bytes, kind: bytes, since_ns: int, until_ns: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (time, frame) of the messages in `[since_ns, until_ns]`."""
+    def _messages(
+        self, symbol: bytes, kind: bytes, since_ns: int, until_ns: int
+    ) -> Iterator[Iterator[tuple[int, bytes]]]:
+        """Yield iterators of (time, frame) of the messages in `[since_ns, until_ns]`, one of each recording."""
         for recording, topic in self._topics.get(symbol, {}).get(kind, ()):
-            for batch in recording.batches(topic, start=since_ns, stop=until_ns + 1):
-                for at, payload, name in zip(
-                    batch.ts_event.tolist(), batch.payload_list(), batch.topics_per_message(), strict=True
-                ):
-                    if name == topic and payload is not None:
-                        yield at, bytes(payload).partition(b" ")[2]
+            yield _frames(recording, topic, since_ns, until_ns)
+
+
+def _frames(recording: Recording, topic: bytes, since_ns: int, until_ns: int) -> Iterator[tuple[int, bytes]]:
+    for batch in recording.batches(topic, start=since_ns, stop=until_ns + 1):
+        for at, payload, name in zip(
+            batch.ts_event.tolist(), batch.payload_list(), batch.topics_per_message(), strict=True
+        ):
+            if name == topic and payload is not None:
+                yield at, bytes(payload).partition(b" ")[2]
