@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-import select
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
 from typing import Final, NamedTuple
 
+from blackbox.errors import SourceError
+from blackbox.transport.wakeup import Pipe, readable
+from blackbox_feeds.io.loop_thread import LoopThread
+
 MOST_BYTES: Final = 64 << 20
 """A reader of the connection waits while more is in the inbox, so that the venue's queue grows, not this one."""
-_POLL_MS: Final = 1_000
+_WAIT_S: Final = 1.0
 
 
 class Mark(Enum):
@@ -39,15 +43,9 @@ class Inbox:
 
     def __init__(self) -> None:
         self._items: deque[bytes | Mark] = deque()
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = Pipe()
         self._put_bytes = self._taken_bytes = 0
         self._is_overlap = False
-        self.when_emptied: Callable[[], None] = lambda: None
-        """Called by the reader after it has taken everything."""
-
-    def close(self) -> None:
-        """Close the descriptor. Both threads must have ended their use."""
-        os.close(self._wakeup)
 
     def put(self, item: bytes | Mark) -> None:
         """Append a message, or a mark."""
@@ -59,7 +57,7 @@ class Inbox:
 
     def wake(self) -> None:
         """End the reader's wait."""
-        os.eventfd_write(self._wakeup, 1)
+        self._wakeup.poke()
 
     @property
     def is_full(self) -> bool:
@@ -68,14 +66,11 @@ class Inbox:
 
     def wait(self, stop_fd: int) -> None:
         """Wait until something was put, `stop_fd` is readable, or a second has passed."""
-        poll = select.poll()
-        poll.register(self._wakeup, select.POLLIN)
-        poll.register(stop_fd, select.POLLIN)
         if self._items:
             return
-        poll.poll(_POLL_MS)
+        readable(self._wakeup.reader, stop_fd, timeout=_WAIT_S)
         with suppress(BlockingIOError):
-            os.eventfd_read(self._wakeup)
+            os.read(self._wakeup.reader, 4_096)
 
     def take(self) -> Iterator[Part]:
         """Yield everything that was put so far."""
@@ -95,9 +90,39 @@ class Inbox:
                 self._is_overlap = item is Mark.OVERLAP
         if messages or is_interrupted:
             yield self._part(messages, is_interrupted)
-        self.when_emptied()
 
     def _part(self, messages: list[bytes], is_interrupted: bool) -> Part:
         content = b"".join(messages)
         self._taken_bytes += len(content)
         return Part(content, self._is_overlap, is_interrupted)
+
+
+class InboxThread(LoopThread):
+    """The thread of a connection. `start`, `take` and `stop` are called by the publishing thread.
+
+    Attribute: `inbox`, from `start` on.
+    """
+
+    Failure = SourceError
+    inbox: Inbox
+
+    def start(self) -> None:
+        """Start the thread. Raises LimitError."""
+        self.inbox = Inbox()
+        super().start()
+
+    def take(self, stop_fd: int) -> Iterator[Part]:
+        """Wait as `Inbox.wait`, and yield everything that was put so far. Raises the error of the thread."""
+        self.inbox.wait(stop_fd)
+        error = self.error  # set after the last message was put
+        yield from self.inbox.take()
+        self._go_on()
+        if error is not None:
+            raise error
+
+    @abstractmethod
+    def _go_on(self) -> None:
+        """Read on if the inbox was full. Called by the publishing thread."""
+
+    def _ended(self) -> None:
+        self.inbox.wake()

@@ -1,11 +1,13 @@
 """Binance live: the client against a scripted venue that loses, breaks, repeats and delays what it can."""
 
 import asyncio
+import os
 import threading
 
 import pytest
 from blackbox_feeds.binance.live import client as client_module
 from blackbox_feeds.binance.live.source import BinanceWs, BinanceWss
+from blackbox_feeds.dbn.live.source import KEY_VARIABLE, DbnLive
 from blackbox_feeds.live.inbox import Inbox
 from websockets.sync.server import ServerConnection
 
@@ -186,6 +188,15 @@ def test_a_connection_that_is_about_to_end_is_replaced_without_a_loss(monkeypatc
     assert frames == [each for n in range(120) for each in both(n)]
     assert received.gaps == []
     assert (now.reconnects, now.duplicates) == (1, 80)
+
+
+def test_a_source_that_is_never_iterated_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "key")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        source(1, "a@trade")
+        DbnLive("GLBX.MDP3?schema=trades&symbols=ESH4")
+    assert len(os.listdir("/proc/self/fd")) < before + 20  # other threads of the tests have some
 
 
 def test_a_second_connection_reads_no_more_once_its_held_frames_have_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

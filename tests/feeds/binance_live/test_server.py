@@ -11,7 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy
 import pytest
 from blackbox_feeds.binance import Binance
 from blackbox_feeds.binance.server import books as books_module
+from blackbox_feeds.binance.server import hall as hall_module
 from blackbox_feeds.binance.server.books import Book, RecordedBooks
 from blackbox_feeds.binance.server.server import BinanceServer
 from blackbox_feeds.binance.server.session import Session
@@ -29,7 +30,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from blackbox import Recording
-from blackbox.errors import ConfigError
+from blackbox.errors import BlackBoxError, ConfigError
 from blackbox.feed.venue_url import Address
 from blackbox.replay.play.to_venue import VenuePlayer, order_for_venue
 from blackbox.replay.play.venue_server import VenueMessages
@@ -206,14 +207,56 @@ def test_a_client_that_does_not_read_is_disconnected_and_the_others_get_everythi
     assert counts["slow_clients"] == 1
 
 
+LINE = numpy.frombuffer(LINES[0], numpy.uint8)
+ONE_TRADE = VenueMessages(
+    numpy.array([NS]),
+    numpy.array([LINE.ctypes.data]),
+    numpy.array([len(LINE)], numpy.int32),
+    numpy.zeros(1, numpy.int32),
+    (b"btcusdt.trade",),
+)
+
+
+@pytest.mark.parametrize("where", ["deliver", "ping"])
+def test_a_failed_thread_is_an_error_of_each_call_and_closes_the_sockets(
+    day: Recording, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(hall_module, "_PING_S", 0.05)
+    with serving(day) as server:
+        client = Client(server.port, "/ws/btcusdt@trade")
+        server.wait_for(1, PATIENCE_S)
+        if where == "deliver":
+            monkeypatch.setattr(hall_module.Hall, "_deliver", fail)
+        else:
+            monkeypatch.setattr(hall_module.Connection, "ping", fail)
+        error = r"the server at 127\.0\.0\.1:0 failed: MemoryError\('no room'\)"
+        with pytest.raises(BlackBoxError, match=error):
+            while True:
+                server.send(ONE_TRADE)
+        client.join()
+
+        def is_closed() -> bool:
+            with suppress(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", server.port)).close()
+                return False
+            return True
+
+        wait_until(is_closed, PATIENCE_S)
+        with pytest.raises(BlackBoxError, match=error):
+            server.wait_for(1, PATIENCE_S)
+        with pytest.raises(BlackBoxError, match=error):
+            server.end(at_once=False)
+
+
 def test_a_client_leaves_nothing_behind_in_the_server(day: Recording) -> None:
-    line = numpy.frombuffer(LINES[0], numpy.uint8)
-    columns = numpy.array([line.ctypes.data]), numpy.array([len(line)], numpy.int32), numpy.zeros(1, numpy.int32)
     with serving(day) as server:
         for number in range(10):
             client = Client(server.port, f"/ws/btcusdt@trade/other{number}@trade")
             server.wait_for(1, PATIENCE_S)
-            server.send(VenueMessages(numpy.array([NS]), *columns, (b"btcusdt.trade",)))
+            server.send(ONE_TRADE)
             wait_until(lambda: len(client.frames) == 1, PATIENCE_S)  # noqa: B023 - called at once
             client.connection.close()
             wait_until(lambda: not server._hall.groups(), PATIENCE_S)

@@ -65,7 +65,6 @@ async def session(stream: bytes, sizes: random.Random) -> tuple[Client, Transpor
         protocol.get_buffer(len(piece))[: len(piece)] = piece
         protocol.buffer_updated(len(piece))
         at += len(piece)
-    client.inbox.close()
     return client, transport
 
 

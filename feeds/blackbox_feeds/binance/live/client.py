@@ -23,8 +23,7 @@ from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.live_source import LiveStatistics
 from blackbox_feeds.binance.live.snapshots import Snapshots
-from blackbox_feeds.live.inbox import Mark
-from blackbox_feeds.live.loop_thread import LoopThread
+from blackbox_feeds.live.inbox import InboxThread, Mark
 from blackbox_feeds.live.retries import Retries
 
 OVERLAP_S: Final = 3.0
@@ -79,8 +78,8 @@ class Link:
         self.began_at = asyncio.get_running_loop().time()
 
 
-class Client(LoopThread):
-    """Receives frames until it is stopped. `start`, `stop` and `want` are called by the publishing thread."""
+class Client(InboxThread):
+    """Receives frames until it is stopped. `want` is called by the publishing thread."""
 
     def __init__(self, target: Target, counts: LiveStatistics) -> None:
         """`counts`: those of the source, which the connection adds to. Raises ConfigError without the libraries."""

@@ -90,8 +90,7 @@ class BinanceLive(LiveSource):
         client.start()
         try:
             while not self.is_stopping:
-                client.inbox.wait(self.stop_fd)
-                for part in client.inbox.take():
+                for part in client.take(self.stop_fd):
                     if part.is_interrupted and not checker.is_numbered:
                         yield Chunk.gap(topics, 1)
                     for chunk in reader.chunks(numpy.frombuffer(part.content, numpy.uint8), last=True):
@@ -104,8 +103,6 @@ class BinanceLive(LiveSource):
                             yield kept
                     self.counts.malformed = client.malformed + reader.bad.count
                     self.counts.duplicates = checker.duplicates
-                if client.error is not None:
-                    raise client.error
         finally:
             client.stop()
             self.truncated = f"{self!r}: {reader.bad}" if reader.bad.count else None

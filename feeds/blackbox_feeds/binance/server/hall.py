@@ -4,6 +4,8 @@
 
 A group has the same streams and the same form of frames. A client that does not take its frames fills its queue. The
 playing thread then waits. A client that takes too little of its queue in `PATIENCE_S` is disconnected and counted.
+
+If the thread of the clients fails, their sockets are closed, and the playing thread gets the error.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -19,6 +23,7 @@ from blackbox.errors import EndpointError
 from blackbox.feed.venue_url import Address
 from blackbox_feeds.binance.server.connection import Connection
 from blackbox_feeds.binance.server.rest import Rest
+from blackbox_feeds.io.loop_thread import LoopThread
 
 PATIENCE_S: Final = 2.0
 _MOST_CLIENTS: Final = 1_000
@@ -40,19 +45,23 @@ class Counts(msgspec.Struct):
     frames: int = 0
     """Frames sent, one for each client."""
     connections: int = 0
+    too_many: int = 0
+    """Clients that were disconnected at once because there were too many."""
     slow: int = 0
     """Clients that were disconnected because they did not take their frames."""
     silent: int = 0
     """Clients that were disconnected because they did not answer pings."""
 
 
-class Hall:
+class Hall(LoopThread):
     """Owns the event loop, its thread and the listening socket. `rest` answers requests over HTTP.
 
-    `open`, `close`, `groups`, `send`, `disconnect_all` and `wait_for` are called by the playing thread.
+    `open`, `stop`, `groups`, `send`, `disconnect_all` and `wait_for` are called by the playing thread. Those that wait
+    or send raise the error of the thread.
     """
 
     def __init__(self, address: Address, rest: Rest, patience_s: float = PATIENCE_S) -> None:
+        super().__init__("blackbox-venue", f"the server at {address}")
         self._address = address
         self._patience_s = patience_s
         self.port = address.port
@@ -64,27 +73,18 @@ class Hall:
         self._group_of: dict[Connection, Group] = {}
         self._changed = threading.Condition()
         self._ahead = threading.Semaphore(_BATCHES_AHEAD)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._done: asyncio.Event | None = None
-        self._thread = threading.Thread(target=self._run, name="blackbox-venue", daemon=True)
-        self._error: OSError | None = None
         self._is_open = threading.Event()
 
     def open(self) -> None:
         """Listen. Raises EndpointError."""
-        self._thread.start()
+        self.start()
         self._is_open.wait()
-        if self._error is not None:
-            self._thread.join()
-            raise EndpointError(self._error.errno, f"cannot listen at {self._address}: {self._error}")
+        self._check()
 
-    def close(self) -> None:
-        """Disconnect all clients, and end the thread. Does nothing if it never ran."""
-        loop, done = self._loop, self._done
-        if loop is not None and done is not None:
-            loop.call_soon_threadsafe(done.set)
-            self._thread.join()
-        self._loop = None
+    def _check(self) -> None:
+        """Raise the error of the thread, if it has failed."""
+        if self.error is not None:
+            raise self.error
 
     def groups(self) -> list[Group]:
         """Return the groups that have clients."""
@@ -93,21 +93,21 @@ class Hall:
 
     def send(self, batch: list[tuple[Group, bytes, int]]) -> None:
         """Send frames: of each group the bytes and their number. Waits for slow clients within the limit."""
-        loop = self._loop
-        if loop is None or not batch:
+        self._check()
+        if not batch or self._loop is None:
             return
         self._ahead.acquire()
-        loop.call_soon_threadsafe(self._deliver, batch)
-        self._wait_for_room(loop)
+        self._soon(partial(self._deliver, batch))
+        # Every round, a client has taken some of its queue or is disconnected.
+        while not self._wait(lambda: not any(each.is_full for each in self._group_of), self._patience_s):
+            self._soon(self._drop_slow)
 
-    def _wait_for_room(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until no queue is full. Every round, a client has taken some of its queue or is disconnected."""
+    def _wait(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until a condition holds; return False after the timeout. Raises the error of the thread."""
         with self._changed:
-            while not self._changed.wait_for(lambda: not self._full(), self._patience_s):
-                loop.call_soon_threadsafe(self._drop_slow)
-
-    def _full(self) -> bool:
-        return any(each.is_full for each in list(self._group_of))
+            is_met = self._changed.wait_for(lambda: self.error is not None or condition(), timeout)
+        self._check()
+        return is_met
 
     def _deliver(self, batch: list[tuple[Group, bytes, int]]) -> None:
         try:
@@ -126,9 +126,7 @@ class Hall:
 
     def disconnect_all(self, reason: str) -> None:
         """Close all connections after what they were sent."""
-        loop = self._loop
-        if loop is not None:
-            loop.call_soon_threadsafe(self._close_all, reason)
+        self._soon(partial(self._close_all, reason))
 
     def _close_all(self, reason: str) -> None:
         for connection in list(self._connections):
@@ -136,15 +134,13 @@ class Hall:
 
     def wait_for(self, clients: int, timeout: float) -> bool:
         """Wait until this many clients have subscribed; return False after the timeout."""
-        with self._changed:
-            return self._changed.wait_for(lambda: len(self._group_of) >= clients, timeout)
+        return self._wait(lambda: len(self._group_of) >= clients, timeout)
 
     def wait_for_none(self, timeout: float) -> None:
         """Wait until everything is sent and every client has left, at most for this time."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._connections, timeout)
+        self._wait(lambda: not self._connections, timeout)
 
-    # The following run in the event loop.
+    # The following run in the thread of the event loop.
 
     def now(self) -> float:
         """Return the time of the event loop in seconds."""
@@ -153,6 +149,7 @@ class Hall:
     def add(self, connection: Connection) -> None:
         """Take a new connection, or end it if there are too many."""
         if len(self._connections) >= _MOST_CLIENTS:
+            self.counts.too_many += 1
             connection.abort()
             return
         self.counts.connections += 1
@@ -193,35 +190,27 @@ class Hall:
             if not self._groups[group]:
                 del self._groups[group]
 
-    def _run(self) -> None:
-        import uvloop
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            try:
-                runner.run(self._serve())
-            finally:
-                self._is_open.set()
-
-    async def _serve(self) -> None:
+    async def _main(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(lambda: Connection(self), self._address.host, self._address.port)
         except OSError as error:
-            self._error = error
-            return
-        self.port = server.sockets[0].getsockname()[1]
-        self._done = asyncio.Event()
-        self._loop = loop
-        self._is_open.set()
-        pings = asyncio.ensure_future(self._ping())
+            raise EndpointError(error.errno, f"cannot listen at {self._address}: {error}") from None
         try:
-            await self._done.wait()
+            self.port = server.sockets[0].getsockname()[1]
+            self._is_open.set()
+            await self._ping()
         finally:
-            pings.cancel()
             server.close()
             for each in list(self._connections):
                 each.abort()
             self.rest.close()
+
+    def _ended(self) -> None:
+        self._is_open.set()
+        self._ahead.release()
+        with self._changed:
+            self._changed.notify_all()
 
     async def _ping(self) -> None:
         while True:

@@ -158,7 +158,7 @@ class BinanceServer(VenueServer):
 
     def close(self) -> None:
         """Disconnect all clients."""
-        self._hall.close()
+        self._hall.stop()
 
     def counts(self) -> dict[str, int]:
         """Return what was sent, and why clients were disconnected."""
@@ -169,6 +169,7 @@ class BinanceServer(VenueServer):
             "requests": self._hall.rest.requests,
             "slow_clients": now.slow,
             "silent_clients": now.silent,
+            "too_many_clients": now.too_many,
             "messages_without_stream": self._without_stream,
         }
 

@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.live_source import LiveStatistics
-from blackbox_feeds.live.inbox import Mark
-from blackbox_feeds.live.loop_thread import LoopThread
+from blackbox_feeds.live.inbox import InboxThread, Mark
 from blackbox_feeds.live.retries import Retries
 
 DEFAULT_PORT: Final = 13_000
@@ -41,8 +40,8 @@ class Request(NamedTuple):
     port: int
 
 
-class Client(LoopThread):
-    """Receives records until it is stopped. `start`, `stop` and `resume` are called by the publishing thread."""
+class Client(InboxThread):
+    """Receives records until it is stopped. `resume` is called by the publishing thread."""
 
     def __init__(self, request: Request, key: str, counts: LiveStatistics) -> None:
         """`counts`: those of the source; the connection adds to them."""

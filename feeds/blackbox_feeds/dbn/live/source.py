@@ -75,8 +75,7 @@ class DbnLive(LiveSource):
         client.start()
         try:
             while not self.is_stopping:
-                client.inbox.wait(self.stop_fd)
-                for part in client.inbox.take():
+                for part in client.take(self.stop_fd):
                     if part.is_interrupted:
                         start = resumption.start_ns() if client.can_resume else None
                         if start is None:
@@ -98,8 +97,6 @@ class DbnLive(LiveSource):
                     complaint = reader.complaint(data)
                     if complaint is not None:
                         raise SourceError(f"{self._url}: the gateway sent an unknown record: {complaint}")
-                if client.error is not None:
-                    raise client.error
         finally:
             client.stop()
             self._quality = reader.notes() if reader is not None else ()
