@@ -9,7 +9,6 @@ The receiver never reads: its buffer is full, so a packet costs no wake-up. Ever
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import socket
 import struct
@@ -32,6 +31,7 @@ from blackbox.archive.importing.import_days import import_days
 from blackbox.feed.venue_url import Address
 from blackbox.replay.play.to_venue import VenuePlayer
 from blackbox.replay.replay import Replay
+from blackbox.transport.udp.mmsg import Gathered, send_gathered
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -90,19 +90,14 @@ def _plain() -> float:
     packets = _packets()
     data = numpy.frombuffer(b"".join(packets), numpy.uint8)
     sizes = numpy.array([len(packet) for packet in packets])
-    pieces = numpy.zeros((len(packets), 2), numpy.int64)
-    pieces[:, 0], pieces[:, 1] = data.ctypes.data + numpy.cumsum(sizes) - sizes, sizes
-    messages = numpy.zeros((len(packets), 8), numpy.int64)
-    messages[:, 2] = pieces.ctypes.data + 16 * numpy.arange(len(packets))
-    messages[:, 3] = 1
-    send = ctypes.CDLL(None).sendmmsg
-    send.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
+    gathered = Gathered(len(packets), 1)
+    gathered.pieces[:, 0, 0], gathered.pieces[:, 0, 1] = data.ctypes.data + numpy.cumsum(sizes) - sizes, sizes
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
         made.connect(_sink()[0].getsockname())
         started = time.perf_counter()
         done = 0
         while done < len(packets):
-            sent = send(made.fileno(), messages[done:].ctypes.data, min(1_024, len(packets) - done), 0)
+            sent, _ = send_gathered(made.fileno(), gathered.messages, done, min(1_024, len(packets) - done))
             expect("packets sent above 0", sent > 0, True)
             done += sent
         return done / (time.perf_counter() - started) / 1e3

@@ -160,11 +160,6 @@ class Group(NamedTuple):
     address: IPv4Address
     port: int
 
-    @property
-    def packed(self) -> tuple[bytes, bytes]:
-        """Port and address in the order of the network."""
-        return self.port.to_bytes(2, "big"), self.address.packed
-
 
 def groups_of(endpoint: str, channels: int) -> list[Group]:
     """Return the groups of a multicast line: that of its endpoint, and with channels also one for each.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -21,14 +20,19 @@ from blackbox.native.system.posix import monotonic_ns, sleep_microseconds
 from blackbox.transport.libzmq import EINTR, zmq_errno
 from blackbox.transport.security.group_key import GroupKey
 from blackbox.transport.udp.datagram import DATAGRAM_BYTES, MAGIC, VERSION, datagram_at, write_tag
-from blackbox.transport.udp.mmsg import BATCH, ROOM, Datagrams, put_datagram, send_batch
+from blackbox.transport.udp.mmsg import (
+    ADDRESS_BYTES,
+    BATCH,
+    ROOM,
+    Datagrams,
+    packed_address,
+    put_datagram,
+    send_batch,
+)
 
 _BURST_NS: Final = 1_000_000
 """Time that the sender may be ahead of its rate after a pause."""
 _MOST_SLEEP_NS: Final = 1_000_000
-_ADDRESS: Final = struct.Struct("=H2s4s8x")
-"""A `struct sockaddr_in`: family, port and address."""
-_ADDRESS_BYTES: Final = _ADDRESS.size
 
 
 class CasterState(SharedRecord):
@@ -137,7 +141,7 @@ def cast_block(
     """Send a block on a line to one of its groups, 0 being that of heartbeats. Waits as the rate demands."""
     state = caster_state_at(caster)
     place = line - state.first_line
-    address = state.addresses + _ADDRESS_BYTES * (place * state.groups + group)
+    address = state.addresses + ADDRESS_BYTES * (place * state.groups + group)
     number = state.blocks[place]
     state.blocks[place] = number + 1
     block_bytes, part_bytes = key_bytes + HEADER_BYTES + body_bytes, state.part_bytes
@@ -176,7 +180,7 @@ class Caster:
         self._sockets = sockets
         self._key = numpy.frombuffer(key.key or b"\0", numpy.uint8)
         self._datagrams = Datagrams()
-        packed = [_ADDRESS.pack(socket.AF_INET, *each.packed) for line in groups for each in line]
+        packed = [packed_address(*each) for line in groups for each in line]
         self._addresses: NDArray[numpy.uint8] = numpy.frombuffer(b"".join(packed), numpy.uint8)
         state = self.state = CasterState()
         state.slice_id, state.stream, state.first_line = slice_id, time.time_ns(), len(part.sockets)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import ipaddress
 import os
 import socket
-import sys
 import time
 from typing import Final, NamedTuple
 
@@ -18,19 +16,14 @@ from blackbox.errors import ConfigError, EndpointError
 from blackbox.feed.venue_url import Address
 from blackbox.native.compile.jit import njit, warm_up
 from blackbox.native.system.limits import require_linux
+from blackbox.transport.udp.mmsg import Gathered, packed_address, send_gathered
 
 MOST_BYTES: Final = 65_507
 """Payload of the longest datagram over IPv4."""
 _BATCH: Final = 1_024
 """UIO_MAXIOV in linux/uio.h: most packets that one call sends."""
-_MESSAGE_WORDS: Final = 8
-"""Size of `mmsghdr` in words: name, name length, pieces, number of pieces, control, its length, flags, sent bytes."""
-_NAME_BYTES: Final = 16
 _PATIENCE_S: Final = 5.0
 """Time in which the kernel must accept a packet."""
-if sys.platform == "linux":
-    _send_many = ctypes.CDLL(None, use_errno=True).sendmmsg
-    _send_many.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
 _FULL: Final = (errno.ENOBUFS, errno.EAGAIN, errno.EINTR, errno.ENOMEM)
 
 
@@ -85,6 +78,7 @@ class DatagramPath:
         self.packets = self.dropped = self.duplicated = self.reordered = 0
         self._faults, self._random = faults, numpy.random.default_rng(seed)
         warm_up(_cut, numpy.zeros(1, numpy.int64), 0, 0, numpy.zeros(1, numpy.int64))
+        warm_up(send_gathered, -1, 0, 0, 0)
         host = resolved(to)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
@@ -93,15 +87,7 @@ class DatagramPath:
             self.socket.close()
             raise
         self._host = host
-        name = numpy.zeros(_NAME_BYTES, numpy.uint8)
-        name[:8] = numpy.frombuffer(_sockaddr(host, to.port), numpy.uint8)
-        self._name = name
-        self._messages = numpy.zeros((_BATCH, _MESSAGE_WORDS), numpy.int64)
-        self._pieces = numpy.zeros((_BATCH, 2, 2), numpy.int64)
-        self._messages[:, 0] = name.ctypes.data
-        self._messages[:, 1] = _NAME_BYTES
-        self._messages[:, 2] = self._pieces.ctypes.data + self._pieces.strides[0] * numpy.arange(_BATCH)
-        self._messages[:, 3] = 2
+        self._gathered = Gathered(_BATCH, 2, packed_address(ipaddress.IPv4Address(host), to.port))
 
     def send(self, headers: NDArray[numpy.uint8], data: NDArray[numpy.uint8], bounds: NDArray[numpy.int64]) -> None:
         """Send packets, each a row of `headers` and the bytes of `data` from its bound to the next one.
@@ -112,7 +98,7 @@ class DatagramPath:
         starts, sizes = bounds[:-1] + data.ctypes.data, numpy.diff(bounds)
         for at in range(0, len(order), _BATCH):
             chosen = order[at : at + _BATCH]
-            pieces = self._pieces[: len(chosen)]
+            pieces = self._gathered.pieces[: len(chosen)]
             pieces[:, 0, 0] = headers.ctypes.data + headers.strides[0] * chosen
             pieces[:, 0, 1] = headers.shape[1]
             pieces[:, 1, 0] = starts[chosen]
@@ -136,14 +122,13 @@ class DatagramPath:
         done = 0
         deadline = time.monotonic() + _PATIENCE_S
         while done < many:
-            at = self._messages.ctypes.data + self._messages.strides[0] * done
-            sent = _send_many(self.socket.fileno(), at, many - done, 0)
-            if sent > 0:
-                done += sent
-            elif (number := ctypes.get_errno()) not in _FULL or time.monotonic() > deadline:
+            sent, number = send_gathered(self.socket.fileno(), self._gathered.messages, done, many - done)
+            done += sent
+            if not number:
+                continue
+            if number not in _FULL or time.monotonic() > deadline:
                 raise self._error(number)
-            else:
-                time.sleep(0.0001)
+            time.sleep(0.0001)
 
     def _order(self, many: int) -> NDArray[numpy.int64]:
         """Return the numbers of the packets to send, in order, with faults."""
@@ -212,8 +197,3 @@ def _set_up(made: socket.socket, to: Address, host: str, ttl: int, interface: st
                 getattr(error, "errno", errno.EADDRNOTAVAIL),
                 f"interface was {interface!r}, expected an IPv4 address of this machine",
             ) from error
-
-
-def _sockaddr(host: str, port: int) -> bytes:
-    """Return `sockaddr_in` without its padding."""
-    return socket.AF_INET.to_bytes(2, sys.byteorder) + port.to_bytes(2, "big") + socket.inet_aton(host)
