@@ -79,6 +79,11 @@ class Model:
     def __init__(self, expected: int, most: int) -> None:
         self.expected, self.most = expected, most
         self.held: list[Packet] = []
+        self.before: dict[int, int] = {}
+        """By id of a packet that seems to be a mistake: messages that fill the gap before it."""
+        self.taken: list[Packet] = []  # so that their ids are not used again
+        self.late = set[int]()
+        """Ids of held packets that came after a later one."""
         self.released: list[tuple[int, int]] = []
         self.duplicates = self.recovered = self.implausible = 0
         self.progress = self.suspect = 0
@@ -88,43 +93,68 @@ class Model:
         self.released.append((max(self.expected, packet.first), packet.end))
         self.expected = packet.end
 
+    def is_mistaken(self, packet: Packet) -> bool:
+        after = self.held[self.held.index(packet) + 1 :]
+        is_confirmed = packet.first == self.suspect or (bool(after) and after[0].first == packet.end)
+        return packet.first - self.expected > FAR and (self.progress > packet.time or not is_confirmed)
+
+    def recover(self, later: list[Packet], count: int) -> None:
+        if later and self.is_mistaken(later[0]):
+            self.before[id(later[0])] = self.before.get(id(later[0]), 0) + count
+        elif later:
+            self.recovered += count
+
+    def release_first(self) -> None:
+        packet = self.held[0]
+        count = packet.end - self.expected
+        self.recovered += self.before.pop(id(packet), 0)
+        self.release(packet)
+        if id(packet) in self.late:
+            self.recover(self.held[1:], count)
+        self.held.pop(0)
+
     def drain(self) -> None:
         while self.held and self.held[0].first <= self.expected:
-            packet = self.held.pop(0)
+            packet = self.held[0]
             if packet.end > self.expected:
-                self.release(packet)
+                self.release_first()
             else:
+                self.recovered += self.before.pop(id(packet), 0)
                 self.duplicates += packet.end - packet.first
+                self.held.pop(0)
 
     def give_up(self) -> None:
-        packet = self.held.pop(0)
-        is_confirmed = packet.first == self.suspect or (bool(self.held) and self.held[0].first == packet.end)
-        if packet.first - self.expected > FAR and (self.progress > packet.time or not is_confirmed):
+        packet = self.held[0]
+        if self.is_mistaken(packet):
             self.implausible += 1
             self.suspect = packet.end
+            self.before.pop(id(packet), 0)
+            self.held.pop(0)
         else:
             self.expected = packet.first
-            self.release(packet)
+            self.release_first()
 
     def check_time(self, now: int) -> None:
         def is_over() -> bool:
-            oldest = min((packet.time for packet in self.held), default=now)
-            return bool(self.held) and oldest + HOLD + PER_MESSAGE * (self.held[0].first - self.expected) <= now
+            if not self.held:
+                return False
+            distance = 0 if self.is_mistaken(self.held[0]) else self.held[0].first - self.expected
+            return min(packet.time for packet in self.held) + HOLD + PER_MESSAGE * distance <= now
 
         while is_over():
             self.give_up()
             self.drain()
 
     def take(self, packet: Packet) -> None:
+        self.taken.append(packet)
         while len(self.held) == self.most and packet.first >= self.held[0].first > self.expected < packet.first:
             self.give_up()
             self.drain()
         if packet.end <= self.expected:
             self.duplicates += packet.end - packet.first
         elif packet.first <= self.expected or len(self.held) == self.most:
-            if packet.first <= self.expected and self.held:
-                self.recovered += packet.end - self.expected
             self.expected = max(self.expected, packet.first)
+            self.recover(self.held, packet.end - self.expected)
             self.release(packet)
             if packet.is_line:
                 self.progress = packet.time
@@ -132,8 +162,12 @@ class Model:
         else:
             before = [other for other in self.held if other.first <= packet.first]
             if before and before[-1].end >= packet.end:
+                if before[-1].first < packet.first == before[-1].end:
+                    self.suspect = before[-1].first
                 self.duplicates += packet.end - packet.first
             else:
+                if len(before) < len(self.held):
+                    self.late.add(id(packet))
                 self.held.insert(len(before), packet)
 
 
@@ -233,6 +267,41 @@ def test_lone_datagram_far_ahead_is_dropped_and_one_that_another_continues_is_a_
     assert after_hold(1_000, Packet(9_000, 9_001, 0, True)) == []
     assert after_hold(2_000, Packet(9_001, 9_001, 0, True)) == [(9_001, 9_001)]  # a heartbeat confirms it
     assert holder.expected == 9_001
+
+
+@pytest.mark.parametrize("is_forged", [True, False])
+def test_messages_before_a_lone_datagram_far_ahead_have_filled_a_gap_only_if_it_is_real(is_forged: bool) -> None:
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, PER_MESSAGE, FAR))
+    holder.start(1)
+
+    def take(time: int, *packets: Packet, is_line: bool = True) -> list[tuple[int, int]]:
+        arrived = arrived_of(list(packets), MOLD_FORM)
+        return sequences_of(holder.arrange(arrived, len(packets), is_line=is_line, now_ns=time), MOLD_FORM)
+
+    assert take(0, Packet(100, 102, 0, True)) == []
+    # The line goes on, or answers to requests come, out of order: message 25 is the last one.
+    assert take(1, Packet(1, 11, 1, True), is_line=is_forged) == [(1, 11)]
+    assert take(2, Packet(13, 26, 2, True), is_line=is_forged) == []
+    assert take(3, Packet(11, 13, 3, True), is_line=is_forged) == [(11, 13), (13, 26)]
+    assert holder.recovered == 2  # before 13, which is near
+    if is_forged:
+        assert take(HOLD, *()) == []
+        assert (holder.gap, holder.recovered, holder.take_implausible()) == (None, 2, 1)
+    else:
+        for first in range(26, 100, 2):
+            take(4, Packet(first, first + 2, 4, True), is_line=False)
+        assert (holder.gap, holder.expected, holder.recovered) == (None, 102, 99)
+
+
+def test_a_forged_datagram_is_held_for_a_short_time_however_far_it_is() -> None:
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD))
+    holder.start(1)
+    for first in (1 << 40, (1 << 62) - 2):
+        lone = arrived_of([Packet(first, first + 1, 0, True)], MOLD_FORM)
+        holder.arrange(lone, 1, is_line=True, now_ns=0)
+        assert holder.gap == (1, first, 0)
+        holder.arrange(lone, 0, is_line=True, now_ns=HOLD)
+        assert (holder.gap, holder.take_implausible()) == (None, 1)
 
 
 @pytest.mark.parametrize("is_flush", [True, False])

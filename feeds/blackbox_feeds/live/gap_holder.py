@@ -7,6 +7,9 @@ for too long, or if there is no room for another: the next datagram is then rele
 sequence, reports the gap at its position. So the output is in order, and has each message once. Messages of a released
 datagram that were released before are cut off.
 
+A datagram far ahead, which no other one continues, is a mistake if a line continues the sequence before it: forged
+datagrams have any numbers. So messages before it have filled a gap only once it is released.
+
 A heartbeat, which has no messages, is held like other datagrams: it shows a gap at the end of the stream.
 
 No I/O, no clock: the caller gives the time.
@@ -34,6 +37,8 @@ FAR: Final = 65_536
 """A datagram further ahead than this number of messages is a mistake, unless the next one continues it and no line
 continues the sequence before it."""
 _FOREVER_NS: Final = 1 << 62
+_LONGEST_GAP: Final = 1 << 32
+"""Messages of a gap for which there is more time."""
 _PART_BYTES: Final = 1 << 20
 
 
@@ -66,7 +71,7 @@ class _State(SharedRecord):
     progress_ns = Field()
     """Time at which a line continued the sequence last."""
     suspect = Field()
-    """Sequence that would confirm the last datagram dropped as far ahead."""
+    """First sequence of a datagram far ahead that is no mistake, since it continues one, or a heartbeat continues it."""
     used = Field()
     """Bytes of the current output."""
     rows = Field()
@@ -83,6 +88,10 @@ class _Held(NamedTuple):
     end: NDArray[numpy.int64]
     """Sequence after the last message."""
     came_ns: NDArray[numpy.int64]
+    is_late: NDArray[numpy.int64]
+    """1 if a later datagram was held when this one came."""
+    before: NDArray[numpy.int64]
+    """Messages that fill the gap before this datagram, if that is no mistake."""
     length: NDArray[numpy.int64]
     slot: NDArray[numpy.int64]
     free: NDArray[numpy.int64]
@@ -180,24 +189,55 @@ def _remove(address: int, held: _Held, place: int, count: int) -> None:
             held.end[to + count],
             held.came_ns[to + count],
         )
+        held.is_late[to], held.before[to] = held.is_late[to + count], held.before[to + count]
         held.length[to], held.slot[to] = held.length[to + count], held.slot[to + count]
     state.held -= count
 
 
 @njit(nogil=True, cache=True)
-def _drain(address: int, form: Form, held: _Held, out: _Output) -> bool:
+def _is_mistaken(address: int, held: _Held, place: int, limits: Limits) -> bool:
+    """Return True if a datagram held seems to be a mistake."""
+    state = _state_at(address)
+    first = held.first[place]
+    is_confirmed = first == state.suspect or (place + 1 < state.held and held.first[place + 1] == held.end[place])
+    return first - state.expected > limits.far and (state.progress_ns > held.came_ns[place] or not is_confirmed)
+
+
+@njit(nogil=True, cache=True)
+def _count_recovered(address: int, held: _Held, place: int, limits: Limits, count: int) -> None:
+    """Count messages that came after the datagram held at a place, if there is one, and before it in the sequence."""
+    state = _state_at(address)
+    if place < state.held and _is_mistaken(address, held, place, limits):
+        held.before[place] += count
+    elif place < state.held:
+        state.recovered += count
+
+
+@njit(nogil=True, cache=True)
+def _release_held(address: int, form: Form, held: _Held, place: int, limits: Limits, out: _Output) -> None:
+    state = _state_at(address)
+    first, end, start = held.first[place], held.end[place], held.slot[place] * held.slot_bytes
+    count = end - state.expected
+    _release(address, form, held.store, start, held.length[place], first, end, out)
+    if held.is_late[place] != 0:
+        _count_recovered(address, held, place + 1, limits, count)
+
+
+@njit(nogil=True, cache=True)
+def _drain(address: int, form: Form, held: _Held, limits: Limits, out: _Output) -> bool:
     """Release held datagrams up to the next gap. Return False if the output is full."""
     state = _state_at(address)
     place = 0
     while place < state.held and held.first[place] <= state.expected:
+        state.recovered += held.before[place]
+        held.before[place] = 0
         if held.end[place] <= state.expected:
             state.duplicates += held.end[place] - held.first[place]
         elif _is_full(address, out):
             _remove(address, held, 0, place)
             return False
         else:
-            start = held.slot[place] * held.slot_bytes
-            _release(address, form, held.store, start, held.length[place], held.first[place], held.end[place], out)
+            _release_held(address, form, held, place, limits, out)
         place += 1
     _remove(address, held, 0, place)
     return True
@@ -207,24 +247,25 @@ def _drain(address: int, form: Form, held: _Held, out: _Output) -> bool:
 def _give_up(address: int, form: Form, held: _Held, limits: Limits, out: _Output) -> None:
     """Give up the first gap: release the datagram after it, unless that is implausible."""
     state = _state_at(address)
-    first, end = held.first[0], held.end[0]
-    is_confirmed = first == state.suspect or (state.held > 1 and held.first[1] == end)
-    if first - state.expected > limits.far and (state.progress_ns > held.came_ns[0] or not is_confirmed):
+    if _is_mistaken(address, held, 0, limits):
         state.implausible += 1
-        state.suspect = end
+        state.suspect = held.end[0]
     else:
-        state.expected = first
-        _release(address, form, held.store, held.slot[0] * held.slot_bytes, held.length[0], first, end, out)
+        state.expected = held.first[0]
+        state.recovered += held.before[0]
+        _release_held(address, form, held, 0, limits, out)
     _remove(address, held, 0, 1)
 
 
 @njit(nogil=True, cache=True)
 def _is_over(address: int, held: _Held, limits: Limits, now_ns: int) -> bool:
-    """Return True if a datagram has been held for too long."""
+    """Return True if a datagram has been held for too long. Messages before a mistaken one are not waited for."""
     state = _state_at(address)
     if state.held == 0:
         return False
-    patience = limits.hold_ns + (held.first[0] - state.expected) * limits.per_message_ns
+    patience = limits.hold_ns
+    if not _is_mistaken(address, held, 0, limits):
+        patience += min(held.first[0] - state.expected, _LONGEST_GAP) * limits.per_message_ns
     return held.came_ns[: state.held].min() + patience <= now_ns
 
 
@@ -235,15 +276,19 @@ def _hold(address: int, held: _Held, arrived: Arrived, row: int, now_ns: int) ->
     first, end = arrived.first[row], arrived.end[row]
     place = numpy.searchsorted(held.first[: state.held], first, side="right")
     if place > 0 and held.end[place - 1] >= end:
+        if held.first[place - 1] < first == held.end[place - 1]:
+            state.suspect = held.first[place - 1]
         state.duplicates += end - first
         return
     for to in range(state.held, place, -1):
         held.first[to], held.end[to], held.came_ns[to] = held.first[to - 1], held.end[to - 1], held.came_ns[to - 1]
+        held.is_late[to], held.before[to] = held.is_late[to - 1], held.before[to - 1]
         held.length[to], held.slot[to] = held.length[to - 1], held.slot[to - 1]
     slot = held.free[len(held.free) - state.held - 1]
     length, start = arrived.lengths[row], row * arrived.slot_bytes
     _copy(held.store, slot * held.slot_bytes, arrived.data, start, length)
     held.first[place], held.end[place], held.came_ns[place] = first, end, now_ns
+    held.is_late[place], held.before[place] = place < state.held, 0
     held.length[place], held.slot[place] = length, slot
     state.held += 1
 
@@ -264,11 +309,11 @@ def _arrange(  # noqa: C901 - one decision per datagram
     """Process arrived datagrams from number `row` to `n`. Return (where to go on, True if all is done)."""
     state = _state_at(address)
     state.used = state.rows = 0
-    while _drain(address, form, held, out) and _is_over(address, held, limits, now_ns):
+    while _drain(address, form, held, limits, out) and _is_over(address, held, limits, now_ns):
         if _is_full(address, out):
             return row, False
         _give_up(address, form, held, limits, out)
-    while _drain(address, form, held, out):
+    while _drain(address, form, held, limits, out):
         if row == n:
             return row, True
         first, end = arrived.first[row], arrived.end[row]
@@ -280,10 +325,8 @@ def _arrange(  # noqa: C901 - one decision per datagram
         elif _is_full(address, out):
             return row, False
         elif first <= state.expected or (state.held == len(held.free) and first < held.first[0]):
-            if first > state.expected:
-                state.expected = first  # no room: the gap before it is given up
-            elif state.held > 0:
-                state.recovered += end - state.expected
+            state.expected = max(state.expected, first)  # greater if there is no room: the gap before it is given up
+            _count_recovered(address, held, 0, limits, end - state.expected)
             start = row * arrived.slot_bytes
             _release(address, form, arrived.data, start, arrived.lengths[row], first, end, out)
             if is_line:
@@ -307,8 +350,8 @@ class GapHolder:
         self._form, self._limits = form, limits or Limits()
         self._state: _State = _State()
         store = fresh_array((most_held * slot_bytes,), numpy.uint8)
-        first, end, came_ns, length, slot = (numpy.zeros(most_held, numpy.int64) for _ in range(5))
-        self._held = _Held(first, end, came_ns, length, slot, numpy.arange(most_held), store, slot_bytes)
+        columns = (numpy.zeros(most_held, numpy.int64) for _ in range(7))
+        self._held = _Held(*columns, numpy.arange(most_held), store, slot_bytes)
 
     def start(self, sequence: int) -> None:
         """Expect message `sequence` next; nothing may be held, see `flush`."""
