@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy
@@ -31,6 +33,8 @@ class Packet(NamedTuple):
     end: int
     time: int
     is_line: bool
+    messages: Sequence[bytes] = ()
+    """Not used by the holder."""
 
 
 def text(number: int) -> bytes:
@@ -73,17 +77,22 @@ def sequences_of(released: list[Datagrams], form: Form) -> list[tuple[int, int]]
     return found
 
 
+@dataclass
+class Held:
+    """A packet that is held, and messages that fill the gap before it, if that is no mistake."""
+
+    packet: Packet
+    is_late: bool
+    """True if a later packet was held when it came."""
+    before: int = 0
+
+
 class Model:
     """The same rules with plain lists."""
 
-    def __init__(self, expected: int, most: int) -> None:
-        self.expected, self.most = expected, most
-        self.held: list[Packet] = []
-        self.before: dict[int, int] = {}
-        """By id of a packet that seems to be a mistake: messages that fill the gap before it."""
-        self.taken: list[Packet] = []  # so that their ids are not used again
-        self.late = set[int]()
-        """Ids of held packets that came after a later one."""
+    def __init__(self, expected: int, most: int, limits: Limits) -> None:
+        self.expected, self.most, self.limits = expected, most, limits
+        self.held: list[Held] = []
         self.released: list[tuple[int, int]] = []
         self.duplicates = self.recovered = self.implausible = 0
         self.progress = self.suspect = 0
@@ -93,82 +102,79 @@ class Model:
         self.released.append((max(self.expected, packet.first), packet.end))
         self.expected = packet.end
 
-    def is_mistaken(self, packet: Packet) -> bool:
-        after = self.held[self.held.index(packet) + 1 :]
-        is_confirmed = packet.first == self.suspect or (bool(after) and after[0].first == packet.end)
-        return packet.first - self.expected > FAR and (self.progress > packet.time or not is_confirmed)
+    def is_mistaken(self, place: int) -> bool:
+        packet = self.held[place].packet
+        is_continued = place + 1 < len(self.held) and self.held[place + 1].packet.first == packet.end
+        is_confirmed = packet.first == self.suspect or is_continued
+        is_far = packet.first - self.expected > self.limits.far
+        return is_far and (self.progress > packet.time or not is_confirmed)
 
-    def recover(self, later: list[Packet], count: int) -> None:
-        if later and self.is_mistaken(later[0]):
-            self.before[id(later[0])] = self.before.get(id(later[0]), 0) + count
-        elif later:
+    def recover(self, place: int, count: int) -> None:
+        if place < len(self.held) and self.is_mistaken(place):
+            self.held[place].before += count
+        elif place < len(self.held):
             self.recovered += count
 
     def release_first(self) -> None:
-        packet = self.held[0]
-        count = packet.end - self.expected
-        self.recovered += self.before.pop(id(packet), 0)
-        self.release(packet)
-        if id(packet) in self.late:
-            self.recover(self.held[1:], count)
+        held = self.held[0]
+        count = held.packet.end - self.expected
+        self.recovered += held.before
+        self.release(held.packet)
+        if held.is_late:
+            self.recover(1, count)
         self.held.pop(0)
 
     def drain(self) -> None:
-        while self.held and self.held[0].first <= self.expected:
-            packet = self.held[0]
+        while self.held and self.held[0].packet.first <= self.expected:
+            packet = self.held[0].packet
             if packet.end > self.expected:
                 self.release_first()
             else:
-                self.recovered += self.before.pop(id(packet), 0)
+                self.recovered += self.held.pop(0).before
                 self.duplicates += packet.end - packet.first
-                self.held.pop(0)
 
     def give_up(self) -> None:
-        packet = self.held[0]
-        if self.is_mistaken(packet):
+        if self.is_mistaken(0):
             self.implausible += 1
-            self.suspect = packet.end
-            self.before.pop(id(packet), 0)
-            self.held.pop(0)
+            self.suspect = self.held.pop(0).packet.end
         else:
-            self.expected = packet.first
+            self.expected = self.held[0].packet.first
             self.release_first()
 
     def check_time(self, now: int) -> None:
         def is_over() -> bool:
             if not self.held:
                 return False
-            distance = 0 if self.is_mistaken(self.held[0]) else self.held[0].first - self.expected
-            return min(packet.time for packet in self.held) + HOLD + PER_MESSAGE * distance <= now
+            distance = 0 if self.is_mistaken(0) else self.held[0].packet.first - self.expected
+            patience = self.limits.hold_ns + self.limits.per_message_ns * distance
+            return min(each.packet.time for each in self.held) + patience <= now
 
         while is_over():
             self.give_up()
             self.drain()
 
     def take(self, packet: Packet) -> None:
-        self.taken.append(packet)
-        while len(self.held) == self.most and packet.first >= self.held[0].first > self.expected < packet.first:
+        while len(self.held) == self.most and packet.first >= self.held[0].packet.first > self.expected < packet.first:
             self.give_up()
             self.drain()
         if packet.end <= self.expected:
             self.duplicates += packet.end - packet.first
         elif packet.first <= self.expected or len(self.held) == self.most:
             self.expected = max(self.expected, packet.first)
-            self.recover(self.held, packet.end - self.expected)
+            self.recover(0, packet.end - self.expected)
             self.release(packet)
             if packet.is_line:
                 self.progress = packet.time
             self.drain()
         else:
-            before = [other for other in self.held if other.first <= packet.first]
-            if before and before[-1].end >= packet.end:
-                if before[-1].first < packet.first == before[-1].end:
-                    self.suspect = before[-1].first
+            place = sum(each.packet.first <= packet.first for each in self.held)
+            before = self.held[place - 1].packet if place else None
+            if before is not None and before.end >= packet.end:
+                if before.first < packet.first == before.end:
+                    self.suspect = before.first
                 self.duplicates += packet.end - packet.first
             else:
-                if len(before) < len(self.held):
-                    self.late.add(id(packet))
-                self.held.insert(len(before), packet)
+                self.held.insert(place, Held(packet, is_late=place < len(self.held)))
 
 
 PACKETS = st.lists(
@@ -183,7 +189,7 @@ def test_each_message_is_released_once_in_order_or_given_up(
 ) -> None:
     form = MOLD_FORM if is_mold else IEX_FORM
     holder = GapHolder(form, SLOT, Limits(HOLD, PER_MESSAGE, FAR), most)
-    model = Model(1, most)
+    model = Model(1, most, Limits(HOLD, PER_MESSAGE, FAR))
     holder.start(1)
     released: list[tuple[int, int]] = []
     offered = now = 0
@@ -199,7 +205,8 @@ def test_each_message_is_released_once_in_order_or_given_up(
         offered += sum(packet.end - packet.first for packet in packets)
         assert released == model.released
         assert holder.expected == model.expected
-        assert holder.gap == ((model.expected, *model.held[0][::2]) if model.held else None)
+        first = model.held[0].packet if model.held else None
+        assert holder.gap == (None if first is None else (model.expected, first.first, first.time))
     released += sequences_of(holder.flush(arrived_of([], form)), form)
     model.check_time(1 << 62)
     assert released == model.released

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -183,72 +182,21 @@ def test_iex_begins_its_numbers_again() -> None:
     assert source.statistics().duplicates == 10
 
 
-def is_valid_by_chance(data: bytes) -> bool:
-    """Return True if random bytes form a MoldUDP64 datagram: in a million, a few heartbeats of other sessions do."""
-    if len(data) < 20:
-        return False
-    _, first, count = struct.unpack_from(">10sQH", data)
-    at = 20
-    for _ in range(0 if count == 0xFFFF else count):
-        at += 2 + int.from_bytes(data[at : at + 2].ljust(2, b"\xff"), "big")
-    return 1 <= first < 1 << 62 and at <= len(data)
-
-
-def hostile(protocol: Protocol, seed: int, many: int) -> tuple[list[bytes], list[bytes], dict[str, int]]:
-    """Return datagrams, some random, cut, repeated or forged; the valid messages; and the expected counts."""
-    chance, sent, messages = random.Random(seed), [protocol.datagram(1, [])], list[bytes]()
-    counts = {"malformed": 0, "foreign": 0, "duplicates": 0}
-    replays: list[tuple[bytes, int]] = []
-    for _ in range(many):
-        kind = chance.randrange(7)
-        first = len(messages) + 1
-        new = [protocol.message(first + k) for k in range(chance.randint(1, 5))]
-        datagram = protocol.datagram(first, new)
-        if kind == 0:
-            sent.append(chance.randbytes(chance.choice([0, 1, 19, 20, 39, 40, 100, 1_400])))
-            counts["foreign" if protocol.is_mold and is_valid_by_chance(sent[-1]) else "malformed"] += 1
-        elif kind == 1:
-            sent.append(datagram[: chance.randrange(len(datagram))])
-            counts["malformed"] += 1
-        elif kind == 2 and replays:
-            copy, count = chance.choice(replays)
-            sent.append(copy)
-            counts["duplicates"] += count
-        elif kind == 3:
-            sent.append(protocol.datagram(first, new, session=chance.randint(2, 1_000)))
-            counts["foreign"] += 1
-        elif kind == 4:  # an impossible sequence
-            sent.append(protocol.datagram(chance.choice([0, 1 << 62, (1 << 63) - 1]), new))
-            counts["malformed"] += 1
-        elif kind == 5:  # a message that is too short for its type
-            sent.append(protocol.datagram(first, [*new, new[0][:9]]))
-            counts["malformed"] += 1
-        else:
-            sent.append(datagram)
-            messages += new
-            replays.append((datagram, len(new)))
-            if chance.random() < 0.01:  # far ahead of the sequence, which goes on
-                sent.append(protocol.datagram(first + (1 << 40) + len(sent) * 1_000, new))
-                counts["malformed"] += 1
-    return sent, messages, counts
-
-
-@both
-@pytest.mark.parametrize("many", [5_000, pytest.param(1_000_000, marks=pytest.mark.long)])
-def test_hostile_datagrams_are_counted_and_change_nothing(protocol: Protocol, many: int) -> None:
-    (port,) = _free_ports(1)
-    sent, messages, counts = hostile(protocol, 11, many)
-    source = source_of(protocol, port, hold=0.05)
-    with Client(source) as client, Line(source, port) as line:
-        for datagram in sent:
-            line.send(datagram)
-        line.send(protocol.datagram(len(messages) + 1, [protocol.message(5)]))
-        client.wait_for(len(messages) + 1)
-        wait_until(lambda: source.statistics().malformed >= counts["malformed"])
-    assert client.found == [*messages, protocol.message(5)]
-    found = source.statistics()
-    assert {name: getattr(found, name) for name in counts} == counts
-    assert (found.gaps, found.missing) == (0, 0)
+def test_forged_datagram_far_ahead_does_not_begin_the_numbers_of_iex_again() -> None:
+    protocol = PROTOCOLS[1]
+    messages = [protocol.message(number) for number in range(1, 21)]
+    with Answers(protocol, messages[:10]) as server:
+        (port,) = _free_ports(1)
+        source = source_of(protocol, port, hold=0.05, gapfill=f"127.0.0.1:{server.port}")
+        with Client(source) as client, Line(source, port) as line:
+            line.send(protocol.datagram(1, messages[:10], sent_ns=1))
+            client.wait_for(10)
+            line.send(protocol.datagram(1 << 40, messages[:1], sent_ns=2))
+            line.send(protocol.datagram(11, messages[10:], sent_ns=5_000_000_000))
+            wait_until(lambda: source.statistics().malformed == 1)
+            client.wait_for(20)
+    assert client.found == messages
+    assert (source.statistics().duplicates, source.statistics().recovered) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -244,27 +244,6 @@ def test_packets_in_any_pieces_give_the_same_messages(kinds: list[int], pieces: 
     assert session.malformed == kinds.count(2)
 
 
-@pytest.mark.parametrize("many", [3_000, pytest.param(1_000_000, marks=pytest.mark.long)])
-def test_hostile_bytes_end_the_connection_and_change_nothing_else(many: int) -> None:
-    chance = random.Random(4)
-    session = SoupBinTcpSession(Login("bob", ""), 15.0)
-    expected = 1
-    for _ in range(many):
-        session.begin(0.0)
-        session.received(Accepted("S1", expected).pack(), 0.0)
-        good = [chance.choice(MESSAGES) for _ in range(chance.randrange(3))]
-        bad = chance.choice([packet(b"?"), b"\0\0", packet(b"A" * 1, chance.randbytes(30)), packet(b"J", b"A")])
-        noise = chance.randbytes(chance.randrange(50))
-        data = b"".join(packet(SEQUENCED, message) for message in good) + bad + noise
-        before = session.malformed
-        cut = chance.randrange(len(data) + 1)
-        found = frames_of(session.received(data[:cut], 0.0)) + frames_of(session.received(data[cut:], 0.0))
-        assert found == good
-        assert (session.is_over, session.malformed) == (True, before + 1)
-        expected += len(good)
-        assert session.expected == expected
-
-
 @pytest.mark.parametrize(
     ("url", "error"),
     [

@@ -73,9 +73,10 @@ def _read(
     protocol: int,
     sizes: NDArray[numpy.int64],
     is_line: bool,
-    latest: NDArray[numpy.int64],
+    expected: int,
+    latest_ns: NDArray[numpy.int64],
 ) -> None:
-    """Set `first` and `end` of the datagrams. `latest`: next sequence and latest send time of the lines."""
+    """Set `first` and `end` of the datagrams. `expected`: next sequence. `latest_ns`: latest send time of the lines."""
     data = arrived.data
     for row in range(n):
         start, length = row * arrived.slot_bytes, arrived.lengths[row]
@@ -95,12 +96,13 @@ def _read(
             arrived.first[row] = FOREIGN
             continue
         sent_ns = little_64(data, start + 32)
-        if is_line and first < latest[0] and sent_ns > latest[1] + _RESTART_NS:
+        if is_line and first < expected and sent_ns > latest_ns[0] + _RESTART_NS:
             arrived.first[row] = RESTART
             return
         if is_line:
-            latest[0] = max(latest[0], first + count)
-            latest[1] = max(latest[1], sent_ns)
+            latest_ns[0] = max(latest_ns[0], sent_ns)
+        if first <= expected:  # one far ahead may be forged
+            expected = max(expected, first + count)
         arrived.first[row], arrived.end[row] = first, first + count
 
 
@@ -128,7 +130,7 @@ class IexClient(DatagramSource):
         self._sizes = numpy.zeros(256, numpy.int64)
         for kind, dtype in self._schema.records.items():
             self._sizes[ord(kind)] = dtype.itemsize
-        self._latest = numpy.zeros(2, numpy.int64)
+        self._latest_ns = numpy.zeros(1, numpy.int64)
         form, sequence = TopicForm(topic, locates=False), sequences.Sequence()
         self._decoder = DatagramDecoder(form, self._protocol, self._input_counts, sequence, CHUNK_MESSAGES)
 
@@ -147,14 +149,15 @@ class IexClient(DatagramSource):
 
     def _read_headers(self, arrived: Arrived, n: int, session: Session | None, *, is_line: bool) -> int | None:
         number, channel, *_ = session or (0, 0)
-        _read(arrived, n, session is not None, number, channel, self._protocol, self._sizes, is_line, self._latest)
+        known, expected = (number, channel, self._protocol, self._sizes), self._holder.expected
+        _read(arrived, n, session is not None, *known, is_line, expected, self._latest_ns)
         return None
 
     def _session_at(self, arrived: Arrived, row: int) -> tuple[Session, int]:
         start = row * arrived.slot_bytes
         header = HEADER.unpack(arrived.data[start : start + HEADER_BYTES].tobytes())
         _, _, _, channel, session, _, _, _, first, _ = header
-        self._latest[:] = 0
+        self._latest_ns[:] = 0
         return (session, channel), first
 
     def _decode(self, datagrams: Datagrams) -> Iterator[Chunk]:

@@ -136,6 +136,7 @@ class SoupBinTcpSession:
         while is_complete and not self.is_over:
             packets, position, size, is_complete, length = _to_frames(array, position, out[used:])
             if packets and not self.is_logged_in:
+                self.packets += 1
                 self._fail()  # data before the login
                 break
             self.packets += packets

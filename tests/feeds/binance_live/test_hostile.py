@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from blackbox_feeds.binance.live.source import BinanceWs
 from websockets.exceptions import ConnectionClosedError
 
 from tests.feeds.binance_live.test_sequences import Model
+from tests.feeds.hostile import Enemy
 
 E_MS = 1_723_161_255_343
 STREAMS = "a@trade/a@aggTrade/a@bookTicker/a@depth/a@depth@100ms/a@kline_1m"
@@ -23,15 +22,14 @@ def combined(stream: str, **data: Any) -> bytes:
     return json.dumps({"stream": stream, "data": data}, separators=(",", ":")).encode()
 
 
-class Enemy:
+class Frames(Enemy):
     """Makes frames, each with True if it is a valid event."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed)
         self.number = dict.fromkeys("tuadp", 1_000)
-        self.earlier: list[bytes] = [self.valid()]
 
-    def valid(self) -> bytes:
+    def new(self) -> bytes:
         """The next frame of a stream, or a forged one."""
         pick, number = self.random.random(), self.number
         jump = self.random.choice((1, 1, 1, 1, 1, 1, 1, 1, 2, 50, -3, 1 << 40)) if pick < 0.9 else 1
@@ -55,7 +53,7 @@ class Enemy:
             return combined("a@depth@100ms", e="depthUpdate", E=E_MS, **data)
         return combined("a@kline_1m", e="kline", E=E_MS, k={"n": self.random.random()})
 
-    def invalid(self) -> bytes:
+    def hostile(self) -> bytes:
         choose, whole = self.random, self.random.choice(self.earlier)
         return choose.choice(
             (
@@ -70,19 +68,6 @@ class Enemy:
                 b'{"stream":"a@trade","data":' + b"[" * choose.randrange(70, 200),
             )
         )
-
-    def frames(self, count: int) -> Iterator[tuple[bytes, bool]]:
-        for _ in range(count):
-            kind = self.random.random()
-            if kind < 0.6:
-                frame = self.valid()
-                if len(self.earlier) < 1_000 or kind < 0.01:
-                    self.earlier.append(frame)
-                yield frame, True
-            elif kind < 0.8:
-                yield self.random.choice(self.earlier), True
-            else:
-                yield self.invalid(), False
 
 
 class Connection:
@@ -108,10 +93,10 @@ class Connection:
 
 @pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_hostile_frames_are_counted_as_by_a_plain_model(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    enemy, model = Enemy(count), Model()
+    model = Model()
     frames: list[bytes] = []
     bad = 0
-    for frame, is_valid in enemy.frames(count):
+    for frame, is_valid in Frames(count).packets(count):
         frames.append(frame)
         bad += not is_valid
         if is_valid:
