@@ -31,7 +31,7 @@ def warmup(
     option: SourceOptions = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile the kernels of live feeds, recordings, replays, relays and hubs now, and keep them in the cache.
+    """Compile the kernels of feeds, recordings, replays, venues, relays and hubs now, and keep them in the cache.
 
     Run it when you build an image, or first in CI, so that later starts do not compile. It publishes, records and
     replays a few messages in a temporary directory, on free ports of 127.0.0.1. Takes minutes the first time, seconds

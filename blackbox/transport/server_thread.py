@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import zmq
 
-from blackbox.errors import EndpointError
+from blackbox.errors import BlackBoxError, EndpointError
 from blackbox.life import Life
 from blackbox.native.system.limits import start_thread
 from blackbox.native.system.waits import result_of
@@ -65,6 +65,7 @@ class ServerThread:
         self._what, self._serve = what, serve
         self._end = Pipe()
         self._bound: Future[None] = Future()
+        self._error: BaseException | None = None
         self._busy_since = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -86,6 +87,11 @@ class ServerThread:
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise BlackBoxError if the thread has failed."""
+        if self._error is not None:
+            raise BlackBoxError(f"{self._what} failed: {self._error!r}") from self._error
 
     def requests(self, socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
         """Report the socket as bound; yield requests until the thread is stopped."""
@@ -143,6 +149,7 @@ class ServerThread:
             if self.life is ServerLife.BINDING:
                 self._bound.set_exception(error)
             else:
+                self._error = error
                 log.exception("%s failed", self._what)
         self._enter(ServerLife.ENDED)
         del self._serve  # breaks the reference cycle with the owner, so that the pipe is closed with it

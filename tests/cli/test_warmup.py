@@ -12,6 +12,7 @@ import pytest
 from blackbox.cli.ui import warm
 from blackbox.cli.ui.status import Status
 from blackbox.native.compile import kernel_cache
+from tests.feeds.databento_live.gateway import KEY
 from tests.cli.commands import ROOT, Command, assert_one_line, invoke
 
 COUNT = """
@@ -46,6 +47,82 @@ def test_what_was_warmed_up_is_loaded_by_later_processes() -> None:
     user = subprocess.run([sys.executable, "-c", COUNT], cwd=ROOT, capture_output=True, text=True)
     compiled, loaded = json.loads(user.stdout.splitlines()[-1])
     assert (compiled, loaded > 10) == (0, True), user.stdout
+
+
+VENUES = """
+import gc, sys, tempfile, threading
+from pathlib import Path
+from numba.core.dispatcher import Dispatcher
+from blackbox.cli.ui import warm
+from blackbox.feed.endpoint import _free_ports
+from blackbox.feed.source import open_source
+from blackbox.archive.recording import Recording
+from blackbox.replay.play.to_venue import VenuePlayer, order_for_venue
+from blackbox.replay.play.venue_server import make_venue_server
+from blackbox.replay.replay import Replay
+from blackbox.testing import wait_until
+from tests.feeds.databento_live.gateway import Gateway, trade
+
+def compiled():
+    kernels = [each for each in gc.get_objects() if isinstance(each, Dispatcher)]
+    return {f"{each.py_func.__module__}.{each.py_func.__name__}{kind}" for each in kernels for kind in each.signatures}
+
+def receive(spec, until):
+    source, found = open_source(spec), []
+    def run():
+        for chunk in source.chunks():
+            found.append(chunk)
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(source)
+    source.stop()
+    thread.join()
+    print(spec.partition(":")[0], source.statistics().messages > 0)
+
+def serve(url, days, spec):
+    def until(source):
+        with make_venue_server(url, days) as server:
+            server.wait_for(0 if "mold" in url else 1, 60)
+            while not source.statistics().messages:
+                Replay(days, order=order_for_venue(days)).run(VenuePlayer(server, days))
+    receive(spec, until)
+
+def gateway():
+    def session(peer):
+        peer.begin()
+        peer.send(*map(trade, range(10)))
+        peer.wait_for_close()
+    with warm._with_key(), Gateway(session) as there:
+        spec = f"databento://GLBX.MDP3?schema=trades&gateway=127.0.0.1:{there.port}"
+        receive(spec, lambda source: wait_until(lambda: source.statistics().messages >= 10))
+
+with tempfile.TemporaryDirectory() as name:
+    place = Path(name)
+    for part in (warm.imported, warm.received, warm.served):
+        part(place)
+    before = compiled()
+    itch, frames = (
+        [Recording.open(path.parent) for path in (place / part).glob("*/*/manifest.json")] for part in ("first", "frames")
+    )
+    mold, soup, binance = (f"127.0.0.1:{port}" for port in _free_ports(3))
+    serve(f"moldudp64://{mold}?linger=0", itch, f"moldudp64://{mold}")
+    serve(f"soupbintcp://{soup}?linger=0", itch, f"soupbintcp://me@{soup}")
+    serve(f"binance+ws://{binance}", frames, f"binance+ws://{binance}/stream?streams=a@trade")
+    gateway()
+print("compiled later:", sorted(compiled() - before))
+"""
+
+
+def test_venue_clients_and_servers_compile_nothing_after_the_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABENTO_API_KEY", KEY)
+    ended = subprocess.run([sys.executable, "-c", VENUES], cwd=ROOT, capture_output=True, text=True)
+    assert ended.stdout.splitlines() == [
+        "moldudp64 True",
+        "soupbintcp True",
+        "binance+ws True",
+        "databento True",
+        "compiled later: []",
+    ], ended.stdout + ended.stderr
 
 
 def test_a_cache_that_cannot_be_written_is_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -26,6 +27,8 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.live_source import LiveSource
 from blackbox.feed.source import open_source
 from blackbox.publish.publisher import Publisher
+from blackbox.replay.play.to_venue import VenuePlayer, order_for_venue
+from blackbox.replay.play.venue_server import make_venue_server
 from blackbox.replay.replay import Replay
 from blackbox.services.hub.client.client import HubClient
 from blackbox.services.hub.server.hub import Hub
@@ -38,6 +41,21 @@ _PATIENCE_S: Final = 600.0
 _MESSAGES: Final = 5_000
 _START_NS: Final = 1_767_571_200_000_000_000
 _DATE: Final = "2026-01-05"
+_LIVE: Final = (
+    "moldudp64://127.0.0.1:1",
+    "iextp://127.0.0.1:1",
+    "soupbintcp://warmup@127.0.0.1:1",
+    "binance+ws://127.0.0.1:1/stream?streams=a@trade",
+    "databento://WARMUP?schema=trades",
+)
+_KEY: Final = "DATABENTO_API_KEY"
+"""Environment variable without which there is no source of Databento. Nothing is sent."""
+_FRAMES: Final = b"""\
+1767571200000000000 {"stream":"a@trade","data":{"e":"trade","E":1767571200000,"s":"A","t":1,"p":"1"}}
+1767571200000000001 {"lastUpdateId":1,"bids":[["1","2"]],"asks":[]}
+1767571200000000002 {"e":"trade","E":1767571200000,"s":"A","t":2,"p":"1"}
+"""
+"""Frames of Binance, with and without a stream's name."""
 
 
 class Compiled(Listener):  # type: ignore[misc]  # numba has no types
@@ -161,10 +179,38 @@ def replayed(place: Path) -> None:
 
 def received(_place: Path) -> None:
     """Compile live sources, without a connection."""
-    for spec in ("moldudp64://127.0.0.1:1", "iextp://127.0.0.1:1", "soupbintcp://warmup@127.0.0.1:1"):
-        source = open_source(spec)
-        assert isinstance(source, LiveSource)
-        source.compile()
+    with _with_key():
+        for spec in _LIVE:
+            with suppress(ConfigError):  # without an optional library
+                source = open_source(spec)
+                assert isinstance(source, LiveSource)
+                source.compile()
+
+
+@contextmanager
+def _with_key() -> Iterator[None]:
+    """Run with a key of Databento in the environment."""
+    own = os.environ.get(_KEY)
+    os.environ[_KEY] = own or "warmup"
+    try:
+        yield
+    finally:
+        if own is None:
+            del os.environ[_KEY]
+        else:
+            os.environ[_KEY] = own
+
+
+def served(place: Path) -> None:
+    """Serve recorded days in protocols of venues, without clients."""
+    (place / "frames.txt").write_bytes(_FRAMES)
+    feed = msgspec.structs.replace(Feed.local("frames", slices=1), schema="binance")
+    import_days(feed, place / "frames", [open_source(f"binance:{place / 'frames.txt'}")], date=None)
+    for scheme, part in (("moldudp64", "first"), ("soupbintcp", "first"), ("binance+ws", "frames")):
+        days = [Recording.open(path.parent) for path in (place / part).glob("*/*/manifest.json")]
+        at = free_endpoints("tcp", "served", 1, 1)[0][0].removeprefix("tcp://")
+        with suppress(ConfigError), make_venue_server(f"{scheme}://{at}", days) as server:  # without a library
+            Replay(days, order=order_for_venue(days)).run(VenuePlayer(server, days))
 
 
 def books(place: Path) -> None:
@@ -205,6 +251,7 @@ PARTS: Final[dict[str, Callable[[Path], None]]] = {
     "record and read": recorded,
     "replay": replayed,
     "live sources": received,
+    "venue servers": served,
     "order books": books,
     "relays": relayed,
     "hub": hub,

@@ -98,6 +98,7 @@ class SoupBinTcpServer(VenueServer):
         with self._changed:
             while (found := self._streaming()) < clients:
                 left = deadline - time.monotonic()
+                self._thread.check()
                 if left <= 0:
                     raise NoSubscriberError(
                         f"{found} clients were logged in at {self._address} after {timeout:g} s, expected {clients}"
@@ -106,6 +107,7 @@ class SoupBinTcpServer(VenueServer):
 
     def send(self, messages: VenueMessages) -> None:
         """Store messages, and wake the server's thread."""
+        self._thread.check()
         with self._changed:
             self._stream.append(messages)
         self._fresh.poke()
@@ -123,6 +125,7 @@ class SoupBinTcpServer(VenueServer):
                 if now >= most or (now >= least and not self._connections):
                     break
                 self._changed.wait(step_of())
+        self._thread.check()
 
     def close(self) -> None:
         """Close all connections and delete the stored messages."""

@@ -128,6 +128,7 @@ class DatagramServer(VenueServer, ABC):
 
     def send(self, messages: VenueMessages) -> None:
         """Send messages in packets to all groups."""
+        self._answering.check()
         with self._lock:
             frames = self.stream.append(messages)
             headers, bounds = self._packed(frames)
@@ -144,6 +145,7 @@ class DatagramServer(VenueServer, ABC):
         until = time.monotonic() + (0.0 if at_once else self._options.linger)
         while (left := until - time.monotonic()) > 0:
             time.sleep(step_of(left))
+        self._answering.check()
 
     def close(self) -> None:
         """Close the sockets and delete the stored messages."""

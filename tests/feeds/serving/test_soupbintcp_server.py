@@ -21,7 +21,7 @@ from blackbox_feeds.itch50.soupbintcp_server import PASSWORD_VARIABLE, SoupBinTc
 from blackbox_feeds.serving.sent_stream import Framing, SentStream
 
 from blackbox import Recording
-from blackbox.errors import ConfigError, EndpointError, NoSubscriberError
+from blackbox.errors import BlackBoxError, ConfigError, EndpointError, NoSubscriberError
 from blackbox.feed.venue_url import Address
 from blackbox.replay.play.venue_server import VenueMessages
 from blackbox.testing import wait_until
@@ -166,6 +166,26 @@ def test_a_client_that_breaks_the_protocol_is_disconnected(tmp_path: Path, packe
         assert client.packet() == (b"", b"")
         client.close()
         assert server.counts() == {"messages": 0, "clients": 0, "malformed": 1}
+
+
+def test_a_failed_thread_is_an_error_of_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    recording = recorded(tmp_path, messages_of(1))
+    with served(recording) as (server, address):
+        monkeypatch.setattr(Connection, "read", fail)
+        client = Client(address)
+        client.send(b"R")
+        error = r"the venue server failed: MemoryError\('no room'\)"
+        with pytest.raises(BlackBoxError, match=error):
+            server.wait_for(1, _PATIENCE_S)
+        with pytest.raises(BlackBoxError, match=error):
+            play(server, recording)
+        with pytest.raises(BlackBoxError, match=error):
+            server.end(at_once=False)
+    assert client.packet() == (b"", b"")  # its socket is closed
+    client.close()
 
 
 def test_without_free_descriptors_the_server_waits_before_it_accepts_again(

@@ -16,6 +16,8 @@ from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 
 _TIME_DIGITS: Final = 19
 _STALE_S: Final = 60.0
+_LINES: Final = b'1723161256172216566 {"stream":"a@trade","data":{"E":1723161256172,"t":1}}\n'
+"""To compile with."""
 
 
 class BinanceLive(LiveSource):
@@ -80,6 +82,17 @@ class BinanceLive(LiveSource):
         if not argument.startswith("//"):
             raise ConfigError(f"source was binance+{cls.scheme}:{argument}, expected binance+{cls.scheme}://HOST/...")
         return make_source(cls, argument[2:], options)
+
+    def compile(self) -> None:
+        """Compile everything before frames arrive."""
+        from blackbox_feeds.binance.frame_reader import FrameReader
+        from blackbox_feeds.binance.live.checker import FrameChecker
+        from blackbox_feeds.binance.live.streams import streams_of
+
+        super().compile()
+        checker, reader = FrameChecker(streams_of("a@trade")), FrameReader(self._form, _TIME_DIGITS)
+        for chunk in reader.chunks(numpy.frombuffer(_LINES, numpy.uint8), last=True):
+            checker.check(chunk)
 
     def _receive(self) -> Generator[Chunk, None, None]:
         from blackbox_feeds.binance.frame_reader import FrameReader

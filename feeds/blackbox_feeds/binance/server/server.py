@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from blackbox.archive.recording import Recording
 from blackbox.errors import ConfigError, JournalError, NoSubscriberError
 from blackbox.feed.venue_url import Address
+from blackbox.native.compile.jit import warm_up
 from blackbox.native.tables.name_table import Numbering, number_of
 from blackbox.replay.play.venue_server import VenueMessages, VenueServer
 from blackbox_feeds.binance.server.books import RecordedBooks
@@ -65,6 +66,10 @@ class BinanceServer(VenueServer):
         self._wanted: dict[frozenset[str], NDArray[numpy.bool_]] = {}
         self._position_ns = 0
         self._without_stream = 0
+        nothing, none = numpy.zeros(0, numpy.int64), numpy.zeros(0, numpy.int32)
+        located = numpy.empty((0, COLUMNS), numpy.int64)
+        warm_up(locate, nothing, none, none, self._stream_of_topic, self._names.at, located)
+        warm_up(frames_of, located, numpy.zeros(0, numpy.bool_), True, self._names.at)
 
     @property
     def port(self) -> int:

@@ -64,6 +64,21 @@ class DbnLive(LiveSource):
             raise ConfigError(f"source was databento:{argument}, {_EXPECTED}")
         return make_source(cls, argument[2:], options)
 
+    def compile(self) -> None:
+        """Compile everything before records arrive."""
+        from databento_dbn import Metadata, Schema, SType
+
+        from blackbox_feeds.dbn.live.resumption import Resumption
+        from blackbox_feeds.dbn.metadata import DbnMetadata
+        from blackbox_feeds.dbn.scan import RecordReader
+
+        super().compile()
+        types = {"stype_in": SType.RAW_SYMBOL, "stype_out": SType.INSTRUMENT_ID, "schema": Schema.MBO}
+        metadata = Metadata(dataset="", start=1, symbols=[], mappings=[], version=3, **types)
+        nothing = numpy.frombuffer(b"\0", numpy.uint8)[:0]
+        list(RecordReader(self._form, DbnMetadata(metadata.encode(), self._url)).chunks(nothing, 0))
+        Resumption().new_rows(nothing, numpy.zeros(0, numpy.int64), numpy.zeros(0, numpy.int32))
+
     def _receive(self) -> Generator[Chunk, None, None]:
         from blackbox_feeds.dbn.live.resumption import Resumption
         from blackbox_feeds.dbn.metadata import DbnMetadata
