@@ -34,7 +34,7 @@ class Connection(asyncio.Protocol):
         self.session: Session | None = None
         """Its subscriptions; None before the handshake, and for requests over HTTP."""
         self.is_full = False
-        self.answered_at = hall.now()
+        self.answered_at = asyncio.get_running_loop().time()
         """When the last pong came."""
         self._protocol = ServerProtocol(max_size=_MOST_REQUEST_BYTES)
         self._transport: asyncio.Transport | None = None
@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
                 self._begin(event)
             elif isinstance(event, Frame) and self.session is not None:
                 if event.opcode is Opcode.PONG:
-                    self.answered_at = self.hall.now()
+                    self.answered_at = asyncio.get_running_loop().time()
                 elif event.opcode is Opcode.TEXT and event.fin:
                     self._protocol.send_text(self.session.answer(bytes(event.data)))
                     self.hall.regroup(self)

@@ -142,10 +142,6 @@ class Hall(LoopThread):
 
     # The following run in the thread of the event loop.
 
-    def now(self) -> float:
-        """Return the time of the event loop in seconds."""
-        return asyncio.get_running_loop().time()
-
     def add(self, connection: Connection) -> None:
         """Take a new connection, or end it if there are too many."""
         if len(self._connections) >= _MOST_CLIENTS:
@@ -217,7 +213,7 @@ class Hall(LoopThread):
             await asyncio.sleep(_PING_S)
             payload = b"%d" % (time.time_ns() // 1_000_000)
             for each in list(self._group_of):
-                if self.now() - each.answered_at > _PING_S + _PONG_S:
+                if asyncio.get_running_loop().time() - each.answered_at > _PING_S + _PONG_S:
                     self.counts.silent += 1
                     each.abort()
                 else:
