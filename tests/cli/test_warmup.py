@@ -12,8 +12,8 @@ import pytest
 from blackbox.cli.ui import warm
 from blackbox.cli.ui.status import Status
 from blackbox.native.compile import kernel_cache
-from tests.feeds.databento_live.gateway import KEY
 from tests.cli.commands import ROOT, Command, assert_one_line, invoke
+from tests.feeds.databento_live.gateway import KEY
 
 COUNT = """
 import json
@@ -102,7 +102,8 @@ with tempfile.TemporaryDirectory() as name:
         part(place)
     before = compiled()
     itch, frames = (
-        [Recording.open(path.parent) for path in (place / part).glob("*/*/manifest.json")] for part in ("first", "frames")
+        [Recording.open(path.parent) for path in (place / part).glob("*/*/manifest.json")]
+        for part in ("first", "frames")
     )
     mold, soup, binance = (f"127.0.0.1:{port}" for port in _free_ports(3))
     serve(f"moldudp64://{mold}?linger=0", itch, f"moldudp64://{mold}")

@@ -26,7 +26,7 @@ class Enemy(ABC):
         """Return a packet that the peer did not send."""
 
     def damaged(self, places: Sequence[int]) -> bytes:
-        """Return random bytes, or an earlier packet that is shorter, longer, or has another bit at one of the places."""
+        """Return random bytes, or an earlier packet that is shorter, longer, or has another bit at a place."""
         whole = bytearray(self.random.choice(self.earlier))
         kind = self.random.randrange(4)
         if kind == 0:

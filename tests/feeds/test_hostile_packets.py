@@ -55,7 +55,8 @@ def together(found: Iterable[bytes | int]) -> list[bytes | int]:
     """Return the same with one number for each place at which messages are missing."""
     out: list[bytes | int] = []
     for is_gap, run in groupby(found, lambda each: isinstance(each, int)):
-        out += [sum(each for each in run if isinstance(each, int))] if is_gap else run
+        alike = list(run)
+        out += [sum(each for each in alike if isinstance(each, int))] if is_gap else alike
     return out
 
 

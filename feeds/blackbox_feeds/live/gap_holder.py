@@ -71,7 +71,7 @@ class _State(SharedRecord):
     progress_ns = Field()
     """Time at which a line continued the sequence last."""
     suspect = Field()
-    """First sequence of a datagram far ahead that is no mistake, since it continues one, or a heartbeat continues it."""
+    """First sequence of a datagram far ahead that is no mistake: it continues one, or a heartbeat continues it."""
     used = Field()
     """Bytes of the current output."""
     rows = Field()
@@ -294,7 +294,7 @@ def _hold(address: int, held: _Held, arrived: Arrived, row: int, now_ns: int) ->
 
 
 @njit(nogil=True, cache=True)
-def _arrange(  # noqa: C901 - one decision per datagram
+def _arrange(
     address: int,
     form: Form,
     held: _Held,

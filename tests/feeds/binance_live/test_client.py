@@ -1,8 +1,8 @@
 """Binance live: the client against a scripted venue that loses, breaks, repeats and delays what it can."""
 
 import asyncio
-import os
 import threading
+from pathlib import Path
 
 import pytest
 from blackbox_feeds.binance.live import client as client_module
@@ -192,14 +192,16 @@ def test_a_connection_that_is_about_to_end_is_replaced_without_a_loss(monkeypatc
 
 def test_a_source_that_is_never_iterated_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "key")
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(50):
         source(1, "a@trade")
         DbnLive("GLBX.MDP3?schema=trades&symbols=ESH4")
-    assert len(os.listdir("/proc/self/fd")) < before + 20  # other threads of the tests have some
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 20  # other threads of the tests have some
 
 
-def test_a_second_connection_reads_no_more_once_its_held_frames_have_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_connection_reads_no_more_once_many_bytes_are_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     frames = [trade(n)[:-2] + b',"x":"%b"}}' % (b"x" * 1_000) for n in range(100)]
 
     class Endless:

@@ -257,7 +257,7 @@ def test_a_client_leaves_nothing_behind_in_the_server(day: Recording) -> None:
             client = Client(server.port, f"/ws/btcusdt@trade/other{number}@trade")
             server.wait_for(1, PATIENCE_S)
             server.send(ONE_TRADE)
-            wait_until(lambda: len(client.frames) == 1, PATIENCE_S)  # noqa: B023 - called at once
+            wait_until(lambda: len(client.frames) == 1, PATIENCE_S)
             client.connection.close()
             wait_until(lambda: not server._hall.groups(), PATIENCE_S)
         assert len(server._wanted) == 1

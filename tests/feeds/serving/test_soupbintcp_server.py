@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy
 import pytest
-from blackbox_feeds.itch50.soupbintcp import Accepted, Login, packet
 from blackbox_feeds.itch50 import soupbintcp_server
+from blackbox_feeds.itch50.soupbintcp import Accepted, Login, packet
 from blackbox_feeds.itch50.soupbintcp_connection import Connection, ConnectionLife, Lost
 from blackbox_feeds.itch50.soupbintcp_server import PASSWORD_VARIABLE, SoupBinTcpServer, SoupOptions
 from blackbox_feeds.serving.sent_stream import Framing, SentStream

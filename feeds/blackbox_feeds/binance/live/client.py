@@ -32,7 +32,7 @@ RENEW_S: Final = 23.5 * 3600.0
 MOST_FRAME_BYTES: Final = 16 << 20
 _MOST_HELD: Final = 1 << 18
 _MOST_HELD_BYTES: Final = 64 << 20
-"""Frames of a second connection, and their bytes, that are held. It then reads no more until the first one has ended."""
+"""Frames of a second connection, and their bytes, that are held until the first one ends; more are not read."""
 _HANDSHAKE_S: Final = 10.0
 _PING_S: Final = 20.0
 _CLOSE_S: Final = 2.0

@@ -80,7 +80,7 @@ class Answer(NamedTuple):
 
 
 def request(url: str) -> Answer:
-    """Request an order book. Blocks, except for a server that is slow with its headers, at most `_TOTAL_S` + `_STEP_S`."""
+    """Request an order book. Blocks at most `_TOTAL_S` + `_STEP_S`, unless the server is slow with its headers."""
     until = time.monotonic() + _TOTAL_S
     try:
         # The scheme was checked with the options.
