@@ -205,8 +205,8 @@ def test_each_message_is_released_once_in_order_or_given_up(
         offered += sum(packet.end - packet.first for packet in packets)
         assert released == model.released
         assert holder.expected == model.expected
-        first = model.held[0].packet if model.held else None
-        assert holder.gap == (None if first is None else (model.expected, first.first, first.time))
+        held = model.held[0].packet if model.held else None
+        assert holder.gap == (None if held is None else (model.expected, held.first, held.time))
     released += sequences_of(holder.flush(arrived_of([], form)), form)
     model.check_time(1 << 62)
     assert released == model.released

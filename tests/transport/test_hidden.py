@@ -40,8 +40,9 @@ def test_every_tuple_or_struct_with_a_password_or_secret_hides_it() -> None:
     found = []
     for module, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
-            fields = {ast.unparse(each.target) for each in getattr(node, "body", ()) if isinstance(each, ast.AnnAssign)}
-            if isinstance(node, ast.ClassDef) and fields & HELD:
+            body = node.body if isinstance(node, ast.ClassDef) else []
+            if HELD & {ast.unparse(each.target) for each in body if isinstance(each, ast.AnnAssign)}:
+                assert isinstance(node, ast.ClassDef)
                 found.append(getattr(importlib.import_module(module), node.name))
     assert {each.__name__ for each in found} >= {"Login", "Pair", "Url", "Address", "TellConsumer"}
     assert [each for each in found if each.__repr__.__module__ != "blackbox.transport.security.hidden"] == []

@@ -19,7 +19,7 @@ def hides(*secret: str) -> Callable[[_Kind], _Kind]:
             values = (f"{name}={'...' if name in secret else repr(getattr(self, name))}" for name in names)
             return f"{kind.__name__}({', '.join(values)})"
 
-        kind.__repr__ = shown
+        kind.__repr__ = shown  # type: ignore[assignment]
         return kind
 
     return decorated

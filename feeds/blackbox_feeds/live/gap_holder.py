@@ -350,8 +350,9 @@ class GapHolder:
         self._form, self._limits = form, limits or Limits()
         self._state: _State = _State()
         store = fresh_array((most_held * slot_bytes,), numpy.uint8)
-        columns = (numpy.zeros(most_held, numpy.int64) for _ in range(7))
-        self._held = _Held(*columns, numpy.arange(most_held), store, slot_bytes)
+        first, end, came_ns, is_late, before, length, slot = (numpy.zeros(most_held, numpy.int64) for _ in range(7))
+        free = numpy.arange(most_held)
+        self._held = _Held(first, end, came_ns, is_late, before, length, slot, free, store, slot_bytes)
 
     def start(self, sequence: int) -> None:
         """Expect message `sequence` next; nothing may be held, see `flush`."""

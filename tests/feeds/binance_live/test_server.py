@@ -22,6 +22,7 @@ from blackbox_feeds.binance import Binance
 from blackbox_feeds.binance.server import books as books_module
 from blackbox_feeds.binance.server import hall as hall_module
 from blackbox_feeds.binance.server.books import Book, RecordedBooks
+from blackbox_feeds.binance.server.connection import Connection
 from blackbox_feeds.binance.server.server import BinanceServer
 from blackbox_feeds.binance.server.session import Session
 from hypothesis import given
@@ -231,7 +232,7 @@ def test_a_failed_thread_is_an_error_of_each_call_and_closes_the_sockets(
         if where == "deliver":
             monkeypatch.setattr(hall_module.Hall, "_deliver", fail)
         else:
-            monkeypatch.setattr(hall_module.Connection, "ping", fail)
+            monkeypatch.setattr(Connection, "ping", fail)
         error = r"the server at 127\.0\.0\.1:0 failed: MemoryError\('no room'\)"
         with pytest.raises(BlackBoxError, match=error):
             while True:

@@ -73,7 +73,7 @@ class DbnLive(LiveSource):
         from blackbox_feeds.dbn.scan import RecordReader
 
         super().compile()
-        types = {"stype_in": SType.RAW_SYMBOL, "stype_out": SType.INSTRUMENT_ID, "schema": Schema.MBO}
+        types: Any = {"stype_in": SType.RAW_SYMBOL, "stype_out": SType.INSTRUMENT_ID, "schema": Schema.MBO}
         metadata = Metadata(dataset="", start=1, symbols=[], mappings=[], version=3, **types)
         nothing = numpy.frombuffer(b"\0", numpy.uint8)[:0]
         list(RecordReader(self._form, DbnMetadata(metadata.encode(), self._url)).chunks(nothing, 0))
