@@ -18,7 +18,7 @@ from blackbox_feeds.live.gap_holder import Limits
 from blackbox_feeds.live.receiver import SLOT_BYTES, TRUNCATED
 
 from blackbox.feed.live_source import LiveSource
-from tests.feeds.build import DEEP, IEX_LENGTHS, ITCH_LENGTHS, iex_tp, messages_in, mold
+from tests.feeds.build import DEEP, IEX_LENGTHS, ITCH_LENGTHS, ITCH_STOCK_AT, iex_tp, messages_in, mold
 from tests.feeds.hostile import Enemy
 from tests.feeds.test_gap_holder import Model as Holder
 from tests.feeds.test_gap_holder import Packet
@@ -29,7 +29,17 @@ HELD = 100
 LIMITS = Limits(50_000_000)
 MS = 1_000_000
 COUNTS = ("packets", "malformed", "foreign", "duplicates", "recovered", "gaps", "missing", "messages", "reconnects")
-DEEP_LENGTHS = {kind: size for kind, size in IEX_LENGTHS.items() if kind in "SDHIOPTXBA" + "E85"}
+
+
+class Layout(NamedTuple):
+    """Of messages by type: their lengths, and where those about a symbol have it."""
+
+    lengths: dict[str, int]
+    symbols: dict[str, int]
+
+
+ITCH = Layout(ITCH_LENGTHS, ITCH_STOCK_AT)
+IEX_DEEP = Layout({kind: size for kind, size in IEX_LENGTHS.items() if kind != "Q"}, dict.fromkeys("DHIOPTXBAE85", 10))
 
 
 class Outcome(NamedTuple):
@@ -60,10 +70,12 @@ def together(found: Iterable[bytes | int]) -> list[bytes | int]:
     return out
 
 
-def kept(message: bytes, lengths: dict[str, int]) -> list[bytes]:
-    """Return a message as it is delivered: without what a newer version adds; none of an unknown type."""
-    size = lengths.get(chr(message[0])) if message else None
-    return [] if size is None else [message[:size]]
+def kept(message: bytes, layout: Layout) -> list[bytes]:
+    """Return a message as it is delivered: without what a newer version adds; none of an unknown type or symbol."""
+    kind = chr(message[0]) if message else ""
+    symbol = message[layout.symbols[kind] :][:8].rstrip(b"\0 ") if kind in layout.symbols else b""
+    is_known = kind in layout.lengths and symbol[:1] != b"#" and all(0x20 <= letter <= 0x7E for letter in symbol)
+    return [message[: layout.lengths[kind]]] if is_known else []
 
 
 class Datagrams(Enemy):
@@ -112,7 +124,7 @@ class Datagrams(Enemy):
 def read(protocol: Protocol, data: bytes) -> str | tuple[int, list[bytes]]:
     """Return the first sequence and the messages of a datagram; or why it is skipped. From the specifications."""
     head, size_of = (20, ">H") if protocol.is_mold else (40, "<H")
-    lengths = ITCH_LENGTHS if protocol.is_mold else DEEP_LENGTHS
+    lengths = ITCH_LENGTHS if protocol.is_mold else IEX_DEEP.lengths
     if not head <= len(data) <= SLOT_BYTES:
         return "malformed"
     if protocol.is_mold:
@@ -148,7 +160,7 @@ class DatagramModel(Holder):
     def __init__(self, protocol: Protocol) -> None:
         super().__init__(1, HELD, LIMITS)
         self.protocol = protocol
-        self.lengths = ITCH_LENGTHS if protocol.is_mold else DEEP_LENGTHS
+        self.layout = ITCH if protocol.is_mold else IEX_DEEP
         self.found: list[bytes | int] = []
         self.counts = dict.fromkeys(COUNTS, 0)
         self.after = 1
@@ -161,7 +173,7 @@ class DatagramModel(Holder):
             self.counts["gaps"] += 1
             self.counts["missing"] += first - self.after
         for message in packet.messages[first - packet.first :]:
-            self.found += kept(message, self.lengths)
+            self.found += kept(message, self.layout)
         self.after = packet.end
         super().release(packet)
         self.released.clear()
@@ -279,7 +291,7 @@ class SoupModel:
                     self.counts["malformed"] += 1
                     self.miss(1)
                 else:
-                    self.found += kept(payload, ITCH_LENGTHS)
+                    self.found += kept(payload, ITCH)
                     self.expected += 1
             elif kind == b"A" and not is_logged_in and self.accepts(payload):
                 is_logged_in = True
