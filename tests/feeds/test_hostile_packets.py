@@ -32,7 +32,7 @@ COUNTS = ("packets", "malformed", "foreign", "duplicates", "recovered", "gaps", 
 
 
 class Layout(NamedTuple):
-    """Of messages by type: their lengths, and where those about a symbol have it."""
+    """Lengths of messages, and offsets of their symbols, by type."""
 
     lengths: dict[str, int]
     symbols: dict[str, int]
@@ -43,7 +43,7 @@ IEX_DEEP = Layout({kind: size for kind, size in IEX_LENGTHS.items() if kind != "
 
 
 class Outcome(NamedTuple):
-    """What came out of a client or a model."""
+    """The result of a client or a model."""
 
     found: list[bytes | int]
     """Messages, and numbers of missing ones at their positions."""

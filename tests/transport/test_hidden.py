@@ -1,4 +1,4 @@
-"""Secrets are not in the repr of what holds them, so that logs and tracebacks do not show them."""
+"""Secrets are not in the repr of tuples and structs, so that logs and tracebacks do not show them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from blackbox_feeds.binance.live.sequences import LAST, STALE_ID, STATE_COLUMNS,
 from blackbox_feeds.binance.live.streams import SNAPSHOT, Stream
 
 _REMEMBERED: Final = 1 << 18
-"""Latest frames without numbers, to recognize when a second connection repeats them: as many as are held of it."""
+"""Latest frames without numbers, to recognize when a second connection repeats them. Its held frames are not more."""
 
 
 class FrameChecker:
