@@ -64,7 +64,7 @@ from blackbox.testing import wait_until
 from tests.feeds.databento_live.gateway import Gateway, trade
 
 def compiled():
-    kernels = [each for each in gc.get_objects() if isinstance(each, Dispatcher)]
+    kernels = [each for each in gc.get_objects() if issubclass(type(each), Dispatcher)]
     return {f"{each.py_func.__module__}.{each.py_func.__name__}{kind}" for each in kernels for kind in each.signatures}
 
 def receive(spec, until):

@@ -80,7 +80,8 @@ class Compiled(Listener):  # type: ignore[misc]  # numba has no types
 
 def count_loaded() -> int:
     """Return the number of kernels loaded from the cache."""
-    kernels = [each for each in gc.get_objects() if isinstance(each, Dispatcher)]
+    # `isinstance` would ask weak references, which may be dead.
+    kernels: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), Dispatcher)]
     return sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels)
 
 
