@@ -45,7 +45,7 @@ dist: $(VENV)/.ready-dist  ## build and check sdist and wheel in dist/, with the
 	rm -rf dist
 	trap "rm -f $(CONNECTOR)/*.jar" EXIT; \
 	$(RUN)/python -c "from blackbox.analysis.spark.jar import SOURCES, connector_jar; connector_jar(cache=SOURCES)" && \
-	$(RUN)/python -m build
+	$(RUN)/python -P -m build  # -P: `make site` writes to build/
 	$(RUN)/twine check --strict dist/*
 
 test-install:  ## install from the clone, or a wheel, into a new environment and take the first steps there [PYTHON=python3.13 FROM=dist/*.whl EXTRA=spark]
