@@ -27,11 +27,11 @@ def held(*, collect: bool = True) -> tuple[int, int]:
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-def wait_given_back(before: tuple[int, int]) -> None:
-    """Wait until the counts are at most `before`, because a joined thread may exist a moment longer."""
+def wait_given_back(before: tuple[int, int], *, collect: bool = True) -> None:
+    """Wait until both counts are at most `before`, because a joined thread may exist a moment longer."""
 
     def is_given_back() -> bool:
-        return all(now <= was for now, was in zip(held(), before, strict=True))
+        return all(now <= was for now, was in zip(held(collect=collect), before, strict=True))
 
     wait_until(is_given_back, what=f"{before} threads and descriptors, as before,")
 

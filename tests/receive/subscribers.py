@@ -1,8 +1,9 @@
-"""Feeds of one slice, subscribers with what they received, and a callback that does nothing."""
+"""Feeds, subscribers with what they received, late messages, and a callback that does nothing."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from blackbox import Feed, SlowPolicy, Subscriber
+from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.errors import NotConfirmedError, SubscriberError
 from blackbox.testing import Collector, RawPublisher
 
-_PATIENT_NS = 60_000_000_000
+SECOND_NS = 10**9
+_PATIENT_NS = 100 * SECOND_NS
+"""Lag limit in these tests: more than a busy machine ever takes."""
+LATE_NS = 5 * _PATIENT_NS
 PATIENT = SlowPolicy(max_lag=_PATIENT_NS / 1e9)
 """A stalled busy machine must not end a subscriber in tests that are not about lag."""
 
@@ -23,8 +27,21 @@ in_both_places = pytest.mark.parametrize("worker", [False, True], ids=["in the s
 """Thread of a compiled callback."""
 
 
+def sliced(slices: int, **settings: Any) -> Feed:
+    """Return a feed on this machine that is patient about lag."""
+    made = {name: settings.pop(name) for name in ("lines", "transport") if name in settings}
+    local = Feed.local("subscriber", slices=slices, **made)
+    return msgspec.structs.replace(local, **{"max_lag_ns": _PATIENT_NS} | settings)
+
+
 def one_slice(**settings: Any) -> Feed:
-    return msgspec.structs.replace(Feed.local("subscriber", slices=1), **{"max_lag_ns": _PATIENT_NS} | settings)
+    return sliced(1, **settings)
+
+
+def topic_of_each(feed: Feed) -> list[bytes]:
+    """Return a topic of each slice."""
+    topics = [b"S%d.t" % number for number in range(100)]
+    return [next(topic for topic in topics if feed.slice_of(topic) == each) for each in range(len(feed.slices))]
 
 
 def subscribed(feed: Feed, *prefixes: bytes, **settings: Any) -> tuple[Subscriber, Collector]:
@@ -45,6 +62,22 @@ def publishing(feed: Feed, subscriber: Subscriber, epoch: int = 1) -> Iterator[R
         subscriber.run(until_end=True)
 
 
+@contextmanager
+def published(feed: Feed, *subscribers: Subscriber, **settings: Any) -> Iterator[Publisher]:
+    """Start subscribers with a publisher that waits for them. After the block all end, and everything is delivered."""
+    with Publisher(feed, **{"when_full": "wait"} | settings) as publisher:
+        for each in subscribers:
+            each.start()
+        yield publisher
+    for each in subscribers:
+        each.run(until_end=True)
+
+
+def late(publisher: RawPublisher, text: bytes, lag_ns: int = LATE_NS, topic: bytes = b"T") -> None:
+    """Send a message stamped as sent `lag_ns` ago."""
+    publisher.send(publisher.encode([(topic, text)], ts_out=time.time_ns() - lag_ns))
+
+
 def error_of_start(make: Callable[[], Any], expected: str) -> Any:
     """Start new subscribers until the error has the `expected` text; return the last one.
 
@@ -61,12 +94,9 @@ def error_of_start(make: Callable[[], Any], expected: str) -> Any:
 
 def deliver(subscriber: Subscriber, feed: Feed, *blocks: Sequence[tuple[bytes, bytes]]) -> None:
     """Run a subscriber to the end of a publisher that sends these blocks to slice 0."""
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         for rows in blocks:
             publisher.send(publisher.encode(rows))
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
 
 
 def start_in_vain(subscriber: Subscriber) -> None:

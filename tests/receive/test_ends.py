@@ -1,25 +1,28 @@
-"""The end of a subscriber, which is used once: stop, terminate, errors, and publishers that fall silent."""
+"""The end of a subscriber, which is used once: stop, terminate, errors, signals, and publishers that fall silent."""
 
 from __future__ import annotations
 
+import signal
 import threading
+from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from blackbox import Batch, Feed, Message, Publisher, Recorder, Recording, SlowPolicy, Subscriber
+from blackbox import Batch, Message, Publisher, Recorder, Recording, SlowPolicy, Subscriber
 from blackbox.errors import SilentPublisherError, SubscriberError
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.archive.recorders import wait_recorded
+from tests.examples import first_of
 from tests.gate import Gate
-from tests.receive.subscribers import nothing, numbers_of, one_slice
+from tests.receive.subscribers import nothing, numbers_of, one_slice, sliced, subscribed
+from tests.support import Script
 
 
 def test_a_subscriber_goes_through_its_stages_once() -> None:
-    feed = one_slice()
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed := one_slice())
     subscriber.on(b"")(nothing)
     assert subscriber.state is SubscriberLife.NEW
     with Publisher(feed), pytest.raises(KeyError, match="mine"), subscriber as entered:
@@ -46,39 +49,49 @@ def test_a_subscriber_that_never_started_can_be_stopped(end: object) -> None:
     assert subscriber.is_finished
 
 
-def test_stop_delivers_received_messages_and_terminate_does_not() -> None:
-    for end, everything in ((Subscriber.stop, True), (Subscriber.terminate, False)):
-        feed = one_slice()
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=100)
-        got = Collector()
-        gate = Gate()
+@pytest.mark.parametrize("is_sharer", [False, True])
+@pytest.mark.parametrize(("end", "most"), [(Subscriber.stop, 50), (Subscriber.terminate, 1)])
+def test_stop_delivers_received_messages_and_terminate_does_not(
+    end: Callable[[Subscriber], None], most: int, is_sharer: bool
+) -> None:
+    feed, gate, got = one_slice(), Gate(), Collector()
+    owner = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=100, workers=2)
+    others = Collector()
+    if is_sharer:
+        owner.on(b"")(others.message)
+    subscriber = owner.share() if is_sharer else owner
 
-        @subscriber.on_batch(b"")
-        def slow(batch: Batch) -> None:
-            gate.wait()
-            got.batch(batch)
+    @subscriber.on_batch(b"")
+    def slow(batch: Batch) -> None:
+        gate.wait()
+        got.batch(batch)
 
-        with RawPublisher(feed) as publisher:
-            subscriber.start()
-            publisher.send(publisher.encode([(b"T", b"0")]))
-            assert gate.entered.wait(60)
-            for number in range(1, 50):
-                publisher.send(publisher.encode([(b"T", b"%d" % number)]))
-            wait_until(lambda: subscriber.statistics().received.messages == 50)
-            ending = threading.Thread(target=end, args=(subscriber,))
-            ending.start()
-            wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
-            gate.open.set()
-            ending.join()
-        assert numbers_of(got) == list(range(50 if everything else 1))
-        statistics = subscriber.statistics()
-        assert (statistics.delivery.delivered, statistics.delivery.queue_blocks) == ((50, 0) if everything else (1, 49))
-        assert (statistics.delivery.due, statistics.delivery.discarded) == (50, 0 if everything else 49)
+    with RawPublisher(feed) as publisher:
+        for each in dict.fromkeys((owner, subscriber)):
+            each.start()
+        publisher.send(publisher.encode([(b"T", b"0")]))
+        assert gate.entered.wait(60)
+        for number in range(1, 50):
+            publisher.send(publisher.encode([(b"T", b"%d" % number)]))
+        wait_until(lambda: owner.statistics().delivery.matched == 50)
+        ending = threading.Thread(target=end, args=(subscriber,))
+        ending.start()
+        wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
+        gate.open.set()
+        ending.join()
+        assert numbers_of(got) == list(range(most))
+        if is_sharer:
+            others.wait(50)
+            owner.stop()
+    assert subscriber.state is SubscriberLife.ENDED
+    delivery = owner.statistics().delivery
+    if not is_sharer:
+        assert (delivery.due, delivery.delivered, delivery.discarded) == (50, most, 50 - most)
+        assert delivery.queue_blocks == 50 - most
 
 
 def test_stop_gives_up_a_callback_that_does_not_return() -> None:
-    feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
+    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy(max_lag=3_600))
     gate = Gate()
     subscriber.on(b"")(gate.message)
     with RawPublisher(feed) as publisher:
@@ -91,30 +104,35 @@ def test_stop_gives_up_a_callback_that_does_not_return() -> None:
         wait_until(lambda: subscriber.state is SubscriberLife.ENDED)
 
 
-@pytest.mark.parametrize("how", ["stop", "terminate"])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_callback_can_end_its_subscriber(how: Literal["stop", "terminate"], workers: int) -> None:
-    feed = Feed.local("subscriber", slices=2)
-    subscriber = Subscriber(feed, workers=workers)
-    got = Collector()
+@pytest.mark.parametrize(
+    ("end", "workers", "processes"),
+    [
+        *((end, workers, False) for end in (Subscriber.stop, Subscriber.terminate) for workers in (0, 1)),
+        (Subscriber.stop, 0, True),
+    ],
+)
+def test_a_callback_can_end_its_subscriber(end: Callable[[Subscriber], None], workers: int, processes: bool) -> None:
+    feed, got = sliced(2), Collector()
+    subscriber = Subscriber(feed, workers=workers, processes=processes)
 
     @subscriber.on(b"")
     def enough(message: Message) -> None:
         got.message(message)
         if len(got) == 10:
-            getattr(subscriber, how)()
+            end(subscriber)
 
     with Publisher(feed) as publisher:
-        subscriber.start()
+        subscriber.start(timeout=60)
         for number in range(100):
             publisher.publish(b"S%d" % number, b"%d" % number)
         subscriber.run()
-    assert len(got) >= 10
+    assert subscriber.state is SubscriberLife.ENDED
+    assert (subscriber.statistics().delivery.delivered if processes else len(got)) >= 10
+    assert not active_children()
 
 
 def test_run_gives_up_a_killed_publisher_and_delivers_received_messages() -> None:
-    subscriber, got = Subscriber(feed := one_slice()), Collector()
-    subscriber.on(b"")(got.message)
+    subscriber, got = subscribed(feed := one_slice())
     with RawPublisher(feed) as publisher:
         subscriber.start()
         for number in range(10):
@@ -126,8 +144,7 @@ def test_run_gives_up_a_killed_publisher_and_delivers_received_messages() -> Non
 
 
 def test_an_ended_publisher_is_not_silent_while_another_continues() -> None:
-    feed = Feed.local("silence", slices=2)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed := sliced(2))
     subscriber.on(b"")(nothing)
     with RawPublisher(feed) as publisher:
         subscriber.start()
@@ -147,3 +164,108 @@ def test_a_recorder_gives_up_too_and_keeps_received_messages(tmp_path: Path) -> 
         recorder.run(until_end=True, silence_timeout=0.3)
     day = next(recorder.directory.glob("*-*-*"))
     assert [message.payload for batch in Recording.open(day).batches() for message in batch] == [b"x"]
+
+
+SIGNALLED = """
+    subscriber = Subscriber(feed)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    before = signal.getsignal(signal.SIGTERM)
+    subscriber.start(timeout=60)
+    say("started")
+    {extra}
+    try:
+        subscriber.run()
+    except SystemExit:
+        say(len(got), signal.getsignal(signal.SIGTERM) == before)
+        raise
+    say("ended", len(got), subscriber.state.value, signal.getsignal(signal.SIGTERM) == before)
+"""
+
+
+@pytest.mark.parametrize("number", first_of([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], keep=2))
+def test_a_signal_stops_run_and_received_messages_are_delivered(number: signal.Signals) -> None:
+    feed = one_slice()
+    extra = """
+    wait_until(lambda: subscriber.statistics().received.messages == 50)
+    say("received")
+    """
+    with RawPublisher(feed) as publisher, Script(SIGNALLED.format(extra=extra), feed) as script:
+        script.expect("started")
+        for _ in range(50):
+            publisher.send(publisher.encode([(b"T", b"x")]))
+        publisher.heartbeat()
+        script.expect("received")
+        # The script prints nothing more until it is stopped: its handlers are installed once signals are not fatal.
+        wait_until(lambda: _handles(script.process.pid), what="run() handles signals")
+        script.process.send_signal(number)
+        status, out, errors = script.finish()
+    if number != signal.SIGINT:
+        assert (status, out.strip()) == (128 + number, "50 True"), errors
+    else:
+        assert (status, out.strip()) == (0, "ended 50 ended True"), errors
+
+
+def test_a_second_signal_terminates() -> None:
+    feed = one_slice()
+    extra = """
+    @subscriber.on(b"")
+    def block(message):
+        say("blocks")
+        threading.Event().wait(1.5)
+    subscriber.wait_confirmed()
+    say("ready")
+    """
+    code = SIGNALLED.format(extra=extra).replace("got.message)", "lambda message: None)")
+    with RawPublisher(feed) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        script.expect("ready")
+        for _ in range(100):
+            publisher.send(publisher.encode([(b"T", b"x")]))
+        script.expect("blocks")
+        wait_until(lambda: _handles(script.process.pid), what="run() handles signals")
+        script.process.send_signal(signal.SIGINT)
+        script.process.send_signal(signal.SIGTERM)
+        status, _, errors = script.finish()
+    assert status == 143, errors  # before all was delivered, which would take longer than `finish` waits
+
+
+def _handles(pid: int) -> bool:
+    """Return True if `run` has begun to handle signals, according to Linux."""
+    with open(f"/proc/{pid}/status") as status:  # noqa: PTH123
+        caught = next(line for line in status if line.startswith("SigCgt"))
+    # Python itself handles SIGINT from the beginning: SIGTERM shows that run() has begun.
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_signals_are_ignored_outside_the_main_thread() -> None:
+    subscriber = Subscriber(feed := one_slice())
+    subscriber.on(b"")(nothing)
+    before = signal.getsignal(signal.SIGTERM)
+    with Publisher(feed):
+        running = threading.Thread(target=subscriber.run)
+        running.start()
+        wait_until(lambda: subscriber.statistics().received.last_ns > 0)
+        assert signal.getsignal(signal.SIGTERM) is before
+        subscriber.stop()
+        running.join()
+
+
+def test_signals_received_by_its_threads_change_nothing() -> None:
+    feed = one_slice()
+    got, subscriber = Collector(), Subscriber(feed)
+    subscriber.on(b"")(got.message)
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with Publisher(feed, when_full="wait") as publisher:
+            subscriber.start()
+            names = ("blackbox-sender", "blackbox-slice", "blackbox-worker")
+            threads = [t for t in threading.enumerate() if t.name.startswith(names)]
+            for number in range(1_000):
+                for thread in threads:
+                    signal.pthread_kill(thread.ident or 0, signal.SIGUSR1)
+                publisher.publish(b"A", b"%d" % number)
+        subscriber.run(until_end=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert got.payloads == [b"%d" % number for number in range(1_000)]

@@ -13,39 +13,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from blackbox import Feed, Message, Publisher, Recorder, SlowPolicy, Subscriber
+from blackbox import Message, Publisher, Recorder, SlowPolicy, Subscriber
 from blackbox.errors import LimitError, SubscriberError
 from blackbox.receive.supervise import slice_set
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.archive.archives import free_endpoint
 from tests.archive.recorders import wait_recorded
 from tests.gate import Gate
-from tests.process_state import held, linux_only
+from tests.process_state import held, linux_only, wait_given_back
 from tests.receive.shared import mapped
-from tests.receive.subscribers import PATIENT, nothing, numbers_of
-
-
-def feed_of_two(**settings: Any) -> Feed:
-    feed = Feed.local("released", slices=2, transport=settings.pop("transport", "tcp"))
-    return msgspec.structs.replace(feed, **{"max_lag_ns": 60_000_000_000} | settings)
-
+from tests.receive.subscribers import PATIENT, nothing, numbers_of, published, sliced, subscribed
 
 _TOPICS = [b"%c%d.t" % (letter, number) for letter in b"ST" for number in range(50)]
-_slice_of = Feed.local("released", slices=2, transport="inproc").slice_of
+_slice_of = sliced(2, transport="inproc").slice_of
 FIRST = next(topic for topic in _TOPICS if _slice_of(topic) == 0)
 SECOND, OTHER = [topic for topic in _TOPICS if _slice_of(topic) == 1][:2]
-
-
-@contextmanager
-def published(subscriber: Subscriber, feed: Feed) -> Iterator[Publisher]:
-    """Start the subscriber, and stop it at the end."""
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        yield publisher
-        subscriber.stop()
 
 
 def running(subscriber: Subscriber) -> list[int]:
@@ -71,21 +55,21 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.own_process
 @linux_only
-def test_threads_descriptors_and_memory_are_released_and_opened_again() -> None:
-    feed = feed_of_two(transport="shm")
-    got, subscriber = Collector(), Subscriber(feed, slow=PATIENT)
-    subscriber.on(FIRST)(nothing)
-    with published(subscriber, feed) as publisher:
+def test_threads_descriptors_and_memory_are_released_and_opened_again_and_another_slice_is_undisturbed() -> None:
+    feed = sliced(2, transport="shm")
+    got, (subscriber, stays) = Collector(), subscribed(feed, FIRST)
+    with Publisher(feed, when_full="wait") as publisher, subscriber:
         for topic in (FIRST, SECOND):  # opens the publisher's resources for a connection
-            publisher.publish(topic, b"")
-        wait_until(lambda: subscriber.statistics().delivery.delivered == 1)
+            publisher.publish(topic, b"0")
+        stays.wait(1)
         before, mappings = held(), mapped()
-        for round_ in range(3):
+        for round_ in range(1, 4):
             subscriber.on(SECOND)(got.message)
             subscriber.wait_confirmed()
             assert running(subscriber) == [0, 1]
-            publisher.publish(SECOND, b"%d" % round_)
-            got.wait(round_ + 1)
+            for topic in (FIRST, SECOND):
+                publisher.publish(topic, b"%d" % round_)
+            got.wait(round_)
             gone = weakref.ref(subscriber._supervisor.slices.running[1])
             gc.disable()  # no reference cycles: everything is freed at once
             try:
@@ -93,19 +77,21 @@ def test_threads_descriptors_and_memory_are_released_and_opened_again() -> None:
                 wait_released(subscriber, 0)
                 wait_until(lambda: gone() is None, what="the slice's memory is freed")
                 wait_until(lambda: mapped() == mappings, what="shared memory is unmapped")
-                wait_until(lambda: held(collect=False) <= before, what=f"{before} threads and descriptors")
+                wait_given_back(before, collect=False)
             finally:
                 gc.enable()
-    assert numbers_of(got) == [0, 1, 2]
+        stays.wait(4)
+    assert (numbers_of(got), numbers_of(stays)) == ([1, 2, 3], [0, 1, 2, 3])
+    statistics = subscriber.statistics()
+    assert (statistics.received.gaps, statistics.delivery.due, statistics.delivery.delivered) == (0, 7, 7)
 
 
 def test_counters_continue_when_a_slice_starts_again() -> None:
-    feed = feed_of_two(heartbeat_ns=50_000_000)
+    feed = sliced(2, heartbeat_ns=50_000_000)
     subscriber, got, late = Subscriber(feed), Collector(), Collector()
     subscriber.on(FIRST)(nothing)
     subscriber.on(SECOND)(got.message)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
+    with published(feed, subscriber) as publisher:
         for number in range(10):
             publisher.publish(SECOND, b"%d" % number)
         got.wait(10)
@@ -123,7 +109,6 @@ def test_counters_continue_when_a_slice_starts_again() -> None:
         subscriber.wait_confirmed()
         for number in range(11, 20):
             publisher.publish(OTHER, b"%d" % number)
-    subscriber.run(until_end=True)
     assert (numbers_of(got), numbers_of(late)) == (list(range(10)), list(range(11, 20)))
     assert subscriber.topics(1) == [SECOND, OTHER]
     statistics = subscriber.statistics()
@@ -132,13 +117,19 @@ def test_counters_continue_when_a_slice_starts_again() -> None:
     assert (statistics.delivery.due, statistics.delivery.discarded, statistics.delivery.queue_blocks) == (19, 0, 0)
 
 
-def test_all_slices_are_released_and_start_again() -> None:
-    feed = feed_of_two()
-    subscriber, got = Subscriber(feed, workers=0), Collector()
-    subscriber.on(b"")(got.message)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        subscriber.remove(got.message)
+def test_all_slices_are_released_and_start_again_after_a_callback_removed_itself_in_the_slice_thread() -> None:
+    feed = sliced(2)
+    subscriber, first, got = Subscriber(feed, workers=0), Collector(), Collector()
+
+    @subscriber.on(b"")
+    def once(message: Message) -> None:
+        first.message(message)
+        subscriber.remove(once)
+
+    with published(feed, subscriber) as publisher:
+        publisher.publish(SECOND, b"0")
+        first.wait(1)
+        publisher.publish(SECOND, b"1")
         wait_released(subscriber)
         subscriber.wait_confirmed()
         subscriber.wait_live()
@@ -148,39 +139,16 @@ def test_all_slices_are_released_and_start_again() -> None:
         assert not subscriber.is_finished
         subscriber.on(b"")(got.message)
         subscriber.wait_confirmed()
-        publisher.publish(FIRST, b"0")
-        publisher.publish(SECOND, b"1")
-    subscriber.run(until_end=True)
-    assert sorted(numbers_of(got)) == [0, 1]
-
-
-def test_a_callback_in_the_slice_thread_removes_itself_and_another_follows() -> None:
-    feed = feed_of_two()
-    subscriber, got, after = Subscriber(feed, workers=0), Collector(), Collector()
-
-    @subscriber.on(SECOND)
-    def once(message: Message) -> None:
-        got.message(message)
-        subscriber.remove(once)
-
-    with published(subscriber, feed) as publisher:
-        publisher.publish(SECOND, b"0")
-        got.wait(1)
-        publisher.publish(SECOND, b"1")
-        wait_released(subscriber)
-        subscriber.on(SECOND)(after.message)
-        subscriber.wait_confirmed()
-        publisher.publish(SECOND, b"2")
-        after.wait(1)
-    assert (numbers_of(got), numbers_of(after)) == ([0], [2])
+        publisher.publish(FIRST, b"2")
+        publisher.publish(SECOND, b"3")
+    assert (numbers_of(first), sorted(numbers_of(got))) == ([0], [2, 3])
 
 
 def test_a_timer_keeps_its_slice_until_it_is_removed() -> None:
-    feed = feed_of_two()
-    subscriber, times = Subscriber(feed), list[int]()
+    subscriber, times = Subscriber(feed := sliced(2)), list[int]()
     subscriber.on(FIRST)(nothing)
     subscriber.every(0.01)(times.append)
-    with published(subscriber, feed):
+    with Publisher(feed), subscriber:
         subscriber.remove(nothing)
         wait_longer_than_unneeded()
         seen = len(times)
@@ -192,10 +160,10 @@ def test_a_timer_keeps_its_slice_until_it_is_removed() -> None:
 
 
 def test_a_running_callback_is_finished_first() -> None:
-    feed, gate = feed_of_two(), Gate()
+    feed, gate = sliced(2), Gate()
     subscriber = Subscriber(feed)
     subscriber.on(SECOND)(gate.message)
-    with published(subscriber, feed) as publisher:
+    with Publisher(feed, when_full="wait") as publisher, subscriber:
         publisher.publish(SECOND, b"x")
         assert gate.entered.wait(60)
         subscriber.remove(gate.message)
@@ -205,30 +173,6 @@ def test_a_running_callback_is_finished_first() -> None:
         wait_released(subscriber)
         assert gate.messages == 1
         assert subscriber.statistics().delivery.delivered == 1
-
-
-def test_slices_that_come_and_go_do_not_disturb_one_that_stays() -> None:
-    feed = feed_of_two()
-    subscriber, stays = Subscriber(feed, slow=PATIENT), Collector()
-    subscriber.on_batch(FIRST)(stays.batch)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        for round_ in range(10):
-            got = Collector()
-            subscriber.on(SECOND)(got.message)
-            subscriber.wait_confirmed()
-            for number in range(5):
-                publisher.publish(SECOND, b"%d" % number)
-                publisher.publish(FIRST, b"%d" % (5 * round_ + number))
-            assert [int(each.payload) for each in got.wait(5)] == list(range(5))
-            subscriber.remove(got.message)
-            if round_ % 3 == 0:
-                wait_released(subscriber, 0)
-    subscriber.run(until_end=True)
-    assert numbers_of(stays) == list(range(50))
-    statistics = subscriber.statistics()
-    assert (statistics.slices[1].delivery.delivered, statistics.received.gaps) == (50, 0)
-    assert statistics.delivery.due == statistics.delivery.delivered
 
 
 class _Held(logging.Handler):
@@ -260,8 +204,7 @@ def held_up() -> Iterator[_Held]:
 @contextmanager
 def ending(held_up: _Held) -> Iterator[tuple[Subscriber, Publisher]]:
     """Start two slices, release the second, and hold it up as it ends."""
-    feed = feed_of_two()
-    subscriber = Subscriber(feed, on_error="log")
+    subscriber = Subscriber(feed := sliced(2), on_error="log")
     subscriber.on(FIRST)(nothing)
     subscriber.on(SECOND)(raises)
     with Publisher(feed, when_full="wait") as publisher:
@@ -320,8 +263,7 @@ def test_a_slice_that_cannot_start_again_ends_the_subscriber_with_the_limit(held
 
 
 def test_run_until_the_end_keeps_the_last_slice() -> None:
-    feed = feed_of_two()
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed := sliced(2))
     subscriber.on(b"")(nothing)
     with Publisher(feed) as publisher:
         subscriber.start()
@@ -339,8 +281,7 @@ def test_run_until_the_end_keeps_the_last_slice() -> None:
 
 
 def test_a_slice_whose_publisher_has_ended_is_not_released() -> None:
-    feed = feed_of_two()
-    subscriber, got = Subscriber(feed), Collector()
+    subscriber, got = Subscriber(feed := sliced(2)), Collector()
     subscriber.on(FIRST)(got.message)
     subscriber.on(SECOND)(nothing)
     with RawPublisher(feed) as publisher:
@@ -358,7 +299,7 @@ def test_a_slice_whose_publisher_has_ended_is_not_released() -> None:
 
 
 def test_lag_or_silence_of_a_released_slice_does_not_end_the_subscriber(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = feed_of_two()
+    feed = sliced(2)
     alerts: list[str] = []
     slow = SlowPolicy("raise", max_lag=60, on_alert=alerts.append, start_grace=0)
     subscriber, got = Subscriber(feed, slow=slow), Collector()
@@ -381,7 +322,7 @@ def test_lag_or_silence_of_a_released_slice_does_not_end_the_subscriber(monkeypa
 
 
 def test_a_named_consumer_keeps_the_position_of_a_released_slice(tmp_path: Path) -> None:
-    feed = feed_of_two(key_bytes=2, archives=(free_endpoint(),))
+    feed = sliced(2, key_bytes=2, archives=(free_endpoint(),))
     settings: dict[str, Any] = {"name": "strategy", "positions": tmp_path / "positions", "slow": PATIENT}
     subscriber, got, again, stays = Subscriber(feed, **settings), Collector(), Collector(), Collector()
     subscriber.on(FIRST)(stays.message)
@@ -415,7 +356,7 @@ def test_a_named_consumer_keeps_the_position_of_a_released_slice(tmp_path: Path)
 
 
 def test_a_slice_that_began_in_the_past_starts_again_live_and_one_that_catches_up_is_released(tmp_path: Path) -> None:
-    feed = feed_of_two(archives=(free_endpoint(),))
+    feed = sliced(2, archives=(free_endpoint(),))
     with Publisher(feed, when_full="wait") as publisher:
         recorder = Recorder(feed, tmp_path / "days", serve=True).start()
         for number in range(5):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.callbacks import count_rows
 from tests.examples import examples
 from tests.process_state import held, linux_only, wait_given_back
-from tests.receive.subscribers import PATIENT, nothing, numbers_of, one_slice
+from tests.receive.subscribers import PATIENT, nothing, numbers_of, one_slice, sliced, subscribed, topic_of_each
 from tests.support import in_child
 
 ENOUGH_S = 60.0
@@ -29,21 +30,10 @@ PREFIXES = (b"", b"A", b"AA", b"AB", b"B", b"S1")
 TOPICS = (b"A", b"AA.t", b"AB.t", b"B.t", b"S1.t", b"S2.t", b"S3.t")
 
 
-def sliced(slices: int, key_bytes: int = 0) -> Feed:
-    feed = Feed.local("shared", slices=slices, key_bytes=key_bytes)
-    return msgspec.structs.replace(feed, max_lag_ns=60_000_000_000)
-
-
-def topics_of_slices(feed: Feed) -> list[bytes]:
-    return [next(t for t in (b"S%d.t" % n for n in range(100)) if feed.slice_of(t) == each) for each in range(2)]
-
-
 def two(feed: Feed, **options: Any) -> tuple[Subscriber, Collector, Subscriber, Collector]:
     """Two subscribers to everything that share slices."""
-    first = Subscriber(feed, **{"slow": PATIENT} | options)
-    second = first.share()
-    of_first, of_second = Collector(), Collector()
-    first.on(b"")(of_first.message)
+    first, of_first = subscribed(feed, **options)
+    second, of_second = first.share(), Collector()
     second.on(b"")(of_second.message)
     return first, of_first, second, of_second
 
@@ -80,7 +70,7 @@ class Wanting:
 def test_each_sharer_gets_what_it_would_get_alone(
     wishes: list[list[bytes]], topics: list[bytes], slices: int, key_bytes: int
 ) -> None:
-    feed = sliced(slices, key_bytes)
+    feed = sliced(slices, key_bytes=key_bytes)
     alone = [Wanting(Subscriber(feed, slow=PATIENT), prefixes) for prefixes in wishes]
     owner = Subscriber(feed, slow=PATIENT)
     owner.on(b"S9")(nothing)
@@ -95,14 +85,14 @@ def test_each_sharer_gets_what_it_would_get_alone(
     owner.stop()  # it was never started
     for mine, shared in zip(alone, sharing, strict=True):
         assert shared.heard() == mine.heard()
+        assert shared.subscriber.statistics().received.gaps == mine.subscriber.statistics().received.gaps == 0
     assert sum(len(got) for _, _, got in alone[0].got) > 0 or not any(
         topic.startswith(prefix) for topic in topics for prefix in wishes[0]
     )
 
 
 def test_a_leaving_sharer_gets_all_up_to_a_point_and_the_others_miss_nothing() -> None:
-    feed = sliced(1, key_bytes=1)
-    stays = Subscriber(feed, slow=PATIENT)
+    stays = Subscriber(feed := sliced(1, key_bytes=1), slow=PATIENT)
     kept = Collector()
     stays.on_batch(b"")(kept.batch)
     lost: list[Gap] = []
@@ -141,26 +131,6 @@ def test_a_leaving_sharer_gets_all_up_to_a_point_and_the_others_miss_nothing() -
     assert len(got) == len(numbers), "nothing arrived after its end"
 
 
-def test_a_late_sharer_misses_nothing_after_its_start() -> None:
-    feed = sliced(2, key_bytes=4)
-    first, lost = Subscriber(feed, slow=PATIENT), list[Gap]()
-    first.on(b"S1")(nothing)
-    with Publisher(feed, when_full="wait") as publisher, first:
-        for number in range(100):
-            publisher.publish(b"S%d" % (number % 3), b"%d" % number)
-        publisher.flush()
-        second, got = first.share(), Collector()
-        second.on(b"S")(got.message)
-        second.on_gap(b"")(lost.append)
-        second.start()
-        for number in range(100, 200):
-            publisher.publish(b"S%d" % (number % 3), b"%d" % number)
-        publisher.flush()
-        wait_until(lambda: {n for n in numbers_of(got) if n >= 100} == set(range(100, 200)))
-        second.stop()
-    assert (lost, first.statistics().received.gaps) == ([], 0)
-
-
 @pytest.mark.own_process
 @linux_only
 def test_the_last_one_closes_sockets_and_threads() -> None:
@@ -185,39 +155,7 @@ def test_the_last_one_closes_sockets_and_threads() -> None:
         wait_until(lambda: not publisher.statistics().peers)
         before = held()
         share()
-        wait_until(lambda: held() <= before, what=f"{before} threads and descriptors")
-
-
-def test_stop_delivers_queued_messages_and_terminate_does_not() -> None:
-    feed = one_slice()
-    first = Subscriber(feed, slow=PATIENT, workers=1)
-    others = Collector()
-    first.on(b"")(others.message)
-    with RawPublisher(feed) as publisher, first:
-        for end, expected in ((Subscriber.stop, 10), (Subscriber.terminate, 1)):
-            goes, got = first.share(), Collector()
-            came, go_on = threading.Event(), threading.Event()
-
-            @goes.on(b"")
-            def hold(message: Message) -> None:
-                got.message(message)  # both are of this round
-                came.set()
-                assert go_on.wait(ENOUGH_S)
-
-            goes.start()
-            matched = first.statistics().delivery.matched
-            for number in range(10):
-                publisher.send(publisher.encode([(b"T", b"%d" % number)]))
-            assert came.wait(ENOUGH_S)
-            wait_until(lambda: first.statistics().delivery.matched == matched + 10)
-            ending = threading.Thread(target=end, args=(goes,))
-            ending.start()
-            wait_until(lambda: goes.state is SubscriberLife.STOPPING)
-            go_on.set()
-            ending.join(ENOUGH_S)
-            assert goes.state is SubscriberLife.ENDED
-            assert len(got) == expected
-        wait_until(lambda: len(others) == 20)
+        wait_given_back(before)
 
 
 def test_an_error_in_one_sharer_ends_all() -> None:
@@ -274,10 +212,8 @@ def test_invalid_sharing_is_rejected(tmp_path: Path) -> None:
 
 def test_a_sharer_whose_slice_has_no_publisher_does_not_affect_the_others() -> None:
     feed = sliced(2)
-    topics = topics_of_slices(feed)
-    first = Subscriber(feed, slow=PATIENT)
-    got = Collector()
-    first.on(topics[0])(got.message)
+    topics = topic_of_each(feed)
+    first, got = subscribed(feed, topics[0])
     with RawPublisher(feed) as publisher:
         publisher.close_line(0, slice_id=1)
         first.start()
@@ -307,10 +243,9 @@ def test_a_sharer_whose_slice_has_no_publisher_does_not_affect_the_others() -> N
 
 def test_run_until_the_end_waits_for_the_needed_slices() -> None:
     feed = sliced(2)
-    topics = topics_of_slices(feed)
-    first = Subscriber(feed, slow=PATIENT)
-    second, got = first.share(), Collector()
-    first.on(topics[0])(got.message)
+    topics = topic_of_each(feed)
+    first, got = subscribed(feed, topics[0])
+    second = first.share()
     second.on(topics[1])(got.message)
     with RawPublisher(feed) as publisher:
         first.start()
@@ -327,8 +262,7 @@ def test_run_until_the_end_waits_for_the_needed_slices() -> None:
 
 
 def test_hooks_and_groups_belong_to_one_subscriber_and_leave_with_it() -> None:
-    feed = one_slice()
-    first = Subscriber(feed, slow=PATIENT)
+    first = Subscriber(feed := one_slice(), slow=PATIENT)
     second = first.share()
     told: list[Gap] = []
     epochs: tuple[list[int], list[int]] = [], []
@@ -390,11 +324,8 @@ def test_a_checkpoint_covers_all_sharers_but_not_one_that_has_left() -> None:
 
 
 def test_a_sharer_that_stops_in_a_callback_ends_with_its_stream_and_timers() -> None:
-    feed = one_slice()
-    first = Subscriber(feed, slow=PATIENT)
-    got, calls = Collector(), Collector()
-    first.on(b"")(got.message)
-    second = first.share()
+    first, got = subscribed(feed := one_slice())
+    second, calls = first.share(), Collector()
     stream = second.stream(b"")
     ticks: list[int] = []
     second.every(0.001)(ticks.append)
@@ -428,12 +359,19 @@ def test_a_forked_process_can_use_none_of_them_and_an_error_in_a_with_block_ends
     first, got, second, _ = two(feed)
     unused = first.share()
     unused.on(b"")(nothing)
+    calls: tuple[Callable[[], object], ...] = (
+        *(each for one in (first, second) for each in (one.stop, one.terminate, one.request_stop, one.run)),
+        unused.start,
+        lambda: first.remove(got.message),
+        lambda: first.on(b"X")(print),
+    )
     with Publisher(feed) as publisher, first:
+        publisher.publish(b"T", b"1")
         with pytest.raises(KeyError, match="mine"), second:
-            for work in (first.stop, second.stop, second.terminate, unused.start):
-                assert in_child(work).startswith("SubscriberError: feed 'subscriber': the subscriber belongs to proces")
+            for call in calls:
+                assert in_child(call).startswith("SubscriberError: feed 'subscriber': the subscriber belongs to proces")
             raise KeyError("mine")
         assert second.state is SubscriberLife.ENDED
-        publisher.publish(b"T", b"1")
-        got.wait(1)
+        publisher.publish(b"T", b"2")
+        assert [int(message.payload) for message in got.wait(2)] == [1, 2]
         assert first.state is SubscriberLife.RUNNING
