@@ -22,7 +22,8 @@ from tests.support import in_child
 
 def test_each_message_arrives_as_it_was_published() -> None:
     arrays = [numpy.array(values, numpy.uint8) for values in ([], [0], [1, 2, 3])]
-    buffers: list[Any] = [bytearray(b"abc"), memoryview(b"abc"), memoryview(b""), *arrays, numpy.arange(2)]
+    buffers: list[Any] = [bytearray(b"abc"), memoryview(b"abc"), memoryview(b""), *arrays]
+    buffers += [numpy.arange(2), numpy.arange(20_000), numpy.arange(6)[::2]]
     with delivered(one_slice()) as (publisher, got):
         publisher.publish(b"A", b"", ts_event=0)
         publisher.publish(b"A.b", b"payload", ts_event=-(2**63))

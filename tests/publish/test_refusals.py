@@ -70,6 +70,7 @@ def test_a_publisher_that_does_not_run_refuses_calls() -> None:
 
 WRONG_MESSAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "a topic that is a number": ((5, b""), TypeError, r"topic was 5 \(int\), expected str or bytes"),
+    "several topics": (((b"A", b"B"), b""), TypeError, "expected str or bytes"),
     "a topic that UTF-8 cannot encode": (("\ud800", b""), ValueError, "expected text that UTF-8 can encode"),
     "no topic": ((b"", b""), ConfigError, "topic was empty"),
     "a reserved topic": ((b"\0T", b""), ConfigError, "reserved"),
@@ -78,6 +79,7 @@ WRONG_MESSAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "a payload of a number": ((b"T", 5), TypeError, "payload was 5, expected bytes"),
     "a payload of an object": ((b"T", object()), TypeError, "payload was <object"),
     "a payload of a list": ((b"T", [b"x"]), TypeError, r"payload was \[b'x'\], expected bytes"),
+    "a payload of a long list": ((b"T", [1] * 70_000), TypeError, "payload was .*, expected bytes or another buffer"),
     "a time beyond int64": ((b"T", b"", 2**63), ValueError, "ts_event was 9223372036854775808, expected an int64"),
     "a time of a large payload": ((b"T", bytes(70_000), 2**63), (ValueError, OverflowError), "int64|too large|C long"),
     "a time of text": ((b"T", b"", "now"), (ValueError, TypeError), "ts_event was 'now', expected an int64"),

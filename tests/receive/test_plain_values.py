@@ -1,10 +1,11 @@
-"""`on(prefix, fields=...)`, compared with a plain loop that reads each message."""
+"""`on(prefix, fields=...)`, compared with a plain loop that reads each message; records that match no schema."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy
@@ -17,10 +18,10 @@ from hypothesis import strategies as st
 from blackbox import CallbackError, ConfigError, Feed, Message, Publisher, Recording, Recordings, Schema, Subscriber
 from blackbox.archive.importing.import_days import import_days
 from blackbox.receive.callbacks.plain_values import OWN
-from blackbox.testing import RawPublisher
+from tests.book.sessions import ITCH, gone, order
 from tests.examples import examples
 from tests.journals import Day, Put, Row
-from tests.receive.subscribers import PATIENT
+from tests.receive.subscribers import PATIENT, deliver, one_slice, publishing
 
 NESTED = numpy.dtype([("a", "<i2"), ("b", "<i2")])
 TRADE = numpy.dtype(
@@ -143,8 +144,7 @@ def test_values_and_errors_equal_those_of_single_messages(
 
 
 def test_live_values_have_their_types() -> None:
-    feed = Feed.local("plain", slices=1, schema=MADE)
-    subscriber = Subscriber(feed, workers=2)
+    subscriber = Subscriber(feed := one_slice(schema=MADE), workers=2)
     seen: list[Any] = []
 
     @subscriber.on(
@@ -160,22 +160,17 @@ def test_live_values_have_their_types() -> None:
     trade, quote = numpy.zeros(1, TRADE), numpy.zeros(1, QUOTE)
     trade["kind"], trade["price"], trade["sequence"] = b"T", -5, 9
     quote["kind"], quote["price"], quote["rate"] = b"Q", 7, 0.5
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         odd = b"O" + bytes(ODD.itemsize - 1)
         publisher.send(publisher.encode([(b"A.x", trade.tobytes()), (b"A.y", quote.tobytes()), (b"A.x", odd)]))
         publisher.send(publisher.encode([(b"A.y", odd)]))
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
     assert seen == [(b"A", -5, None, 9, 0), b"A.x", (b"A", 7, 0.5, None, 1), b"A.x"]
     delivery = subscriber.statistics().delivery
     assert (delivery.due, delivery.delivered) == (4, 4)
 
 
 def test_an_error_in_a_callback_names_its_message() -> None:
-    feed = Feed.local("plain", slices=1)
-    subscriber = Subscriber(feed, slow=PATIENT)
-    seen: list[int] = []
+    subscriber, seen = Subscriber(feed := one_slice(), slow=PATIENT), list[int]()
 
     @subscriber.on(b"", fields=("sequence",))
     def picky(sequence: int) -> None:
@@ -183,11 +178,8 @@ def test_an_error_in_a_callback_names_its_message() -> None:
             raise KeyError("no")
         seen.append(sequence)
 
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        publisher.send(publisher.encode([(b"T", b"")] * 4))
-        with pytest.raises(CallbackError, match="picky for b'' raised KeyError: 'no' .*sequence 2"):
-            subscriber.run()
+    with pytest.raises(CallbackError, match="picky for b'' raised KeyError: 'no' .*sequence 2"):
+        deliver(subscriber, feed, [(b"T", b"")] * 4)
     assert seen == [0, 1]
 
 
@@ -200,7 +192,7 @@ def test_an_error_in_a_callback_names_its_message() -> None:
     ],
 )
 def test_an_unknown_name_is_rejected(tmp_path: Path, schema: Schema | None, wish: dict[str, Any], error: str) -> None:
-    feed = Feed.local("plain", slices=1, schema=schema or "raw")
+    feed = one_slice(schema=schema or "raw")
     day = Day(tmp_path, feed)
     day.put(0, Put((Row(b"A", b"T"),)))
     running = Subscriber(feed, slow=PATIENT)
@@ -213,21 +205,6 @@ def test_an_unknown_name_is_rejected(tmp_path: Path, schema: Schema | None, wish
             subscriber.on(b"", **wish)(print)
             with pytest.raises(ConfigError, match=f"callback print for b'': {error}"):
                 getattr(subscriber, act)(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("wish", "error", "text"),
-    [
-        ({"fields": "price"}, TypeError, r"fields was 'price', expected names, such as \('ts_event', 'price'\)"),
-        ({"fields": ()}, ValueError, "fields was .*, expected at least one name"),
-        ({"fields": (1,)}, TypeError, "fields was .*, expected names"),
-        ({"message_type": ()}, ConfigError, r"message_type was \(\), expected a message type, or a list"),
-        ({"fields": ("topic", "price")}, TypeError, r"takes .*, expected a function of \(topic, price\)"),
-    ],
-)
-def test_wrong_arguments_are_rejected_at_once(wish: dict[str, Any], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        Subscriber(Feed.local("plain")).on(b"", **wish)(lambda a: None)
 
 
 @pytest.mark.parametrize(
@@ -252,14 +229,48 @@ def test_every_field_of_a_real_day_equals_that_of_its_record(
 
     @subscriber.on(b"", fields=fields)
     def take(*values: object) -> None:
-        if len(found) < 60_000:
+        if len(found) < 20_000:
             found.append(tuple(map(comparable, values)))
 
     @subscriber.on(b"")
     def slow(message: Message) -> None:
-        if len(read) < 60_000:
+        if len(read) < 20_000:
             read.append(values_of(message, fields))
 
     subscriber.replay(recording)
     assert len(found) > 100
     assert found == read
+
+
+BAD = b"A" + bytes(5)
+ROWS = [order(1, b"B", 5), BAD, order(2, b"B", 6), b"z", b"", gone(1), order(3, b"S", 7)]
+GOOD = [5, 6, None, 7]
+
+
+@pytest.mark.parametrize(
+    ("source", "on_error"), [("one block", "stop"), ("many blocks", "stop"), ("many blocks", "log"), ("live", "stop")]
+)
+def test_it_is_skipped_counted_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str, on_error: Literal["stop", "log"]
+) -> None:
+    subscriber = Subscriber(feed := one_slice(schema="itch50"), on_error=on_error)
+    prices: list[Any] = []
+    others: list[bytes] = []
+    subscriber.on(b"", fields=("price",))(prices.append)
+    subscriber.on(b"")(lambda message: others.append(message.payload))
+    with caplog.at_level(logging.WARNING, "blackbox"):
+        if source == "live":
+            with publishing(feed, subscriber) as publisher:
+                for payload in ROWS:
+                    publisher.send(publisher.encode([(b"A.A", payload)]))
+        else:
+            day, step = Day(tmp_path, feed), len(ROWS) if source == "one block" else 1
+            for first in range(0, len(ROWS), step):
+                rows = tuple(Row(b"A.A", each, 1 + first) for each in ROWS[first : first + step])
+                day.put(0, Put(rows, sequence=first, schema=ITCH))
+            subscriber.replay(Recording.open(tmp_path))
+    assert (prices, others) == (GOOD, ROWS)
+    delivery = subscriber.statistics().delivery
+    assert (delivery.misfits, delivery.failed, delivery.callback_errors) == (3, 3, 0)
+    (told,) = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    assert "expected 36" in told

@@ -9,14 +9,12 @@ from typing import Any, Literal
 import numpy
 import pytest
 
-from blackbox import Feed, Publisher, SlowPolicy, Subscriber
-from blackbox.block.form.block import Block
+from blackbox import Publisher, SlowPolicy, Subscriber
 from blackbox.block.form.rows import PayloadColumns, as_rows
 from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.testing import Collector
 from tests.callbacks import count_rows
-from tests.receive.late import LATE_NS, one_slice
-from tests.receive.subscribers import PATIENT, publishing
+from tests.receive.subscribers import LATE_NS, PATIENT, one_slice, published, publishing
 
 TOPICS = (b"A.1", b"A.2", b"B.1", b"B.2", b"AB", b"C")
 PREFIXES = (b"", b"A", b"A.", b"A.2", b"B", b"B.2", b"C", b"D")
@@ -64,7 +62,7 @@ def publish(publisher: Publisher, messages: list[Message], times: list[int] | No
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_callback_gets_a_message_once(workers: int, transport: Literal["tcp", "shm"]) -> None:
-    feed = Feed.local("topics", slices=1, transport=transport)
+    feed = one_slice(transport=transport)
     messages = messages_of(seed=1, count=300)
     subscriber = Subscriber(feed, workers=workers, slow=PATIENT)
     singles, batches = {prefix: Collector() for prefix in PREFIXES}, {prefix: Collector() for prefix in PREFIXES}
@@ -76,12 +74,10 @@ def test_each_callback_gets_a_message_once(workers: int, transport: Literal["tcp
         counts[prefix] = subscriber.on_compiled(prefix, state=numpy.zeros(1, numpy.int64))(count_rows)
     stream = subscriber.stream(b"B")
     subscriber._on_batch_of(TopicChoice.of(feed, (b"A", b"C"), None), everything.batch)
-    with Publisher(feed) as publisher:
-        subscriber.start()
+    with published(feed, subscriber) as publisher:
         for start in range(0, len(messages), 7):
             publish(publisher, messages[start : start + 7])
             publisher.publish(b"A.1", b"alone", 1)
-    subscriber.run(until_end=True)
     for start in range(0, len(messages) + len(messages) // 7 + 1, 8):
         messages.insert(start + 7, ((b"A.1",), b"alone"))
     for prefix in PREFIXES:
@@ -100,8 +96,7 @@ def test_each_callback_gets_a_message_once(workers: int, transport: Literal["tcp
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_message_that_was_delivered_before_is_not_repeated_under_its_other_topics(workers: int) -> None:
     """A block whose first rows were received before begins in the middle of a message."""
-    feed = Feed.local("topics", slices=1)
-    subscriber = Subscriber(feed, workers=workers, slow=PATIENT)
+    subscriber = Subscriber(feed := one_slice(), workers=workers, slow=PATIENT)
     got = {prefix: Collector() for prefix in (b"", b"A", b"B", b"C")}
     for prefix, each in got.items():
         subscriber.on(prefix)(each.message)
@@ -119,8 +114,7 @@ def test_a_message_that_was_delivered_before_is_not_repeated_under_its_other_top
 
 def test_a_conflated_message_is_delivered_once() -> None:
     """The newest message of T.1 is another one than that of T.0 and T.2, which is one message."""
-    feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0))
+    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy("conflate", start_grace=0))
     got = {prefix: Collector() for prefix in (b"T", b"T.1", b"T.2")}
     for prefix, each in got.items():
         subscriber.on(prefix)(each.message)
@@ -135,17 +129,3 @@ def test_a_conflated_message_is_delivered_once() -> None:
     assert told(got[b"T.2"]) == [(b"T.2", b"0"), (b"T.2", b"in time")]
     delivery = subscriber.statistics().delivery
     assert delivery.due == delivery.delivered + delivery.conflated
-
-
-def test_a_publisher_refuses_several_topics() -> None:
-    with (
-        Publisher(Feed.local("topics", slices=1)) as publisher,
-        pytest.raises(TypeError, match="expected str or bytes"),
-    ):
-        publisher.publish((b"A", b"B"), b"x")  # type: ignore[arg-type]
-
-
-def test_a_block_has_the_rows_of_a_message_side_by_side() -> None:
-    block = Block.encode([b"A", b"B"], [0, 1, 0], PayloadColumns(numpy.ones((3, 1), numpy.uint8), same=[0, 1, 0]))
-    assert block.same is not None
-    assert block.same.tolist() == [0, 1, 0]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import CallbackError, Feed, Publisher, Recording, SlowPolicy, SlowSubscriberError, Subscriber
+from blackbox import CallbackError, Publisher, Recording, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.errors import SubscriberError
 from blackbox.receive.stream import Stream
 from blackbox.testing import RawPublisher, wait_until
 from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
-from tests.receive.subscribers import deliver, one_slice
+from tests.receive.subscribers import deliver, one_slice, published, sliced
 
 ENOUGH_S = 60.0
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -42,6 +43,15 @@ def rows_of(block: range) -> list[tuple[bytes, bytes]]:
 def send(publisher: RawPublisher, *blocks: range) -> None:
     for block in blocks:
         publisher.send(publisher.encode(rows_of(block)))
+
+
+@contextmanager
+def streaming(prefix: bytes = b"", **settings: Any) -> Iterator[tuple[RawPublisher, Subscriber, Stream]]:
+    """Start a subscriber with a stream next to a raw publisher. After the block its subscriber stops."""
+    subscriber = Subscriber(feed := one_slice())
+    stream = subscriber.stream(prefix, **settings)
+    with RawPublisher(feed) as publisher, subscriber:
+        yield publisher, subscriber, stream
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -89,37 +99,30 @@ def test_a_full_stream_that_waits_is_lag_and_ends_a_slow_subscriber() -> None:
 
 
 def test_a_full_stream_drops_the_oldest_and_counts_them(caplog: pytest.LogCaptureFixture) -> None:
-    subscriber = Subscriber(feed := one_slice())
-    stream = subscriber.stream(b"", limit=4, when_full="drop_oldest")
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with streaming(limit=4, when_full="drop_oldest") as (publisher, subscriber, stream):
         send(publisher, range(2), range(2, 4), range(4, 7), range(7, 8))
         wait_until(lambda: subscriber.statistics().delivery.delivered == 8)
         assert numbers([stream.get() for _ in range(4)]) == [4, 5, 6, 7]
-        subscriber.stop()
     assert (stream.dropped, numbers(stream)) == (4, [])
     assert caplog.text.count("stream of b'' is full: the oldest of 4 messages are dropped") == 1
 
 
 def test_a_full_stream_can_end_the_subscriber() -> None:
-    subscriber = Subscriber(feed := one_slice())
-    stream = subscriber.stream(b"", limit=2, when_full="stop")
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    full = "stream of b'' was full: 2 messages waited .* and 2 came"
+    with (
+        pytest.raises(CallbackError, match=full),
+        streaming(limit=2, when_full="stop") as (publisher, subscriber, stream),
+    ):
         send(publisher, range(2), range(2, 4))
-        with pytest.raises(CallbackError, match="stream of b'' was full: 2 messages waited .* and 2 came"):
-            subscriber.run()
+        subscriber.run()
     assert [stream.get().payload, stream.get().payload] == [b"0", b"1"]
-    with pytest.raises(CallbackError, match="was full"):
+    with pytest.raises(CallbackError, match=full):
         stream.get()
 
 
 @pytest.mark.parametrize("end", ["stop", "terminate"])
 def test_a_subscriber_ends_with_an_unread_full_stream(end: str) -> None:
-    subscriber = Subscriber(feed := one_slice())
-    stream = subscriber.stream(b"", limit=1)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with streaming(limit=1) as (publisher, subscriber, stream):
         send(publisher, *(range(n, n + 1) for n in range(5)))
         wait_until(lambda: subscriber.statistics().received.blocks == 5)
         getattr(subscriber, end)()
@@ -147,7 +150,7 @@ def test_a_closed_stream_gets_nothing_and_its_subscriber_continues() -> None:
 
 @on_both_loops
 def test_asyncio_gets_all_messages_of_several_streams(loop: Any) -> None:
-    subscriber = Subscriber(feed := Feed.local("streams", slices=2), slow=SlowPolicy(max_lag=60, start_grace=0))
+    subscriber = Subscriber(feed := sliced(2), slow=SlowPolicy(max_lag=60, start_grace=0))
     names = (b"A", b"B", b"")
     streams = [subscriber.stream(name, limit=50) for name in names]
 
@@ -158,12 +161,9 @@ def test_asyncio_gets_all_messages_of_several_streams(loop: Any) -> None:
         return await asyncio.gather(*map(take, streams))
 
     def feed_it() -> None:
-        with Publisher(feed, when_full="wait") as publisher:
-            subscriber.start()
+        with published(feed, subscriber) as publisher:
             for number in range(1_200):
                 publisher.publish(b"%c.%d" % (b"AB"[number % 2], number % 100), b"")
-            publisher.flush()
-        subscriber.run(until_end=True)
 
     sending = threading.Thread(target=feed_it)
     sending.start()
@@ -176,22 +176,20 @@ def test_asyncio_gets_all_messages_of_several_streams(loop: Any) -> None:
 
 @on_both_loops
 def test_a_cancelled_task_loses_nothing(loop: Any) -> None:
-    subscriber = Subscriber(feed := one_slice())
-    stream = subscriber.stream(b"")
+    with streaming() as (publisher, _, stream):
 
-    async def main(publisher: RawPublisher) -> None:
-        for number in range(10):
-            task = asyncio.ensure_future(anext(stream))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            send(publisher, range(number, number + 1))
-            assert int((await asyncio.wait_for(anext(stream), ENOUGH_S)).payload) == number
+        async def main() -> None:
+            for number in range(10):
+                task = asyncio.ensure_future(anext(stream))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                send(publisher, range(number, number + 1))
+                assert int((await asyncio.wait_for(anext(stream), ENOUGH_S)).payload) == number
 
-    with RawPublisher(feed) as publisher, subscriber:
-        run(main(publisher), loop)
+        run(main(), loop)
         send(publisher, range(10, 11))
         assert stream.get(ENOUGH_S).payload == b"10"  # its loop is closed; the stream is not
 
@@ -217,9 +215,7 @@ def test_tasks_that_take_turns_share_a_stream_without_loss(loop: Any) -> None:
 
 @on_both_loops
 def test_a_closed_loop_with_a_waiting_task_does_not_block_the_stream(loop: Any) -> None:
-    subscriber = Subscriber(feed := one_slice())
-    stream = subscriber.stream(b"")
-    with RawPublisher(feed) as publisher, subscriber:
+    with streaming() as (publisher, _, stream):
         forgetful = loop()
         left = forgetful.create_task(anext(stream))  # kept, so that it is not cleaned up
         forgetful.run_until_complete(asyncio.sleep(0.001))
@@ -231,48 +227,45 @@ def test_a_closed_loop_with_a_waiting_task_does_not_block_the_stream(loop: Any) 
 
         assert run(take(), loop).payload == b"0"
         assert not left.done()
-        left.get_coro().close()  # type: ignore[union-attr]
+        left.get_coro().close()
 
 
 @on_both_loops
 def test_two_tasks_cannot_read_one_stream(loop: Any) -> None:
-    subscriber = Subscriber(feed := one_slice())
-    stream = subscriber.stream(b"")
+    with streaming() as (_, _, stream):
 
-    async def main() -> list[Any]:
-        tasks = [asyncio.ensure_future(anext(stream)) for _ in range(2)]
-        done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=ENOUGH_S)
-        for task in waiting:
-            task.cancel()
-        return [task.exception() for task in done]
+        async def main() -> list[Any]:
+            tasks = [asyncio.ensure_future(anext(stream)) for _ in range(2)]
+            done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=ENOUGH_S)
+            for task in waiting:
+                task.cancel()
+            return [task.exception() for task in done]
 
-    with RawPublisher(feed), subscriber:
         [error] = run(main(), loop)
     assert "was read by two tasks at once" in str(error)
 
 
 @on_both_loops
 def test_a_task_is_woken_by_the_end_and_gets_the_error(loop: Any) -> None:
-    subscriber = Subscriber(feed := one_slice())
-    stream = subscriber.stream(b"A")
+    with pytest.raises(CallbackError, match="RuntimeError: no"), streaming(b"A") as (publisher, subscriber, stream):
 
-    @subscriber.on(b"B")
-    def fail(message: object) -> None:
-        raise RuntimeError("no")
+        @subscriber.on(b"B")
+        def fail(message: object) -> None:
+            raise RuntimeError("no")
 
-    async def main(publisher: RawPublisher) -> list[bytes]:
+        subscriber.wait_confirmed()
+
         async def take() -> list[bytes]:
             return [message.topic async for message in stream]
 
-        task = asyncio.ensure_future(take())
-        await asyncio.sleep(0)
-        publisher.send(publisher.encode([(b"B", b"")]))
-        return await asyncio.wait_for(task, ENOUGH_S)
+        async def main() -> None:
+            task = asyncio.ensure_future(take())
+            await asyncio.sleep(0)
+            publisher.send(publisher.encode([(b"B", b"")]))
+            with pytest.raises(CallbackError, match="RuntimeError: no"):
+                await asyncio.wait_for(task, ENOUGH_S)
 
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        with pytest.raises(CallbackError, match="RuntimeError: no"):
-            run(main(publisher), loop)
+        run(main(), loop)
 
 
 def recorded(path: Path, of: list[int]) -> Recording:
@@ -356,8 +349,6 @@ def test_waiting_messages_are_bounded_by_their_blocks_too() -> None:
 
 
 def test_a_stream_can_be_closed_while_its_subscriber_begins_to_end() -> None:
-    subscriber = Subscriber(feed := one_slice())
-    stream = subscriber.stream(b"")
     raised: list[BaseException] = []
 
     def close() -> None:
@@ -367,29 +358,10 @@ def test_a_stream_can_be_closed_while_its_subscriber_begins_to_end() -> None:
             raised.append(error)
 
     closing = threading.Thread(target=close)
-    with RawPublisher(feed), subscriber:
+    with streaming() as (_, subscriber, stream):
         with subscriber._supervisor.lock:
             closing.start()
             closing.join(0.2)  # as far as it gets
             subscriber.request_stop()
         closing.join(ENOUGH_S)
     assert (closing.is_alive(), raised) == (False, [])
-
-
-@pytest.mark.parametrize(
-    ("options", "settings", "error", "text"),
-    [
-        ({}, {"limit": 0}, ValueError, "limit was 0, expected 1 to"),
-        ({}, {"when_full": "drop"}, ValueError, "when_full was 'drop', expected one of: wait, drop_oldest, stop"),
-        ({}, {"symbols": "AAPL"}, TypeError, "symbols was 'AAPL', expected a list or tuple"),
-        ({"on_error": "log"}, {"when_full": "stop"}, ValueError, "when_full was 'stop', which on_error='log' would"),
-        ({"processes": True}, {}, SubscriberError, "stream was called with processes=True"),
-    ],
-)
-def test_wrong_settings_of_a_stream_are_rejected(
-    options: Any, settings: Any, error: type[Exception], text: str
-) -> None:
-    subscriber = Subscriber(one_slice(), **options)
-    with pytest.raises(error, match=text):
-        subscriber.stream(b"", **settings)
-    assert subscriber.callbacks == ()

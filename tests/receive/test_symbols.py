@@ -1,25 +1,35 @@
-"""Callbacks, streams and tables with chosen symbols get exactly their messages, live and in replays."""
+"""Callbacks, streams and tables with chosen symbols get exactly their messages; channels carry few others."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Final
 
-import msgspec
 import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, Feed, Gap, Publisher, Recorder, Recording, Subscriber
+from blackbox import ConfigError, Feed, Gap, Hub, HubClient, Publisher, Recorder, Recording, Replay, Subscriber
 from blackbox.feed.routing.symbol import RULES, SymbolRule
-from blackbox.testing import Collector, RawPublisher, wait_until
+from blackbox.testing import Collector, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
 from tests.callbacks import count_rows
 from tests.examples import examples
+from tests.hub.hubs import hub_feed
 from tests.journals import Day, Put, Row, feed_of
-from tests.receive.subscribers import one_slice
+from tests.receive import subscribers
+from tests.receive.subscribers import PATIENT, one_slice, publishing, sliced
+from tests.relay.relays import chain, relayed
+
+CHANNELS: Final = 8
+SYMBOLS: Final = [b"S%02d" % number for number in range(40)]
+ONE, OTHER = b"S00", b"S01"
+"""Symbols of different channels."""
+Sent = list[tuple[bytes, bytes]]
+
 
 TOPICS = [b"AAPL.x", b"AAPLW.x", b"AAPL", b"BRK.x", b"BRK.B.x", b"BRK.B", b"B.x", b"AAPL.y.x"]
 words = st.text("AB.", min_size=1, max_size=5).map(str.encode)
@@ -69,8 +79,7 @@ def test_a_replay_gives_each_callback_the_messages_of_its_symbols(
 
 @pytest.mark.parametrize(("slices", "key_bytes"), [(1, 0), (3, 4)])
 def test_live_each_kind_of_callback_gets_the_messages_of_its_symbols(slices: int, key_bytes: int) -> None:
-    local = Feed.local("symbols", slices=slices)
-    feed = msgspec.structs.replace(local, key_bytes=key_bytes, max_lag_ns=60 * 10**9)
+    feed = sliced(slices, key_bytes=key_bytes)
     subscriber, one, many = Subscriber(feed), Collector(), Collector()
     symbols: list[str | bytes] = ["AAPL", b"BRK"]
     subscriber.on(symbols=symbols)(one.message)
@@ -112,15 +121,6 @@ def test_a_table_has_only_the_topics_of_its_symbols(tmp_path: Path) -> None:
             assert dict(table) == {b"AAPL.x": b"1", b"BRK.B.x": b"1"}
 
 
-def test_symbols_that_a_callback_cannot_choose_are_rejected() -> None:
-    subscriber = Subscriber(one_slice(symbol="before_first"))
-    with pytest.raises(
-        ConfigError, match="symbols had b'BRK.B', but a symbol of feed 'subscriber' ends before the first"
-    ):
-        subscriber.on(symbols=["BRK.B"])
-    assert subscriber.callbacks == ()
-
-
 def test_a_replay_of_a_feed_with_another_rule_is_rejected(tmp_path: Path) -> None:
     day = Day(tmp_path / "2026-11-20", feed_of(symbol="whole"))
     day.put(0, Put((Row(b"A.x", b"1", 10),)))
@@ -132,21 +132,129 @@ def test_a_replay_of_a_feed_with_another_rule_is_rejected(tmp_path: Path) -> Non
         subscriber.replay(Recording.open(day.path))
 
 
-def test_a_gap_of_one_key_is_reported_to_the_hooks_of_its_symbols() -> None:
-    feed = one_slice(key_bytes=5)
-    subscriber = Subscriber(feed)
-    gaps: dict[str, list[Gap]] = {"AAPL": [], "BRK": []}
-    for symbol, of_symbol in gaps.items():
-        subscriber.on(f"{symbol}.")(Collector().message)
-        subscriber.on_gap(symbols=[symbol])(of_symbol.append)
-    with RawPublisher(feed) as publisher:
+def publish(publisher: Publisher, first: int, count: int) -> Sent:
+    """Publish messages of all symbols, with and without a type; return each topic with its number."""
+    sent = []
+    for number in range(first, first + count):
+        topic = SYMBOLS[number % len(SYMBOLS)] + (b".trade", b".quote", b"")[number % 3]
+        publisher.publish(topic, b"%d" % number)
+        sent.append((topic, b"%d" % number))
+    publisher.flush()
+    return sent
+
+
+def of(symbol: bytes, sent: Sent) -> Sent:
+    return [(topic, payload) for topic, payload in sent if topic.partition(b".")[0] == symbol]
+
+
+def subscribed(feed: Feed, *symbols: bytes, **options: Any) -> tuple[Subscriber, Collector]:
+    subscriber, got = Subscriber(feed, slow=PATIENT, **options), Collector()
+    for symbol in symbols:
+        subscriber.on(b"", symbols=[symbol])(got.message)
+    return subscriber, got
+
+
+def came(got: Collector) -> Sent:
+    return [(message.topic, message.payload) for message in got.messages]
+
+
+def test_a_subscriber_of_one_symbol_receives_one_channel_also_through_relays() -> None:
+    feeds = chain(2, channels=CHANNELS)
+    feed, below = feeds[0], feeds[-1]
+    with relayed(feeds), Publisher(feed, when_full="wait") as publisher:
+        wanted = [(subscribed(below, ONE), [ONE + b".", ONE])]
+        wanted += [(subscribers.subscribed(below, prefix), [prefix]) for prefix in (b"S0", ONE + b".", b"")]
+        for (subscriber, _), _ in wanted:
+            subscriber.start()
+        sent = publish(publisher, 0, 600)
+        publisher.close()
+        for (subscriber, _), _ in wanted:
+            subscriber.run(until_end=True)
+    for (_, got), prefixes in wanted:
+        assert sorted(came(got)) == sorted(each for each in sent if each[0].startswith(tuple(prefixes)))
+    assert came(wanted[0][0][1]) == of(ONE, sent)
+    in_channel = sum(feed.key_of(topic) == feed.key_of(ONE) for topic, _ in sent)
+    assert in_channel < len(sent) / 4
+    received = [subscriber.statistics().received for (subscriber, _), _ in wanted]
+    assert [each.messages for each in received] == [in_channel, len(sent), in_channel, len(sent)]
+    assert [each.gaps for each in received] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("keys", [{"channels": CHANNELS}, {"key_bytes": 3}], ids=["channels", "prefixes"])
+def test_a_gap_of_a_key_is_reported_to_its_callbacks_alone(keys: dict[str, int]) -> None:
+    subscriber, _ = subscribed(feed := one_slice(**keys), ONE, OTHER)
+    found: dict[bytes, list[Gap]] = {ONE: [], OTHER: []}
+    for symbol, gaps in found.items():
+        subscriber.on_gap(symbol + b".")(gaps.append)
+        subscriber.on_gap(b"", symbols=[symbol])(gaps.append)
+    with publishing(feed, subscriber) as publisher:
+        for number in range(6):
+            block = publisher.encode([((ONE, OTHER)[number % 2] + b".trade", b"%d" % number)])
+            if number != 2:
+                publisher.send(block)
+    gap = Gap(0, publisher.epoch, feed.key_of(ONE), 1, 1, found[ONE][0].ts_out)
+    assert found == {ONE: [gap, gap], OTHER: []}
+
+
+def test_a_named_subscriber_that_starts_late_and_adds_a_symbol_continues_at_its_position(tmp_path: Path) -> None:
+    feed = archived_feed(channels=CHANNELS)
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path / "days", serve=True) as recorder:
+        first = publish(publisher, 0, 400)
+        wait_recorded(recorder, 400)
+        named: dict[str, Any] = {"name": "desk", "positions": tmp_path / "positions"}
+        subscriber, got = subscribed(feed, ONE, **named)
+        subscriber.start(since=0)
+
+        def is_past_first() -> bool:
+            with subscriber.checkpoint() as positions:
+                return bool(positions[0].sequence == 400)
+
+        wait_until(is_past_first)  # only a heartbeat shows that later messages are of other channels
+        assert came(got) == of(ONE, first)
+        subscriber.stop()
+        second = publish(publisher, 400, 400)
+        wait_recorded(recorder, 800)
+        subscriber, got = subscribed(feed, ONE, OTHER, **named)
         subscriber.start()
-        for topic in (b"AAPL.x", b"BRK..x"):
-            publisher.send(publisher.encode([(topic, b"first")]))
-        publisher.encode([(b"AAPL.x", b"lost")])
-        for topic in (b"AAPL.x", b"BRK..x"):
-            publisher.send(publisher.encode([(topic, b"last")]))
-        publisher.heartbeat(end=True)
+        third = publish(publisher, 800, 400)
+        publisher.close()
         subscriber.run(until_end=True)
-    assert [gap.key for gap in gaps["AAPL"]] == [b"AAPL."]
-    assert gaps["BRK"] == []
+    for symbol in (ONE, OTHER):
+        assert of(symbol, came(got)) == of(symbol, second + third)
+    assert subscriber.statistics().received.gaps == 0
+
+
+def test_a_recorded_day_is_read_and_replayed(tmp_path: Path) -> None:
+    feed = one_slice(channels=CHANNELS)
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path) as recorder:
+        sent = publish(publisher, 0, 600)
+        wait_recorded(recorder, len(sent))
+        publisher.close()
+        recorder.run(until_end=True)
+    day = Recording.open(next(tmp_path.glob("*/*/manifest.json")).parent)
+    assert day.verify() == []
+    for name, wanted in (("symbols", {"symbols": [ONE]}), ("prefix", {"prefix": ONE + b"."})):
+        found = [(message.topic, message.payload) for batch in day.batches(**wanted) for message in batch]
+        assert found == [each for each in of(ONE, sent) if name == "symbols" or b"." in each[0]]
+    subscriber, got = subscribed(feed, ONE)
+    subscriber.replay(day)
+    assert came(got) == of(ONE, sent)
+    for target in (one_slice(channels=CHANNELS), one_slice(channels=3), one_slice(key_bytes=3)):
+        subscriber, got = subscribed(target, ONE, OTHER)
+        with Publisher(target, when_full="wait") as publisher:
+            subscriber.start()
+            Replay(day).publish(publisher)
+        subscriber.run(until_end=True)
+        assert [of(symbol, came(got)) for symbol in (ONE, OTHER)] == [of(symbol, sent) for symbol in (ONE, OTHER)]
+        assert subscriber.statistics().received.gaps == 0
+
+
+def test_a_client_of_a_hub_gets_the_messages_of_one_symbol(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1, channels=CHANNELS)
+    with Hub(feed, tmp_path), HubClient(feed, "desk", tmp_path / "desk") as client:
+        topics = [symbol + b".trade" for symbol in SYMBOLS]
+        client.subscribe(ONE + b".")
+        client.put_many(topics * 3, range(3 * len(topics)), b"x" * 3 * len(topics), offsets=range(3 * len(topics) + 1))
+        assert [client.get(ONE + b".", 60).topic for _ in range(3)] == [ONE + b".trade"] * 3
+        with pytest.raises(TimeoutError):
+            client.get(ONE + b".", 0)
