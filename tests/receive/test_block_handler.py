@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import msgspec
 import numpy
 import pytest
 from numba import cfunc, types
@@ -20,6 +19,7 @@ from blackbox.receive.supervise.shared_slices import Share
 from blackbox.receive.supervise.slice_plan import whole_feed
 from blackbox.receive.supervise.supervisor import Supervisor
 from blackbox.testing import RawPublisher, wait_until
+from tests.receive.subscribers import SECOND_NS, one_slice
 
 ENTRY = 4
 ENTRIES = 1000
@@ -71,7 +71,7 @@ def handling(feed: Feed, log: Log, **settings: Any) -> Share:
 
 
 def test_control_blocks_arrive_in_order(log: Log) -> None:
-    feed = msgspec.structs.replace(Feed.local("handled", slices=1), heartbeat_ns=60 * 10**9)
+    feed = one_slice(heartbeat_ns=60 * SECOND_NS)
     with RawPublisher(feed) as publisher:
         subscriber = handling(feed, log)
         subscriber.start(None)
@@ -89,8 +89,7 @@ def test_control_blocks_arrive_in_order(log: Log) -> None:
 
 
 def test_a_control_block_reports_blocks_held_for_the_other_line(log: Log) -> None:
-    local = Feed.local("handled", slices=1, lines=2)
-    feed = msgspec.structs.replace(local, heartbeat_ns=60 * 10**9)
+    feed = one_slice(lines=2, heartbeat_ns=60 * SECOND_NS)
     subscriber = handling(feed, log, line_wait=1_000)
     with RawPublisher(feed) as publisher:
         subscriber.start(None)

@@ -1,20 +1,27 @@
-"""Callbacks: their turns and arguments, and callbacks that are added and removed (see also `test_matching.py`)."""
+"""Callbacks: turns, arguments, workers and timers, and callbacks that come and go (see also `test_matching.py`)."""
 
 from __future__ import annotations
 
 import random
 import threading
+import time
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy
 import pytest
 
-from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
+from blackbox import Batch, Message, Publisher, SlowPolicy, Subscriber
+from blackbox.errors import CallbackError, SubscriberError
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.callbacks import count_rows
 from tests.gate import Gate
-from tests.receive.subscribers import nothing, numbers_of, one_slice, publishing
+from tests.receive.subscribers import nothing, numbers_of, one_slice, published, publishing, sliced, subscribed
+
+MS = 1_000_000
+ENOUGH_S = 60.0
+
 
 ZERO = numpy.zeros(1, numpy.int64)
 MESSAGES = 600
@@ -28,8 +35,7 @@ EXPECTED = [
 def test_each_message_reaches_all_callbacks_before_the_next_unless_they_are_independent(
     workers: int, options: dict[str, Any]
 ) -> None:
-    feed = Feed.local("turns")
-    subscriber = Subscriber(feed, workers=workers)
+    subscriber = Subscriber(feed := sliced(2), workers=workers)
     came: list[tuple[int, int]] = []
 
     def register(number: int, prefix: bytes) -> None:
@@ -39,11 +45,9 @@ def test_each_message_reaches_all_callbacks_before_the_next_unless_they_are_inde
 
     for number, prefix in enumerate((b"B", b"", b"A")):
         register(number, prefix)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
+    with published(feed, subscriber) as publisher:
         for n in range(MESSAGES):
             publisher.publish((b"A.x", b"B.x")[n % 2], b"%04d" % n, n + 1)
-    subscriber.run(until_end=True)
     if "independent" not in options:
         assert came == EXPECTED
     for number in range(3):
@@ -51,8 +55,7 @@ def test_each_message_reaches_all_callbacks_before_the_next_unless_they_are_inde
 
 
 def test_end_of_batch_marks_the_last_queued_message() -> None:
-    feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), workers=1)
+    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy(max_lag=3_600), workers=1)
     marks: list[tuple[bytes, bool]] = []
     other_marks: list[tuple[bytes, bool]] = []
     gate = Gate()
@@ -78,38 +81,9 @@ def test_end_of_batch_marks_the_last_queued_message() -> None:
     assert other_marks == [(b"u%d" % n, n == 4) for n in range(5)]
 
 
-def test_kept_batches_columns_and_messages_are_unchanged() -> None:
-    feed = one_slice()
-    subscriber = Subscriber(feed)
-    kept: list[Batch] = []
-    messages: list[Message] = []
-    columns: list[Any] = []
-
-    @subscriber.on_batch(b"K")
-    def keep(batch: Batch) -> None:
-        kept.append(batch)
-        columns.append((batch.ts_event, batch.topic_index, batch.block.payloads))
-
-    subscriber.on(b"K")(messages.append)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        for number in range(1_000):
-            publisher.publish(b"K%d" % (number % 5) if number % 7 else b"other", b"%d" % number * 5, ts_event=number)
-            if number % 50 == 0:
-                publisher.flush()
-    subscriber.run(until_end=True)
-    del subscriber
-    expected = [number for number in range(1_000) if number % 7]
-    assert [payload for batch in kept for payload in batch.payload_list()] == [b"%d" % n * 5 for n in expected]
-    assert numpy.concatenate([times for times, _, _ in columns]).tolist() == expected
-    rows = [(b"K%d" % (n % 5), n, b"%d" % n * 5) for n in expected]
-    assert [(m.topic, m.ts_event, m.payload) for m in messages] == rows
-
-
 def test_changing_callbacks_do_not_disturb_those_that_stay() -> None:
     choice = random.Random(5)
-    feed = Feed.local("subscriber", slices=2, key_bytes=2)
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
+    subscriber = Subscriber(feed := sliced(2, key_bytes=2), slow=SlowPolicy(max_lag=3_600))
     stays = Collector()
     subscriber.on_batch(b"")(stays.batch)
     compiled = [subscriber.on_compiled(b"", worker=worker, state=ZERO)(count_rows) for worker in (False, True)]
@@ -132,8 +106,7 @@ def test_changing_callbacks_do_not_disturb_those_that_stay() -> None:
                     active.append(other.message)
 
     total = 10_000
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
+    with published(feed, subscriber) as publisher:
         changing = threading.Thread(target=change)
         changing.start()
         assert changed.wait(60)
@@ -142,7 +115,6 @@ def test_changing_callbacks_do_not_disturb_those_that_stay() -> None:
         publisher.flush()
         stop.set()
         changing.join()
-    subscriber.run(until_end=True)
     assert sorted(numbers_of(stays)) == list(range(total))
     assert [each.total().tolist() for each in compiled] == [[total], [total]]
     received, delivery = subscriber.statistics().received, subscriber.statistics().delivery
@@ -155,9 +127,7 @@ def test_changing_callbacks_do_not_disturb_those_that_stay() -> None:
 
 
 def test_the_same_function_for_two_prefixes_is_two_callbacks() -> None:
-    feed = one_slice()
-    subscriber, got = Subscriber(feed), Collector()
-    subscriber.on(b"T")(got.message)
+    subscriber, got = subscribed(feed := one_slice(), b"T")
     subscriber.on(b"TT")(got.message)
     with RawPublisher(feed) as publisher:
         subscriber.start()
@@ -170,3 +140,137 @@ def test_the_same_function_for_two_prefixes_is_two_callbacks() -> None:
     assert numbers_of(got) == [0, 0]
     with pytest.raises(ValueError, match="not registered"):
         Subscriber(feed).remove(nothing)
+
+
+def test_a_new_callback_goes_to_the_worker_that_lost_one() -> None:
+    subscriber = Subscriber(one_slice(), workers=2)
+    functions: list[Callable[[Message], None]] = [lambda message, n=n: None for n in range(4)]  # type: ignore[misc]
+    for function in functions:
+        subscriber.on(b"")(function)
+    assert [callback.worker for callback in subscriber.callbacks] == [0, 1, 0, 1]
+    subscriber.remove(functions[1])
+    subscriber.remove(functions[3])
+    for function in functions[1::2]:
+        subscriber.on(b"")(function)
+    assert [callback.worker for callback in subscriber.callbacks] == [0, 0, 1, 1]
+
+
+def test_a_full_worker_queue_is_bounded_and_loses_nothing() -> None:
+    feed = one_slice(block_bytes=4_096)
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=4, hwm_blocks=8)
+    blocked, free = Collector(), Collector()
+    gate = Gate()
+
+    @subscriber.on_batch(b"")
+    def block(batch: Batch) -> None:
+        gate.wait()
+        blocked.batch(batch)
+
+    subscriber.on_batch(b"")(free.batch)
+    with published(feed, subscriber, hwm_blocks=8) as publisher:
+        columns = numpy.zeros(20_000, int), numpy.arange(20_000).reshape(-1, 1).view(numpy.uint8)
+        publishing = threading.Thread(target=publisher.publish_many, args=((b"T",), *columns))
+        publishing.start()
+        assert gate.entered.wait(60)
+        wait_until(lambda: subscriber.statistics().delivery.waits > 2)
+        # Its own queue, messages ahead of it in the pipe, and one burst in the worker.
+        assert subscriber.statistics().delivery.queue_blocks <= 4 + 2
+        received = subscriber.statistics().received.blocks
+        wait_until(lambda: subscriber.statistics().delivery.waits > 6)
+        assert subscriber.statistics().received.blocks == received
+        gate.open.set()
+        publishing.join()
+    for got in (blocked, free):
+        assert [int.from_bytes(p, "little") for p in got.payloads] == list(range(20_000))
+    assert subscriber.statistics().received.gaps == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ticks_arrive_in_silence_and_not_early(workers: int) -> None:
+    subscriber = Subscriber(feed := sliced(2), workers=workers)
+    subscriber.on(b"")(lambda message: None)
+    called: list[tuple[int, int, str]] = []
+    enough = threading.Event()
+
+    @subscriber.every(20 * MS / 1e9)
+    def tick(ts_ns: int) -> None:
+        called.append((ts_ns, time.time_ns(), threading.current_thread().name))
+        if len(called) == 10:
+            enough.set()
+
+    began_ns = time.time_ns()
+    with Publisher(feed), subscriber:
+        assert enough.wait(ENOUGH_S)
+        with pytest.raises(SubscriberError, match="every was called while running"):
+            subscriber.every(1e-09)(print)
+    assert called[0][0] > began_ns
+    assert all(ts_ns % (20 * MS) == 0 and ts_ns <= now_ns for ts_ns, now_ns, _ in called)
+    assert all(later[0] > earlier[0] for earlier, later in zip(called, called[1:], strict=False))
+    assert {name for _, _, name in called} == {"blackbox-worker-0.0" if workers else "blackbox-slice-0"}
+
+
+def test_a_busy_worker_calls_only_the_last_missed_tick() -> None:
+    subscriber = Subscriber(feed := one_slice(), workers=1)
+    called: list[int] = []
+    busy_ns: list[int] = []
+    began, go_on, enough = threading.Event(), threading.Event(), threading.Event()
+
+    @subscriber.on(b"")
+    def busy(message: Message) -> None:
+        busy_ns.append(time.time_ns())
+        began.set()
+        assert go_on.wait(ENOUGH_S)
+        busy_ns.append(time.time_ns())
+
+    @subscriber.every(10 * MS / 1e9)
+    def tick(ts_ns: int) -> None:
+        called.append(ts_ns)
+        if len(busy_ns) == 2:
+            enough.set()
+
+    with Publisher(feed) as publisher, subscriber:
+        publisher.publish(b"A.x", b"1")
+        assert began.wait(ENOUGH_S)
+        wait_until(lambda: time.time_ns() - busy_ns[0] > 100 * MS, what="ten ticks are due")
+        go_on.set()
+        assert enough.wait(ENOUGH_S)
+    assert not [ts_ns for ts_ns in called if busy_ns[0] < ts_ns <= busy_ns[1] - 10 * MS]
+    assert [ts_ns for ts_ns in called if ts_ns > busy_ns[1] - 10 * MS]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_messages_get_their_turn_on_the_worker_of_their_group_among_ticks_that_are_always_due(workers: int) -> None:
+    subscriber = Subscriber(feed := one_slice(), workers=workers)
+    come, ticks, threads = list[bytes](), list[int](), set[tuple[str, str]]()
+    subscriber.on(b"A")(nothing)  # on another worker
+
+    @subscriber.on(b"", group="mine")
+    def take(message: Message) -> None:
+        threads.add(("message", threading.current_thread().name))
+        come.append(message.payload)
+
+    @subscriber.every(1e-09, group="mine")  # the next one is due before a function can end
+    def tick(ts_ns: int) -> None:
+        threads.add(("tick", threading.current_thread().name))
+        ticks.append(ts_ns)
+
+    with published(feed, subscriber) as publisher:
+        for number in range(100):
+            publisher.publish(b"A.x", b"%d" % number)
+    assert come == [b"%d" % number for number in range(100)]
+    assert ticks
+    name = "blackbox-worker-0.1" if workers else "blackbox-slice-0"
+    assert threads == {("message", name), ("tick", name)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_tick_that_raises_ends_the_subscriber(workers: int) -> None:
+    subscriber = Subscriber(feed := one_slice(), workers=workers)
+    subscriber.on(b"")(lambda message: None)
+
+    @subscriber.every(MS / 1e9)
+    def fail(ts_ns: int) -> None:
+        raise RuntimeError("no")
+
+    with Publisher(feed), pytest.raises(CallbackError, match=r"fail at \d+ ns raised RuntimeError: no"):
+        subscriber.run()

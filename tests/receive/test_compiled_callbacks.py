@@ -13,14 +13,7 @@ from blackbox import Message, Publisher, SlowPolicy, Subscriber
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
 from blackbox.native.memory.intrinsics import load_acquire
-from blackbox.receive.callbacks.compiled_callback import (
-    CompiledBatch,
-    has_value,
-    little_endian,
-    payload,
-    sequence_of,
-    topic,
-)
+from blackbox.receive.callbacks.compiled_callback import CompiledBatch, has_value, payload, sequence_of
 from blackbox.testing import RawPublisher, wait_until
 from tests.callbacks import count_rows
 from tests.receive.subscribers import PATIENT, in_both_places, one_slice, publishing
@@ -31,17 +24,6 @@ def hold(batch: Any, state: Any) -> None:
     state[1] += len(batch.rows)
     while load_acquire(state.ctypes.data) == 0:
         pass
-
-
-def newest(batch: Any, state: Any) -> None:
-    for row in batch.rows:
-        state[topic(batch, row)[1] - 48] = little_endian(payload(batch, row), 0, 8)
-
-
-def ascending(batch: Any, state: Any) -> None:
-    for row in batch.rows:
-        state[1] += batch.ts_event[row] != state[0]
-        state[0] += 1
 
 
 @pytest.mark.parametrize(
@@ -83,28 +65,6 @@ def test_a_hung_compiled_callback_causes_a_lag_alert_and_is_left_behind(
     assert " and was left behind in its thread" in caplog.text
     held.states[0][0] = 1
     wait_until(lambda: subscriber._supervisor.slices.is_done, what="its thread has ended once it returned")
-
-
-def test_conflation_gives_a_compiled_callback_the_newest_of_each_topic() -> None:
-    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy("conflate", max_lag=60, start_grace=0))
-    seen = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64))(newest)
-    with publishing(feed, subscriber) as publisher:
-        rows = [(b"T%d" % (number % 2), number.to_bytes(8, "little")) for number in range(40)]
-        publisher.send(publisher.encode(rows, ts_out=time.time_ns() - 3_600 * 10**9))
-    delivery = subscriber.statistics().delivery
-    assert seen.total().tolist() == [38, 39]
-    assert (delivery.due, delivery.conflated, delivery.delivered) == (40, 38, 2)
-
-
-@in_both_places
-def test_rows_of_several_prefixes_are_in_order_however_many(worker: bool) -> None:
-    rows = 70_000
-    subscriber = Subscriber(feed := one_slice())
-    got = subscriber.on_compiled(b"A", state=numpy.zeros(2, numpy.int64), worker=worker)(ascending)
-    subscriber.on_compiled(b"A1", state=numpy.zeros(1, numpy.int64), worker=worker)(count_rows)
-    with publishing(feed, subscriber) as publisher:
-        publisher.send(publisher.encode([(b"A%d" % (row % 2), b"") for row in range(rows)], ts_event=range(rows)))
-    assert got.total().tolist() == [rows, 0]
 
 
 @in_both_places

@@ -4,48 +4,60 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Literal
+from typing import Any, Literal
 
+import numpy
 import pytest
 
-from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
-from blackbox.testing import wait_until
+from blackbox import Batch, Message, SlowPolicy, Subscriber
+from blackbox.receive.callbacks.compiled_callback import topic as topic_of
+from blackbox.testing import Collector, wait_until
 from tests.gate import Gate
 from tests.process_state import linux_only
-from tests.receive.late import LATE_NS, SECOND_NS, one_slice
-from tests.receive.subscribers import publishing
+from tests.receive.subscribers import LATE_NS, SECOND_NS, one_slice, published, publishing
 
 
-def test_conflate_delivers_the_newest_of_each_topic_and_counts_the_rest() -> None:
-    feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0))
-    batches: list[tuple[bool, list[tuple[bytes, bytes, int]]]] = []
-    sequences: list[int] = []
+def newest(batch: Any, state: Any) -> None:
+    for row in batch.rows:
+        state[topic_of(batch, row)[1] - 48] = batch.ts_event[row]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_conflate_gives_each_kind_of_callback_the_newest_of_each_topic_and_counts_the_rest(workers: int) -> None:
+    feed, got = one_slice(), Collector()
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), workers=workers)
+    batches: list[tuple[bool, list[tuple[bytes, bytes, int, int]]]] = []
 
     @subscriber.on_batch(b"T")
     def note(batch: Batch) -> None:
-        rows = zip(batch.topics_per_message(), map(batch.payload, range(len(batch))), batch.ts_event, strict=True)
-        batches.append((batch.conflated, [(topic, data, int(ts)) for topic, data, ts in rows]))
-        sequences.extend(batch.sequence.tolist())
+        columns = batch.topics_per_message(), batch.payload_list(), batch.ts_event.tolist(), batch.sequence.tolist()
+        batches.append((batch.conflated, list(zip(*columns, strict=True))))
 
+    subscriber.on(b"T")(got.message)
+    seen = subscriber.on_compiled(b"T", state=numpy.zeros(7, numpy.int64))(newest)
+    rows = [(b"T%d" % (n % 7), b"%d" % n * (1 + n % 5)) for n in range(700)] + [(b"U", b"not wanted")]
+    expected = [(*rows[n], n, n) for n in range(693, 700)]
     with publishing(feed, subscriber) as publisher:
-        long_ago = time.time_ns() - LATE_NS
-        rows = [(b"T%d" % (n % 7), b"%d" % n * (1 + n % 5)) for n in range(700)] + [(b"U", b"not wanted")]
-        publisher.send(publisher.encode(rows, ts_event=list(range(701)), ts_out=long_ago))
-        wait_until(lambda: sum(len(rows) for _, rows in batches) == 7)
-        publisher.send(publisher.encode([(b"T0", b"in time")]))
-    assert [conflated for conflated, _ in batches] == [True, False]
-    assert sorted(batches[0][1]) == sorted((*rows[n], n) for n in range(693, 700))
-    assert batches[1][1] == [(b"T0", b"in time", 0)]
-    assert sorted(sequences) == [*range(693, 700), 701]
+        publisher.send(publisher.encode(rows, ts_event=range(701), ts_out=time.time_ns() - LATE_NS))
+        got.wait(7)
+        wait_until(lambda: seen.total().tolist() == list(range(693, 700)))
+        publisher.send(publisher.encode([(b"T0", b"in time")], ts_event=[1]))
+    assert [(conflated, sorted(rows)) for conflated, rows in batches] == [
+        (True, expected),
+        (False, [(b"T0", b"in time", 1, 701)]),
+    ]
+    assert sorted(got.messages[:7]) == expected
+    assert got.messages[7:] == [(b"T0", b"in time", 1, 701)]
     statistics = subscriber.statistics()
-    assert (statistics.received.messages, statistics.delivery.matched, statistics.delivery.conflated) == (702, 701, 693)
-    assert (statistics.delivery.dropped, statistics.received.gaps, statistics.lag.slow_blocks) == (0, 0, 1)
+    delivery = statistics.delivery
+    assert (statistics.received.messages, delivery.matched, delivery.due) == (702, 701, 3 * 701)
+    assert (delivery.conflated, delivery.delivered) == (3 * 693, 3 * 8)
+    assert (delivery.dropped, statistics.received.gaps, statistics.lag.slow_blocks) == (0, 0, 1)
 
 
 @pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=linux_only)])
 def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp", "shm"]) -> None:
-    feed = Feed.local("slow", slices=1, transport=transport)
+    feed = one_slice(transport=transport)
     subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), queue_blocks=2)
     newest: dict[bytes, int] = {}
     order: dict[bytes, list[int]] = {}
@@ -60,8 +72,7 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
         assert message.sequence == number
 
     total = 4_000
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
+    with published(feed, subscriber) as publisher:
         for number in range(total):
             publisher.publish(b"T%d" % (number % 13), b"%d" % number)
             if number % 100 == 99:
@@ -69,7 +80,6 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
                 assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
         wait_until(lambda: subscriber.statistics().received.messages == total)
         gate.open.set()
-    subscriber.run(until_end=True)
     assert newest == {b"T%d" % (n % 13): n for n in range(total - 13, total)}
     for numbers in order.values():
         assert numbers == sorted(set(numbers))
@@ -81,8 +91,7 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
 
 
 def test_conflated_messages_keep_their_epoch_order_and_age_when_an_epoch_begins() -> None:
-    feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), queue_blocks=2)
+    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy("conflate", start_grace=0), queue_blocks=2)
     batches: list[tuple[bool, int, int, list[tuple[int, bytes]]]] = []
     gate = Gate()
 
@@ -115,8 +124,7 @@ def test_conflated_messages_keep_their_epoch_order_and_age_when_an_epoch_begins(
 
 
 def test_conflate_with_payloads_that_fill_its_memory() -> None:
-    feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0))
+    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy("conflate", start_grace=0))
     sizes: list[tuple[bytes, int]] = []
     subscriber.on(b"")(lambda message: sizes.append((message.topic, len(message.payload))))
     with publishing(feed, subscriber) as publisher:

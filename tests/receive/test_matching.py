@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -11,21 +12,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
+from blackbox import Batch, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.feed.routing.prefixes import covering
 from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.native.tables.prefix_trie import build_trie, longest_prefix
 from blackbox.receive.callbacks.compiled_callback import little_endian, payload
 from blackbox.testing import wait_until
 from tests.examples import examples
+from tests.receive.subscribers import sliced
 
 # Few letters, so that random prefixes overlap; with special ones: a dot, the last byte, a zero that is not the first
 # byte, a byte that is not text.
 LETTERS = st.sampled_from([b"A", b"B", b".", b"\xff", b"\0", b"\x80"])
 TOPICS = st.lists(LETTERS, min_size=1, max_size=11).map(b"".join).filter(lambda topic: topic[0] != 0)
 PREFIXES = st.one_of(st.just(b""), TOPICS, TOPICS.map(lambda topic: topic[:2]))
-FIXED_PREFIXES = (b"", b"A", b"AB", b"AB.", b"AB.A\0", b"\xff", b"B\0", b".", b"ABABABABAB")
-COMPILED_PREFIXES = (b"", b"AB", b"AB.A\0")
 MAX_MESSAGES = 120
 
 
@@ -53,11 +53,26 @@ def note(batch: Any, state: Any) -> None:
         state[state[0]] = little_endian(payload(batch, row), 0, 8)
 
 
+class CompiledListener(Listener):
+    """Records the same numbers by a compiled callback, in the slice thread or on a worker."""
+
+    def __init__(self, subscriber: Subscriber, prefix: bytes, worker: bool) -> None:
+        # Messages under way when the callback is added may reach it too.
+        state = numpy.zeros(4 * MAX_MESSAGES + 1, numpy.int64)
+        self.function = subscriber.on_compiled(prefix, state=state, worker=worker)(note)
+
+    @property
+    def numbers(self) -> dict[int, list[int]]:  # type: ignore[override]
+        states = self.function.states.items()
+        return defaultdict(list, {i: state[1 : state[0] + 1].tolist() for i, state in states})
+
+
 class Pair:
-    """A publisher and a subscriber for many examples; messages are numbered over all of them."""
+    """A publisher and a subscriber for many examples, which add callbacks; messages are numbered over all of them."""
 
     def __init__(self, key_bytes: int, slices: int) -> None:
-        self.feed = Feed.local("matching", slices=slices, key_bytes=key_bytes)
+        transport = "shm" if key_bytes == 1 and sys.platform == "linux" else "tcp"
+        self.feed = sliced(slices, key_bytes=key_bytes, transport=transport)
         self.publisher = Publisher(self.feed, when_full="wait").start()
         self.subscriber = Subscriber(self.feed, slow=SlowPolicy(max_lag=3_600))
         self.topics: list[bytes] = []
@@ -132,6 +147,7 @@ def pairs() -> Iterator[Pairs]:
     prefixes=st.lists(PREFIXES, min_size=1, max_size=6),
     topics=st.lists(TOPICS, max_size=MAX_MESSAGES),
     in_columns=st.booleans(),
+    on_worker=st.booleans(),
     pad=st.sampled_from([0, 7]),
 )
 def test_each_callback_gets_each_matching_message_once_and_in_order(
@@ -141,61 +157,36 @@ def test_each_callback_gets_each_matching_message_once_and_in_order(
     prefixes: list[bytes],
     topics: list[bytes],
     in_columns: bool,
+    on_worker: bool,
     pad: int,
 ) -> None:
     pair = pairs[key_bytes, slices]
-    listeners = [(prefix, kind, Listener()) for prefix in prefixes for kind in ("message", "batch")]
-    functions = []
-    for prefix, kind, listener in listeners:
-        register = pair.subscriber.on(prefix) if kind == "message" else pair.subscriber.on_batch(prefix)
-        functions.append(register(getattr(listener, kind)))
+    wishes: list[tuple[bytes | tuple[bytes, ...], str, Listener]] = []
+    functions: list[Any] = []
+    for prefix in prefixes:
+        for kind in ("message", "batch"):
+            register: Any = pair.subscriber.on if kind == "message" else pair.subscriber.on_batch
+            wishes.append((prefix, kind, Listener()))
+            functions.append(register(prefix)(getattr(wishes[-1][2], kind)))
+        compiled = CompiledListener(pair.subscriber, prefix, on_worker)
+        wishes.append((prefix, "compiled", compiled))
+        functions.append(compiled.function)
     several, of_any = covering(prefixes), Listener()
     pair.subscriber._on_batch_of(TopicChoice(several), of_any.batch)
+    wishes.append((several, "batch", of_any))
     functions.append(of_any.batch)
     if pair.past:
         pair.subscriber.wait_confirmed()
     else:
         pair.subscriber.start()
     numbers = pair.publish(topics, in_columns, pad)
-    all_listeners: list[tuple[bytes | tuple[bytes, ...], str, Listener]] = [*listeners, (several, "batch", of_any)]
-    for wanted, kind, listener in all_listeners:
+    for wanted, kind, listener in wishes:
         expected = pair.expected(wanted, numbers)
         wait_until(lambda: listener.has(expected), what=f"{kind} callback for {wanted!r}: {expected}")
         pair.check(listener, numbers, expected)
         pair.past.append((listener, numbers, expected))
     for function in functions:
         pair.subscriber.remove(function)
-
-
-@pytest.mark.parametrize(("key_bytes", "slices", "worker"), [(0, 3, False), (3, 2, True)])
-def test_the_three_kinds_of_callback_agree(key_bytes: int, slices: int, worker: bool) -> None:
-    pair = Pair(key_bytes, slices)
-    listeners = {prefix: (Listener(), Listener()) for prefix in FIXED_PREFIXES}
-    compiled = {}
-    for prefix, (one, many) in listeners.items():
-        pair.subscriber.on(prefix)(one.message)
-        pair.subscriber.on_batch(prefix)(many.batch)
-    for prefix in COMPILED_PREFIXES:
-        state = numpy.zeros(40 * MAX_MESSAGES + 1, numpy.int64)
-        compiled[prefix] = pair.subscriber.on_compiled(prefix, state=state, worker=worker)(note)
-    pair.subscriber.start()
-
-    @settings(max_examples=examples(40), database=None)
-    @given(st.lists(TOPICS, max_size=MAX_MESSAGES), st.booleans(), st.sampled_from([0, 7]))
-    def publish(topics: list[bytes], in_columns: bool, pad: int) -> None:
-        if len(pair.topics) + len(topics) <= 40 * MAX_MESSAGES:
-            pair.publish(topics, in_columns, pad)
-
-    publish()
-    pair.publisher.close()
-    pair.subscriber.run(until_end=True)
-    numbers = range(len(pair.topics))
-    for prefix, (one, many) in listeners.items():
-        pair.check(one, numbers, pair.expected(prefix, numbers))
-        pair.check(many, numbers, pair.expected(prefix, numbers))
-    for prefix, callback in compiled.items():
-        noted = {i: state[1 : state[0] + 1].tolist() for i, state in callback.states.items() if state[0]}
-        assert pair.in_key_order(noted) == pair.in_key_order(pair.expected(prefix, numbers))
 
 
 @given(st.lists(PREFIXES, unique=True, max_size=20), st.lists(TOPICS, max_size=20))
