@@ -1,58 +1,28 @@
-"""Missing sequences are counted per key, also at the tail; a restart and filters are not gaps.
+"""Missing sequences are counted; restarts, filters and losses of one line are not gaps.
 
-`tests/simulation` checks the decisions with random faults, and `tests/torture` kills publishers and lines.
+See also `test_told_in_place.py`; `tests/simulation` checks the decisions with random faults, `tests/torture` kills.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from itertools import pairwise
+from typing import Any
 
-import msgspec
 import numpy
 import pytest
 
 from blackbox import Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
-from blackbox.testing import Received, wait_until
-from tests.receive.subscribers import PATIENT, numbers_of, publishing, subscribed
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.receive.subscribers import PATIENT, SECOND_NS, numbers_of, one_slice, publishing, subscribed
 
-
-def test_losses_of_a_new_key_in_the_middle_and_at_the_tail_are_counted_once() -> None:
-    feed = Feed.local("gaps", slices=1, key_bytes=1)
-    subscriber, got = subscribed(feed, b"A", b"B", b"D")
-    with publishing(feed, subscriber) as publisher:
-
-        def is_counted(gaps: int) -> bool:
-            return subscriber.statistics().received.gaps == gaps
-
-        for number in range(10):
-            for key in (b"A", b"B"):
-                block = publisher.encode([(key, b"%d" % number)])
-                if key == b"A" or number % 2:
-                    publisher.send(block)
-                    publisher.send(block)
-        got.wait(15)
-        wait_until(lambda: is_counted(5), what="the first message of B and four others")
-        for key in (b"A", b"B", b"C", b"D"):  # C is not wanted, and nothing of D has arrived
-            publisher.encode([(key, b"at the tail")] * 2)
-        publisher.heartbeat()
-        wait_until(lambda: is_counted(11), what="the heartbeat shows the losses at the tail")
-        publisher.heartbeat()
-        publisher.send(publisher.encode([(b"A", b"10")]))
-        got.wait(16)
-    assert is_counted(11)
-    assert subscriber.statistics().received.duplicates == 15
-    assert [int(m.payload) for m in got.messages if m.topic == b"A"] == list(range(11))
-    assert [int(m.payload) for m in got.messages if m.topic == b"B"] == [1, 3, 5, 7, 9]
+A, B = 0, 1
 
 
 def test_a_key_beyond_the_table_is_delivered_counted_as_untracked_and_keeps_its_line_alive() -> None:
-    feed = Feed.local("gaps", slices=1, key_bytes=2)
-    feed = msgspec.structs.replace(feed, max_topics=4, heartbeat_ns=60 * 10**9)
-    subscriber, got = subscribed(feed)
+    subscriber, got = subscribed(feed := one_slice(key_bytes=2, max_topics=4, heartbeat_ns=60 * SECOND_NS))
     with publishing(feed, subscriber) as publisher:
         for number in range(100):
             publisher.send(publisher.encode([(b"%02d.t" % (number % 10), b"%d" % number)]))
@@ -66,43 +36,9 @@ def test_a_key_beyond_the_table_is_delivered_counted_as_untracked_and_keeps_its_
     assert subscriber.statistics().received.untracked == 61
 
 
-# Restarts of a publisher.
-
-
-def epochs_of(messages: list[Received]) -> list[list[int]]:
-    """Sequences, split where they start again."""
-    parts: list[list[int]] = [[]]
-    for message in messages:
-        if parts[-1] and message.sequence < parts[-1][-1]:
-            parts.append([])
-        parts[-1].append(message.sequence)
-    return parts
-
-
-@pytest.mark.parametrize("key_bytes", [0, 4])
-def test_a_restarted_publisher_is_a_new_epoch_and_not_a_gap(key_bytes: int, caplog: pytest.LogCaptureFixture) -> None:
-    feed = Feed.local("gaps", slices=1, key_bytes=key_bytes)
-    subscriber, got = subscribed(feed, b"TTTT")
-    total = 0
-    for run in range(3):
-        with caplog.at_level(logging.INFO, "blackbox"), Publisher(feed, when_full="wait") as publisher:
-            if run == 0:
-                subscriber.start()
-            publisher.wait_for_subscribers(b"TTTT")
-            for _ in range(100 + run):
-                publisher.publish(b"TTTT.t", b"x")
-            total += 100 + run
-            got.wait(total)
-        assert f"slice 0: publisher epoch {publisher.epoch} began" in caplog.text
-    subscriber.run(until_end=True)
-    received = subscriber.statistics().received
-    assert (received.epochs, received.gaps, received.stale) == (3, 0, 0)
-    assert epochs_of(got.messages) == [list(range(100 + run)) for run in range(3)]
-
-
 def test_messages_of_a_restarted_publisher_before_filters_are_active_are_a_gap() -> None:
     """libzmq sends filters again in any order, so keys become active at different times."""
-    feed = Feed.local("gaps", slices=1, key_bytes=4)
+    feed = one_slice(key_bytes=4)
     keys = [b"%04d" % number for number in range(300)]
     subscriber = Subscriber(feed, slow=PATIENT)
     seen: dict[tuple[int, bytes], list[int]] = {}
@@ -147,8 +83,7 @@ def of_numbers(numbers: list[int]) -> Block:
 
 @pytest.mark.parametrize("lines", [1, 2])
 def test_sequences_left_out_of_a_block_are_neither_lost_nor_delivered_twice(lines: int) -> None:
-    feed = Feed.local("gaps", slices=1, lines=lines)
-    subscriber, got = subscribed(feed, slow=SlowPolicy("warn"), line_wait=1_000)
+    subscriber, got = subscribed(feed := one_slice(lines=lines), slow=SlowPolicy("warn"), line_wait=1_000)
     held = [[50, 60]] if lines == 2 else []
     with publishing(feed, subscriber) as publisher:
         blocks = [[0, 10, 20], [21, 30], [25, 30, 40], [5, 30], *held, [41, 49], [61, 70]]
@@ -164,3 +99,68 @@ def test_sequences_left_out_of_a_block_are_neither_lost_nor_delivered_twice(line
     received = subscriber.statistics().received
     assert received.messages - received.duplicates == len(expected)
     assert received.gaps == (75 - 71) + (0 if lines == 2 else 61 - 50)
+
+
+def two_line_feed(**settings: Any) -> Feed:
+    """Return a feed whose lines never count as dead."""
+    return one_slice(**{"lines": 2, "heartbeat_ns": 60 * SECOND_NS} | settings)
+
+
+def test_a_held_block_waits_only_for_line_wait() -> None:
+    subscriber, got = subscribed(feed := two_line_feed(), line_wait=0.01)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b"0")]), [A])
+        publisher.encode([(b"T", b"1")])
+        publisher.send(publisher.encode([(b"T", b"2")]), [A])
+        assert [m.payload for m in got.wait(2)] == [b"0", b"2"]
+        subscriber.stop()
+    assert subscriber.statistics().received.gaps == 1
+
+
+def test_a_held_block_does_not_wait_for_a_line_of_an_earlier_epoch() -> None:
+    subscriber, got = subscribed(feed := two_line_feed(), line_wait=1_000)
+    with publishing(feed, subscriber, time.time_ns()) as publisher:
+        earlier = [publisher.encode([(b"T", b"earlier %d" % number)]) for number in range(2)]
+        publisher.send(earlier[0], [A, B])
+        got.wait(1)
+        publisher.epoch, publisher.sequences, publisher.ends = publisher.epoch + 1, [0], [{}]
+        for number in range(2):  # an epoch is accepted at its second block
+            publisher.send(publisher.encode([(b"T", b"%d" % number)]), [A])
+        got.wait(3)
+        publisher.send(earlier[1], [B])
+        wait_until(lambda: subscriber.statistics().received.stale == 1)
+        publisher.encode([(b"T", b"lost")])
+        publisher.send(publisher.encode([(b"T", b"last")]), [A])
+        got.wait(4)
+    assert got.payloads == [b"earlier 0", b"0", b"1", b"last"]
+    assert subscriber.statistics().received.gaps == 1
+
+
+def test_a_subscriber_starts_on_one_line_if_the_other_has_no_publisher(caplog: pytest.LogCaptureFixture) -> None:
+    subscriber, got = subscribed(feed := two_line_feed(heartbeat_ns=10**9))
+    with RawPublisher(feed) as publisher:
+        publisher.close_line(B)
+        subscriber.start(timeout=3.0)
+        assert "only 1 of 2 lines have a publisher" in caplog.text
+        publisher.send(publisher.encode([(b"T", b"0"), (b"T", b"1")]), [A])
+        got.wait(2)
+        publisher.heartbeat(end=True, lines=[A])
+        subscriber.run(until_end=True)
+    assert got.payloads == [b"0", b"1"]
+
+
+def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> None:
+    subscriber, _ = subscribed(feed := two_line_feed(key_bytes=1), b"K", line_wait=10)
+    drop = Collector()
+    subscriber.on(b"L")(drop.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"L", b"0")]), [A])
+        publisher.send(publisher.encode([(b"L", b"500")], sequence=500, previous=499, key_sequence=400), [A])
+        wait_until(lambda: subscriber.statistics().received.held == 1)
+        subscriber.remove(drop.message)
+        subscriber.wait_confirmed()
+        wait_until(lambda: subscriber.statistics().received.held == 0)
+        subscriber.stop()
+    assert subscriber.statistics().received.gaps == 0

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, CallbackError, Feed, Gap, GapError, Message, SlowPolicy, Subscriber
+from blackbox import Batch, CallbackError, Gap, GapError, Message, SlowPolicy, Subscriber
 from blackbox.receive.callbacks.compiled_callback import sequence_of
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.book.sessions import order
 from tests.examples import examples
-from tests.receive.subscribers import PATIENT, in_both_places, nothing, numbers_of, one_slice
+from tests.receive.subscribers import LATE_NS, PATIENT, in_both_places, numbers_of, one_slice, publishing, subscribed
 
 KEYS = (b"A", b"B")
 TOPICS = (b"A.x", b"A.y", b"B.x", b"C.x")
@@ -27,10 +27,10 @@ LOG_WORDS = 3
 
 
 class Sent(NamedTuple):
-    """A block: its topics, all of one key, and True if it is lost."""
+    """A block: its topics, all of one key, and how often it is sent; a block that is not sent is lost."""
 
     topics: tuple[bytes, ...]
-    is_lost: bool
+    copies: int
 
 
 class Missed(NamedTuple):
@@ -75,7 +75,7 @@ def expected(blocks: list[Sent], key_bytes: int, prefixes: list[bytes], hook: by
 
     for block in blocks:
         key = block.topics[0][:key_bytes]
-        if not block.is_lost:
+        if block.copies:
             miss(key)
             known[key] += len(block.topics)
             ends[key] = following + len(block.topics)
@@ -101,7 +101,7 @@ def expected_log(blocks: list[Sent], key_bytes: int, prefix: bytes) -> list[tupl
     for block in blocks:
         key = block.topics[0][:key_bytes]
         rows = [row for row, topic in enumerate(block.topics) if topic.startswith(prefix)]
-        if block.is_lost:
+        if not block.copies:
             pending[key] += len(block.topics)
         else:
             lost += pending.pop(key, 0) if share(prefix, key) else 0
@@ -120,11 +120,11 @@ def schedules(draw: st.DrawFn) -> tuple[int, list[Sent]]:
     )
     any_key = st.lists(st.sampled_from(TOPICS), min_size=1, max_size=4)
     topics = st.tuples(one_key if key_bytes else any_key, st.integers(0, 2))
-    return key_bytes, [Sent(tuple(each), chance == 0) for each, chance in draw(st.lists(topics, max_size=25))]
+    return key_bytes, [Sent(tuple(each), copies) for each, copies in draw(st.lists(topics, max_size=25))]
 
 
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
-@given(schedules(), st.sampled_from([b"", b"A.", b"B", b"A.x"]), st.sampled_from([0, 2]), st.booleans())
+@given(schedules(), st.sampled_from([b"", b"A.", b"B", b"A.x", b"C"]), st.sampled_from([0, 2]), st.booleans())
 def test_gaps_are_reported_between_the_messages_before_and_after(
     schedule: tuple[int, list[Sent]], hook: bytes, workers: int, compiled_on_worker: bool
 ) -> None:
@@ -147,15 +147,17 @@ def test_gaps_are_reported_between_the_messages_before_and_after(
     compiled = subscriber.on_compiled(
         b"A.", state=numpy.zeros(100, numpy.int64), worker=bool(compiled_on_worker and workers)
     )(log_batch)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         for block in blocks:
             encoded = publisher.encode([(topic, b"") for topic in block.topics])
-            if not block.is_lost:
+            for _ in range(block.copies):
                 publisher.send(encoded)
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
     assert logged(compiled.total()) == expected_log(blocks, key_bytes, b"A.")
+    wanted_keys = (b"A", b"B") if workers else (b"A",)
+    sent = [block for block in blocks if not key_bytes or block.topics[0].startswith(wanted_keys)]
+    received = subscriber.statistics().received
+    assert received.gaps == sum(len(block.topics) for block in sent if block.copies == 0)
+    assert received.duplicates == sum(len(block.topics) for block in sent if block.copies == 2)
     if workers:
         each = [expected(blocks, key_bytes, prefixes, hook) for prefixes in ([b"A."], [b"B"])]
         in_slice = [gap for gap in each[0] if isinstance(gap, Missed) and not compiled_on_worker]
@@ -182,16 +184,14 @@ def test_a_gap_ends_a_subscriber_that_stops_at_gaps_after_the_messages_before_it
     subscriber.on(b"")(lambda message: may_go_on.wait(0 if processes else 60))
     counted = subscriber.on_compiled(b"", state=logging_state())(log_batch)
     on_worker = subscriber.on_compiled(b"", state=logging_state(), worker=True)(log_batch)
-    with RawPublisher(feed) as publisher:
-        subscriber.start(timeout=60)
+    lost = "slice 0: 3 messages were lost, from sequence 3 of epoch 1 on"
+    with pytest.raises(GapError, match=lost), publishing(feed, subscriber) as publisher:
         send(publisher, b"1", b"2")
         send(publisher, b"3")
         lose(publisher, count=3)
         send(publisher, b"4")
         wait_until(lambda: subscriber.statistics().received.gaps == 3)
         may_go_on.set()
-        with pytest.raises(GapError, match=r"slice 0: 3 messages were lost, from sequence 3 of epoch 1 on"):
-            subscriber.run()
     assert logged(counted.total()) == logged(on_worker.total()) == [(0, 2, 0), (2, 1, 0)]
     assert subscriber.statistics().delivery.delivered == 9
 
@@ -203,22 +203,17 @@ def test_a_hook_of_a_group_is_called_only_on_the_worker_of_the_group() -> None:
     for name in ("one", "other", "third"):
         subscriber.on(b"", group=name)(lambda _, name=name: threads.update({name: threading.get_ident()}))
     subscriber.on_gap(b"", group="other")(lambda _: told.append(threading.get_ident()))
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         lose(publisher)
         send(publisher, b"1")
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
     assert told == [threads["other"]]
     assert len(set(threads.values())) == 3
 
 
 def test_hooks_are_added_and_removed_while_it_runs() -> None:
-    subscriber, got = Subscriber(feed := one_slice(), workers=2), Collector()
-    subscriber.on(b"")(got.message)
+    subscriber, _ = subscribed(feed := one_slice(), workers=2)
     told: list[Gap] = []
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         subscriber.on_gap(b"A")(told.append)
         subscriber.wait_confirmed()
         lose(publisher)
@@ -228,87 +223,53 @@ def test_hooks_are_added_and_removed_while_it_runs() -> None:
         subscriber.wait_confirmed()
         lose(publisher)
         send(publisher, b"2")
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
     assert [(gap.slice_id, gap.epoch, gap.key, gap.sequence, gap.count) for gap in told] == [(0, 1, b"", 0, 1)]
     assert subscriber.statistics().received.gaps == 2
 
 
-def test_a_hook_is_called_once_and_only_for_messages_that_a_callback_may_miss() -> None:
-    subscriber = Subscriber(feed := one_slice(key_bytes=1), workers=2)
-    told, not_told = list[Gap](), list[Gap]()
-    subscriber.on(b"A")(nothing)
-    subscriber.on(b"B")(nothing)  # on the other worker
-    subscriber.on_gap(b"")(told.append)
-    subscriber.on_gap(b"C")(not_told.append)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        for topic in (b"A.x", b"B.x"):
-            send(publisher, b"1", topic=topic)
-        lose(publisher, b"B.x")
-        for topic in (b"A.x", b"B.x"):
-            send(publisher, b"2", topic=topic)
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
-    assert ([gap.key for gap in told], not_told) == ([b"B"], [])
-    assert subscriber.statistics().received.gaps == 1
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_gap_hook_that_raises_ends_the_subscriber_like_a_callback(workers: int) -> None:
-    subscriber, got = Subscriber(feed := one_slice(), workers=workers), Collector()
-    subscriber.on(b"")(got.message)
+    subscriber, got = subscribed(feed := one_slice(), workers=workers)
 
     @subscriber.on_gap(b"")
     def hook(gap: Gap) -> None:
         raise ValueError(f"{gap.count} are too many")
 
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    error = "hook, called for a gap, raised ValueError: 1 are too many"
+    with pytest.raises(CallbackError, match=error), publishing(feed, subscriber) as publisher:
         send(publisher, b"1")
         lose(publisher)
         send(publisher, b"2")
-        with pytest.raises(CallbackError, match="hook, called for a gap, raised ValueError: 1 are too many"):
-            subscriber.run()
     assert numbers_of(got) == [1]
 
 
 @in_both_places
 def test_a_loss_on_both_lines_is_reported_once(worker: bool) -> None:
-    feed = Feed.local("lines", slices=1, lines=2)
-    subscriber, told = Subscriber(feed, slow=PATIENT, line_wait=60), list[Gap]()
+    subscriber, told = Subscriber(feed := one_slice(lines=2), slow=PATIENT, line_wait=60), list[Gap]()
     counted = subscriber.on_compiled(b"", state=logging_state(), worker=worker)(log_batch)
     subscriber.on_gap(b"")(told.append)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         for number in range(6):
             block = publisher.encode([(b"A", b"")])
             if number != 3:
                 publisher.send(block, lines=[0] if number == 1 else [1] if number == 2 else [0, 1])
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
     assert [(gap.sequence, gap.count) for gap in told] == [(3, 1)]
     assert logged(counted.total()) == [(0, 1, 0), (1, 1, 0), (2, 1, 0), (4, 1, 1), (5, 1, 0)]
 
 
 @in_both_places
 def test_dropped_messages_are_reported_before_the_next_messages(worker: bool) -> None:
-    feed = one_slice(max_lag_ns=100_000_000_000)
-    subscriber, got = Subscriber(feed, slow=SlowPolicy("drop", start_grace=0)), Collector()
+    subscriber, got = Subscriber(feed := one_slice(), slow=SlowPolicy("drop", start_grace=0)), Collector()
     told: list[tuple[int, Gap]] = []
     subscriber.on(b"", group="same")(got.message)
     group = "same" if worker else None
     counted = subscriber.on_compiled(b"", state=logging_state(), group=group)(log_batch)
     subscriber.on_gap(b"", group="same")(lambda gap: told.append((len(got), gap)))
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         send(publisher, b"1")
-        late = time.time_ns() - 500_000_000_000
         for _ in range(2):
-            publisher.send(publisher.encode([(b"A.x", b"late")] * 3, ts_out=late))
+            publisher.send(publisher.encode([(b"A.x", b"late")] * 3, ts_out=time.time_ns() - LATE_NS))
         send(publisher, b"2")
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
     assert numbers_of(got) == [1, 2]
     ((before, gap),) = told
     assert (before, gap.sequence, gap.count, gap.key) == (1, -1, 6, b"")
@@ -323,16 +284,13 @@ def test_a_new_epoch_resets_callbacks_and_its_lost_first_messages_are_reported(w
     subscriber.on_epoch(lambda slice_id, epoch: seen.append((slice_id, epoch)))
     subscriber.on_reset(lambda: seen.append("void"))
     subscriber.on_gap(b"")(lambda gap: seen.append((gap.epoch, gap.sequence, gap.count)))
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         send(publisher, b"1")
         publisher.epoch, publisher.sequences, publisher.ends = 1 << 40, [0], [{}]
         lose(publisher)
         lose(publisher)
         send(publisher, b"2")
         send(publisher, b"3")
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
     assert seen == [(0, 1), b"1", (0, 1 << 40), "void", (1 << 40, 0, 2), b"2", b"3"]
     assert logged(counted.total()) == [(2, 1, 2), (3, 1, 0)]
 
@@ -340,12 +298,10 @@ def test_a_new_epoch_resets_callbacks_and_its_lost_first_messages_are_reported(w
 @pytest.mark.parametrize("is_full", [True, False])
 def test_books_that_may_lack_messages_are_flagged(is_full: bool) -> None:
     """The keys of missing messages are known only if not all keys are wanted."""
-    feed = one_slice(schema="itch50", key_bytes=1)
-    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber = Subscriber(feed := one_slice(schema="itch50", key_bytes=1), slow=PATIENT)
     book = subscriber.book(b"" if is_full else b"A")
     other = book if is_full else subscriber.book(b"B")
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with publishing(feed, subscriber) as publisher:
         send(publisher, order(1, b"B", 100), topic=b"A.A")
         send(publisher, order(2, b"B", 100), topic=b"B.A")
         lose(publisher, b"A.A")
@@ -359,7 +315,5 @@ def test_books_that_may_lack_messages_are_flagged(is_full: bool) -> None:
         publisher.epoch, publisher.sequences, publisher.ends = 1 << 40, [0], [{}]
         send(publisher, order(1, b"B", 100), topic=b"A.A")
         send(publisher, order(2, b"B", 100), topic=b"A3.A")
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
     assert not book.synced, "a restarted publisher may have sent only later messages"
     assert book.symbols == [b"A", b"A3"]
