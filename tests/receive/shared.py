@@ -10,19 +10,11 @@ import numpy
 
 from blackbox import Batch, Feed, Publisher, Subscriber
 from blackbox.publish.send.slice_sender import SliceSender
-from blackbox.testing import Collector
-from tests.receive.subscribers import _PATIENT_NS, PATIENT
+from tests.receive.subscribers import one_slice
 
 
 def shared_feed(**settings: Any) -> Feed:
-    feed = Feed.local("shared", slices=1, transport="shm", lines=settings.pop("lines", 1))
-    return msgspec.structs.replace(feed, **{"max_lag_ns": _PATIENT_NS, "heartbeat_ns": 50_000_000} | settings)
-
-
-def collecting(feed: Feed) -> tuple[Subscriber, Collector]:
-    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
-    subscriber.on(b"")(got.message)
-    return subscriber, got
+    return one_slice(transport="shm", **{"heartbeat_ns": 50_000_000} | settings)
 
 
 def by_sockets(feed: Feed) -> Feed:

@@ -24,7 +24,7 @@ from tests.archive.archives import free_endpoint
 from tests.process_state import linux_only
 from tests.receive.multicast import LossyGroup, free_group, free_port, is_data, multicast_feed, tcp_endpoint
 from tests.receive.shared import sender_of
-from tests.receive.subscribers import PATIENT, numbers_of, subscribed
+from tests.receive.subscribers import PATIENT, numbers_of, published, subscribed
 from tests.transport.udp.slow_assembly import Part
 
 pytestmark = linux_only
@@ -57,17 +57,20 @@ def check_counts(subscriber: Subscriber) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_subscribers_receive_every_message_in_order_and_sockets_carry_no_data(way: str, tmp_path: Path) -> None:
+def test_subscribers_receive_every_later_message_in_order_and_sockets_carry_no_data(way: str, tmp_path: Path) -> None:
     feed = multicast_feed(*WAYS[way](), key_bytes=1)
     if way == "with control":
         feed = secured(feed, tmp_path)
     (first, all_of_it), (second, some) = subscribed(feed), subscribed(feed, b"B")
     with Publisher(feed) as publisher:
+        for number in range(100):
+            publisher.publish(b"B.t", b"%d" % number)
+        publisher.flush()
         first.start()
         second.start()
         if way == "with control":
             publisher.wait_for_subscribers(b"B", count=2)
-        for number in range(300):
+        for number in range(100, 400):
             publisher.publish(b"AB"[number % 2 : number % 2 + 1] + b".t", b"%d" % number)
         rows = numpy.zeros((40, 1_000), numpy.int64)  # blocks of many parts
         publisher.publish_many((b"B.large",), numpy.zeros(40, numpy.int32), rows.view(numpy.uint8))
@@ -76,8 +79,8 @@ def test_subscribers_receive_every_message_in_order_and_sockets_carry_no_data(wa
         assert publisher.statistics().unwanted == 0
     first.run(until_end=True)
     second.run(until_end=True)
-    assert sorted(int(m.payload) for m in all_of_it.messages if m.topic != b"B.large") == list(range(300))
-    assert [int(m.payload) for m in some.messages if m.topic != b"B.large"] == list(range(1, 300, 2))
+    assert sorted(int(m.payload) for m in all_of_it.messages if m.topic != b"B.large") == list(range(100, 400))
+    assert [int(m.payload) for m in some.messages if m.topic != b"B.large"] == list(range(101, 400, 2))
     for got in (all_of_it, some):
         assert [m.payload for m in got.messages if m.topic == b"B.large"] == [bytes(8_000)] * 40
     for subscriber in (first, second):
@@ -89,21 +92,6 @@ def test_subscribers_receive_every_message_in_order_and_sockets_carry_no_data(wa
     sent = publisher.statistics()
     assert sent.datagrams >= first.statistics().received.datagrams.datagrams
     assert sent.datagrams_failed == 0
-
-
-def test_a_subscriber_that_starts_later_begins_with_the_next_message_and_reports_no_gap() -> None:
-    feed = multicast_feed(free_group())
-    subscriber, got = subscribed(feed)
-    with Publisher(feed) as publisher:
-        for number in range(100):
-            publisher.publish(b"T", b"%d" % number)
-        publisher.flush()
-        subscriber.start()
-        for number in range(100, 200):
-            publisher.publish(b"T", b"%d" % number)
-    subscriber.run(until_end=True)
-    assert numbers_of(got) == list(range(100, 200))
-    assert subscriber.statistics().received.gaps == 0
 
 
 def test_losses_of_one_line_come_by_the_other() -> None:
@@ -223,8 +211,7 @@ def test_with_channels_a_subscriber_joins_the_groups_of_its_symbols_only() -> No
     mine = [topic for topic in topics if feed.key_of(topic) == feed.key_of(b"S7.t")]
     assert len(mine) < len(topics) / 2
     more = Collector()
-    with Publisher(feed) as publisher:
-        subscriber.start()
+    with published(feed, subscriber) as publisher:
         for topic in topics:
             publisher.publish(topic, topic)
         wait_until(lambda: subscriber.statistics().received.messages == len(mine))
@@ -233,7 +220,6 @@ def test_with_channels_a_subscriber_joins_the_groups_of_its_symbols_only() -> No
         wait_until(lambda: subscriber._supervisor.slices.running[0].status.is_confirmed)
         for topic in topics:
             publisher.publish(topic, topic)
-    subscriber.run(until_end=True)
     assert before.datagrams.unwanted == 0
     assert got.payloads == [b"S7.t"] * 2
     assert sorted(more.payloads) == sorted(topics)  # in order within a channel only
@@ -241,16 +227,13 @@ def test_with_channels_a_subscriber_joins_the_groups_of_its_symbols_only() -> No
 
 
 def test_sending_keeps_to_its_rate() -> None:
-    feed = multicast_feed(free_group(), udp_rate_bytes=1_000_000)
-    subscriber, got = subscribed(feed)
-    with Publisher(feed) as publisher:
-        subscriber.start()
+    subscriber, got = subscribed(feed := multicast_feed(free_group(), udp_rate_bytes=1_000_000))
+    with published(feed, subscriber) as publisher:
         began = time.monotonic()
         for number in range(10):
             publisher.publish(b"T", b"%d" % number + bytes(50_000))
         publisher.flush()
         assert time.monotonic() - began >= 0.4  # half a megabyte, but for a batch and what a pause allows
-    subscriber.run(until_end=True)
     assert len(got) == 10
 
 
@@ -279,10 +262,8 @@ def test_tools_and_relays_use_the_tcp_line_or_say_that_they_need_one() -> None:
 
 
 def test_a_tap_on_the_tcp_line_does_not_disturb_the_multicast_line() -> None:
-    feed = multicast_feed(tcp_endpoint(), free_group())
-    subscriber, got = subscribed(feed)
-    with Publisher(feed) as publisher:
-        subscriber.start()
+    subscriber, got = subscribed(feed := multicast_feed(tcp_endpoint(), free_group()))
+    with published(feed, subscriber, when_full="drop") as publisher:
         publisher.publish(b"T", b"0")
         got.wait(1)
         with Tap(feed) as tap:
@@ -302,7 +283,6 @@ def test_a_tap_on_the_tcp_line_does_not_disturb_the_multicast_line() -> None:
                 assert each.is_tap or each.how_sure == "unknown"
             assert tap.statistics().missed == 0
         publisher.publish(b"T", b"100")
-    subscriber.run(until_end=True)
     assert numbers_of(got) == list(range(101))
     assert publisher.statistics().messages == 101
     assert check_counts(subscriber).malformed == subscriber.statistics().received.gaps == 0

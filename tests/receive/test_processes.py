@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-import time
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
 
-from blackbox import Batch, CallbackError, Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
+from blackbox import Batch, CallbackError, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.errors import SubscriberError
 from blackbox.receive.callbacks.compiled_callback import little_endian, payload
 from blackbox.receive.slices.slice_errors import SliceErrors
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
 from blackbox.transport.wakeup import Pipe
-from tests.receive.subscribers import nothing
+from tests.receive.subscribers import nothing, one_slice, published, sliced, topic_of_each
 from tests.support import Script, in_child
-
-
-def two_slices() -> tuple[Feed, list[bytes]]:
-    """A feed, and a topic of each of its slices."""
-    feed = Feed.local("processes", slices=2)
-    return feed, [next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == each) for each in range(2)]
 
 
 def children_of(subscriber: Subscriber) -> list[int]:
@@ -44,7 +39,9 @@ def is_alive(pid: int) -> bool:
 
 
 def test_everything_is_delivered_and_counted_in_the_parent() -> None:
-    feed = Feed.local("processes", slices=2)
+    transports = ["tcp", "shm" if sys.platform == "linux" else "tcp"]
+    feed, shared = (sliced(2, transport=each) for each in transports)
+    feed = msgspec.structs.replace(feed, slices=(feed.slices[0], shared.slices[1]))
     told = get_context("fork").SimpleQueue()
     subscriber = Subscriber(feed, processes=True)
 
@@ -67,16 +64,15 @@ def test_everything_is_delivered_and_counted_in_the_parent() -> None:
             state[1] += batch.ts_event[row]
 
     topics = tuple(b"S%d" % number for number in range(20))
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start(timeout=60)
+    with published(feed, subscriber) as publisher:
         assert subscriber.state is SubscriberLife.RUNNING
         assert len(children_of(subscriber)) == 2
         publisher.publish_many(topics, numpy.arange(10_000) % 20, numpy.zeros((10_000, 8), numpy.uint8), range(10_000))
         for topic in topics:
             publisher.publish(topic, b"last", ts_event=0)
-    subscriber.run(until_end=True)
     statistics = subscriber.statistics()
     assert statistics.received.messages == 10_020
+    assert [each.received.transport for each in statistics.slices] == transports
     assert statistics.delivery.delivered == 2 * 10_020 + 11 * 501
     assert (statistics.received.gaps, statistics.received.malformed, statistics.delivery.dropped) == (0, 0, 0)
     assert statistics.delivery.topics == 20
@@ -92,8 +88,7 @@ def test_everything_is_delivered_and_counted_in_the_parent() -> None:
 
 
 def test_compiled_states_are_visible_while_they_change_and_callbacks_cannot() -> None:
-    feed = Feed.local("processes", slices=1)
-    subscriber = Subscriber(feed, processes=True)
+    subscriber = Subscriber(feed := one_slice(), processes=True)
 
     def last(batch: Any, state: Any) -> None:
         state[0] = little_endian(payload(batch, batch.rows[-1]), 0, 8)
@@ -115,8 +110,7 @@ def test_compiled_states_are_visible_while_they_change_and_callbacks_cannot() ->
 
 
 def test_a_killed_process_is_reported_and_ends_the_others() -> None:
-    feed, _ = two_slices()
-    subscriber = Subscriber(feed, processes=True)
+    subscriber = Subscriber(feed := sliced(2), processes=True)
     subscriber.on(b"")(nothing)
     with Publisher(feed):
         subscriber.start(timeout=60)
@@ -129,7 +123,8 @@ def test_a_killed_process_is_reported_and_ends_the_others() -> None:
 
 
 def test_processes_end_when_their_parent_is_killed_also_with_a_hung_callback() -> None:
-    feed, topics = two_slices()
+    feed = sliced(2)
+    topics = topic_of_each(feed)
     code = """
         subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(grace=0.3, start_grace=0))
         @subscriber.on(b"")
@@ -152,7 +147,8 @@ def test_processes_end_when_their_parent_is_killed_also_with_a_hung_callback() -
 
 
 def test_a_signal_to_the_whole_group_stops_cleanly() -> None:
-    feed, topics = two_slices()
+    feed = sliced(2)
+    topics = topic_of_each(feed)
     code = """
         os.setpgrp()
         subscriber = Subscriber(feed, processes=True)
@@ -175,18 +171,14 @@ def test_a_signal_to_the_whole_group_stops_cleanly() -> None:
 
 
 def test_a_callback_that_raises_in_its_process_raises_with_its_traceback() -> None:
-    feed, _ = two_slices()
-    subscriber = Subscriber(feed, processes=True)
+    subscriber = Subscriber(feed := sliced(2), processes=True)
 
     @subscriber.on(b"")
     def fail_over_there(message: Message) -> None:
         raise LookupError(f"over there {message.payload.decode()}")
 
-    with Publisher(feed) as publisher:
-        subscriber.start(timeout=60)
+    with pytest.raises(CallbackError) as caught, published(feed, subscriber) as publisher:
         publisher.publish(b"T", b"42")
-        with pytest.raises(CallbackError) as caught:
-            subscriber.run()
     assert "LookupError: over there 42" in str(caught.value)
     assert "in fail_over_there" in str(caught.value)
     assert subscriber.statistics().delivery.callback_errors == 1
@@ -199,25 +191,13 @@ def test_an_error_with_text_that_is_not_utf8_leaves_its_process() -> None:
         raise errors.seen() or AssertionError
 
 
-def test_a_slow_slice_alerts_in_the_parent_and_ends_all() -> None:
-    feed, topics = two_slices()
-    heard: list[str] = []
-    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(on_alert=heard.append, start_grace=0))
-    subscriber.on(b"")(nothing)
-    with RawPublisher(feed) as publisher:
-        subscriber.start(timeout=60)
-        publisher.send(publisher.encode([(topics[1], b"")], slice_id=1, ts_out=time.time_ns() - 500 * 10**9))
-        with pytest.raises(SlowSubscriberError, match="slice 1 lags 50"):
-            subscriber.run()
-    assert len(heard) == 1
-    assert children_of(subscriber) == []
-
-
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_a_hung_callback_in_its_process_does_not_block_the_parent(is_compiled: bool) -> None:
+def test_a_hung_callback_in_its_process_alerts_in_the_parent_once_and_does_not_block_it(is_compiled: bool) -> None:
     """A compiled one hangs in the slice thread itself."""
-    feed, topics = two_slices()
-    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=0.2, grace=0.3, start_grace=0))
+    feed = sliced(2)
+    topics, heard = topic_of_each(feed), list[str]()
+    slow = SlowPolicy(max_lag=0.2, grace=0.3, start_grace=0, on_alert=heard.append)
+    subscriber = Subscriber(feed, processes=True, slow=slow)
 
     def hang(message: Message) -> None:
         threading.Event().wait()
@@ -236,25 +216,13 @@ def test_a_hung_callback_in_its_process_does_not_block_the_parent(is_compiled: b
 
         def send_on() -> None:
             while not is_over.wait(0.02):  # one of them waits for the hung callback
-                publisher.send(publisher.encode([(topics[0], b"")]))
+                publisher.send(publisher.encode([(topics[1], b"")], slice_id=1))
 
         sending = threading.Thread(target=send_on)
         sending.start()
-        with pytest.raises(SlowSubscriberError, match="slice 0 lags"):
+        with pytest.raises(SlowSubscriberError, match="slice 1 lags"):
             subscriber.run()
         is_over.set()
         sending.join()
-    assert children_of(subscriber) == []
-
-
-def test_a_callback_in_its_process_may_stop_the_subscriber_also_without_workers() -> None:
-    feed, _ = two_slices()
-    subscriber = Subscriber(feed, workers=0, processes=True)
-    subscriber.on(b"T")(lambda message: subscriber.stop())
-    with Publisher(feed) as publisher:
-        subscriber.start(timeout=60)
-        publisher.publish(b"T", b"")
-        subscriber.run()
-    assert subscriber.state is SubscriberLife.ENDED
-    assert subscriber.statistics().delivery.delivered == 1
+    assert len(heard) == 1
     assert children_of(subscriber) == []

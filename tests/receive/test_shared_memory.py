@@ -1,8 +1,13 @@
-"""Slices with an endpoint in shared memory: readers, and losses."""
+"""Slices with an endpoint in shared memory: readers, losses, and killed, stopped, hostile and ended peers."""
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import threading
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,21 +16,24 @@ from blackbox import Batch, Feed, Publisher, Subscriber
 from blackbox.errors import EndpointError
 from blackbox.feed.slice import Slice
 from blackbox.testing import Collector, wait_until
-from blackbox.transport.shared_memory.attached import attach
-from blackbox.transport.shared_memory.layout import LARGE_PLACES, MAGIC, READERS
-from blackbox.transport.wakeup import Pipe
-from tests.process_state import linux_only
+from blackbox.transport.shared_memory import attached
+from blackbox.transport.shared_memory.attached import SharedReader, attach
+from blackbox.transport.shared_memory.layout import HELLO, LARGE_PLACES, MAGIC, READERS, address_of
+from blackbox.transport.wakeup import Pipe, readable
+from tests.examples import first_of
+from tests.process_state import held, linux_only, wait_given_back
 from tests.receive.shared import (
     by_sockets,
     came_by,
-    collecting,
     mapped,
     numbers_in,
     publish_numbers,
     sender_of,
     shared_feed,
+    shared_state,
 )
-from tests.receive.subscribers import _PATIENT_NS, PATIENT, nothing, numbers_of
+from tests.receive.subscribers import PATIENT, nothing, numbers_of, published, subscribed
+from tests.support import Script, in_child
 
 pytestmark = linux_only
 
@@ -36,9 +44,7 @@ def test_readers_of_different_keys_get_theirs_and_sockets_carry_nothing() -> Non
     first, second = Subscriber(feed, slow=PATIENT), Subscriber(feed, slow=PATIENT)
     first.on(b"AA")(a.message)
     second.on(b"B")(b.message)
-    with Publisher(feed, when_full="wait") as publisher:
-        first.start()
-        second.start()
+    with published(feed, first, second) as publisher:
         publisher.wait_for_subscribers(b"AA")
         publisher.wait_for_subscribers(b"BB")
         for number in range(1_000):
@@ -46,8 +52,6 @@ def test_readers_of_different_keys_get_theirs_and_sockets_carry_nothing() -> Non
         publisher.flush()
         assert publisher.statistics().unwanted == 400
         assert all(wanted % 256 == 0 for wanted in sender_of(publisher).subscriptions.wanted)
-    first.run(until_end=True)
-    second.run(until_end=True)
     assert numbers_of(a) == list(range(0, 1_000, 5))
     assert sorted(numbers_of(b)) == [n for n in range(1_000) if n % 5 in (2, 3)]
     assert came_by(first) == came_by(second) == "shm"
@@ -60,14 +64,10 @@ def test_a_subscriber_without_shared_memory_is_served_on_sockets() -> None:
     reader, other = Subscriber(feed, slow=PATIENT), Subscriber(by_sockets(feed))
     reader.on(b"")(near.message)
     other.on(b"")(far.message)
-    with Publisher(feed, when_full="wait") as publisher:
-        reader.start()
-        other.start()
+    with published(feed, reader, other) as publisher:
         publisher.wait_for_subscribers(count=2)
         for number in range(1_000):
             publisher.publish(b"T", b"%d" % number)
-    reader.run(until_end=True)
-    other.run(until_end=True)
     assert near.messages == far.messages
     assert (came_by(reader), came_by(other)) == ("shm", "tcp")
 
@@ -75,7 +75,7 @@ def test_a_subscriber_without_shared_memory_is_served_on_sockets() -> None:
 @pytest.mark.parametrize("why", ["no memory", "another version", "no free slot"])
 def test_sockets_replace_shared_memory_that_cannot_be_used(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = shared_feed()
-    subscriber, got = collecting(feed)
+    subscriber, got = subscribed(feed)
     with Publisher(by_sockets(feed) if why == "no memory" else feed, when_full="wait") as publisher:
         bell = Pipe()
         slots = READERS if why == "no free slot" else 0
@@ -91,26 +91,11 @@ def test_sockets_replace_shared_memory_that_cannot_be_used(why: str, monkeypatch
     assert (got.payloads, came_by(subscriber)) == ([b"1"], "tcp")
 
 
-def test_a_subscriber_that_starts_first_reads_shared_memory() -> None:
-    feed = shared_feed()
-    subscriber, got = collecting(feed)
-    starting = threading.Thread(target=subscriber.start, args=(60,))
-    starting.start()
-    slices = subscriber._supervisor.slices
-    wait_until(lambda: slices.running and slices.running[0].status.is_ready, 60)
-    with Publisher(feed, when_full="wait") as publisher:
-        starting.join()
-        publisher.publish(b"T", b"1")
-    subscriber.run(until_end=True)
-    assert got.payloads == [b"1"]
-    assert came_by(subscriber) == "shm"
-
-
 def test_a_name_in_use_by_another_publisher_is_rejected() -> None:
     feed = shared_feed()
     other = msgspec.structs.replace(Feed.local("other", slices=1).slices[0], share=None)
     endpoints = (*other.lines, f"shm://{feed.slices[0].shared_memory}")
-    with Publisher(feed), pytest.raises(EndpointError, match=r"slice 0: endpoint shm://shared-\S+ is in use"):
+    with Publisher(feed), pytest.raises(EndpointError, match=r"slice 0: endpoint shm://subscriber-\S+ is in use"):
         Publisher(Feed(name="other", slices=(Slice(endpoints=endpoints),))).start()
     Publisher(feed).start().close()
 
@@ -130,8 +115,7 @@ def slow_reader(feed: Feed) -> tuple[Subscriber, list[int], threading.Event]:
 def test_a_slow_reader_counts_overwritten_blocks_as_a_gap() -> None:
     feed = shared_feed(block_bytes=4_096)
     subscriber, got, go_on = slow_reader(feed)
-    with Publisher(feed, when_full="drop", hwm_blocks=4) as publisher:
-        subscriber.start()
+    with published(feed, subscriber, when_full="drop", hwm_blocks=4) as publisher:
         publisher.wait_for_subscribers()
         publish_numbers(publisher, 0, 1, 1_024)
         wait_until(lambda: got)
@@ -139,7 +123,6 @@ def test_a_slow_reader_counts_overwritten_blocks_as_a_gap() -> None:
         publisher.flush()  # it could not if it waited
         assert publisher.statistics().shared_memory_dropped == 0
         go_on.set()
-    subscriber.run(until_end=True)
     assert got[0] == 0
     assert got[-1] == 999
     assert got == sorted(got)
@@ -149,8 +132,7 @@ def test_a_slow_reader_counts_overwritten_blocks_as_a_gap() -> None:
 def test_a_publisher_without_a_place_for_large_blocks_counts_their_messages() -> None:
     feed = shared_feed(block_bytes=4_096)
     subscriber, got, go_on = slow_reader(feed)
-    with Publisher(feed, when_full="drop") as publisher:
-        subscriber.start()
+    with published(feed, subscriber, when_full="drop") as publisher:
         publisher.wait_for_subscribers()
         publish_numbers(publisher, 0, 1, 8_192)
         wait_until(lambda: got)
@@ -161,7 +143,6 @@ def test_a_publisher_without_a_place_for_large_blocks_counts_their_messages() ->
         go_on.set()
         wait_until(lambda: got[-1] == LARGE_PLACES)
         publish_numbers(publisher, 11, 12, 8_192)
-    subscriber.run(until_end=True)
     assert got == [*range(LARGE_PLACES + 1), 11]
     assert subscriber.statistics().received.gaps == 10 - LARGE_PLACES
 
@@ -174,16 +155,12 @@ def test_a_reader_that_keeps_its_batches_has_them_whole_without_copies() -> None
     keeper.on_batch(b"")(kept.append)
     got: list[int] = []
     other.on_batch(b"")(lambda batch: got.extend(numbers_in(batch)))
-    with Publisher(feed, when_full="drop") as publisher:
-        keeper.start()
-        other.start()
+    with published(feed, keeper, other, when_full="drop") as publisher:
         publisher.wait_for_subscribers(count=2)
         for first in range(0, 10_000, 500):
             publish_numbers(publisher, first, first + 500, 64)
             wait_until(lambda so_far=first + 500: len(got) >= so_far)  # type: ignore[misc]
         assert publisher.statistics().shared_memory_dropped == 0
-    keeper.run(until_end=True)
-    other.run(until_end=True)
     assert got == list(range(10_000))
     assert [number for batch in kept for number in numbers_in(batch)] == got
     assert len(kept) > 150
@@ -192,39 +169,234 @@ def test_a_reader_that_keeps_its_batches_has_them_whole_without_copies() -> None
     assert mapped() == 0
 
 
-def test_slices_in_separate_processes_read_shared_memory() -> None:
-    feed = msgspec.structs.replace(Feed.local("shared", slices=2, transport="shm"), max_lag_ns=_PATIENT_NS)
-    subscriber = Subscriber(feed, processes=True)
-    subscriber.on_batch(b"")(nothing)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start(60)
-        for number in range(10_000):
-            publisher.publish(b"S%d" % (number % 100), b"")
-    subscriber.run(until_end=True)
-    statistics = subscriber.statistics()
-    assert statistics.delivery.delivered == 10_000
-    assert statistics.received.transport == "shm"
-    assert statistics.received.gaps == 0
+STUCK = """
+    subscriber = Subscriber(feed, workers=0)
+    @subscriber.on(b"")
+    def stuck(message):
+        say("stuck")
+        time.sleep(1000)
+    subscriber.start(timeout=60)
+    say(subscriber.statistics().received.transport)
+    subscriber.run()
+"""
 
 
-def test_added_and_removed_prefixes_take_effect() -> None:
-    feed = shared_feed(key_bytes=1)
-    subscriber, a, b = Subscriber(feed, slow=PATIENT), Collector(), Collector()
-    subscriber.on(b"A")(a.message)
-    with Publisher(feed, when_full="wait") as publisher:
+def test_a_lost_bell_delays_a_block_and_loses_none() -> None:
+    feed, deaf = shared_feed(heartbeat_ns=3_600 * 10**9), Pipe()
+    subscriber, got = subscribed(feed)
+    with published(feed, subscriber) as publisher:
+        bells = shared_state(publisher).bells
+        rung, bells[0] = bells[0], deaf.writer
+        number = 0
+        while not readable(deaf.reader, timeout=0):  # the bell is rung for a sleeping reader
+            publisher.publish(b"T", b"%d" % number)
+            number += 1
+            got.wait(number)
+        bells[0] = rung
+    assert numbers_of(got) == list(range(number))
+
+
+@pytest.mark.parametrize("when_full", first_of(["wait", "drop"]))
+def test_a_killed_reader_releases_everything(when_full: Any) -> None:
+    survivor, got = Subscriber(feed := shared_feed(block_bytes=4_096), slow=PATIENT), list[int]()
+    survivor.on_batch(b"")(lambda batch: got.extend(numbers_in(batch)))
+    with Publisher(feed, when_full=when_full) as publisher, Script(STUCK, feed) as script:
+        survivor.start()
+        script.expect("shm")
+        publisher.wait_for_subscribers(count=2, timeout=60)
+        publish_numbers(publisher, 0, 1)
+        script.expect("stuck")
+        publishing = threading.Thread(target=publish_numbers, args=(publisher, 1, 100_000, 128))
+        publishing.start()
+        if when_full == "wait":
+            wait_until(lambda: publisher.statistics().waits > 2)
+        script.kill()
+        publishing.join(60)
+        assert not publishing.is_alive()
+        wait_until(lambda: shared_state(publisher).readers == 1)
+    survivor.run(until_end=True)
+    assert survivor.statistics().received.gaps == 100_000 - len(got)
+    assert got == list(range(100_000)) or when_full == "drop"
+
+
+def test_a_stopped_reader_is_not_dead_and_continues() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    code = """
+        subscriber, got = Subscriber(feed, workers=0), 0
+        @subscriber.on_batch(b"")
+        def count(batch):
+            global got
+            got += len(batch)
+        subscriber.start(timeout=60)
+        say("started")
+        subscriber.run(until_end=True)
+        say(got, subscriber.statistics().received.gaps, subscriber.statistics().received.transport)
+    """
+    with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        publisher.wait_for_subscribers(timeout=60)
+        script.process.send_signal(signal.SIGSTOP)
+        publishing = threading.Thread(target=publish_numbers, args=(publisher, 0, 100_000, 128))
+        publishing.start()
+        wait_until(lambda: publisher.statistics().waits > 2)
+        script.process.send_signal(signal.SIGCONT)
+        publishing.join(60)
+        publisher.close()
+        script.expect("100000 0 shm")
+
+
+@pytest.mark.parametrize("killed", first_of([True, False]), ids=["killed", "closed"])
+def test_readers_take_all_blocks_of_an_ended_publisher_and_attach_to_the_next(killed: bool) -> None:
+    feed = shared_feed()
+    code = """
+        with Publisher(feed) as publisher:
+            publisher.wait_for_subscribers(timeout=60)
+            for number in range(100):
+                publisher.publish(b"T", b"%d" % number)
+            publisher.flush()
+            say("published")
+            input()
+    """
+    subscriber, got = subscribed(feed)
+    for run in range(2):
+        with Script(code, feed) as script:
+            if run == 0:
+                subscriber.start(timeout=60)
+            script.expect("published")
+            script.kill() if killed else script.tell("")
+            if not killed:
+                script.finish()
+        got.wait(100 * (run + 1))
+        assert came_by(subscriber) == "shm"
+    subscriber.stop()
+    assert numbers_of(got) == [*range(100)] * 2
+    received = subscriber.statistics().received
+    assert (received.gaps, received.duplicates, received.epochs) == (0, 0, 2)
+
+
+@pytest.mark.own_process
+def test_nothing_is_left_behind() -> None:
+    feed = shared_feed()
+    before = 0, 0
+    for _ in range(3):
+        subscriber, got = subscribed(feed)
+        publisher = Publisher(feed)
+        with publisher:
+            subscriber.start(60)
+            publisher.publish(b"T", b"1")
+        subscriber.run(until_end=True)
+        assert got.payloads == [b"1"]
+        before = before if any(before) else held()
+    assert mapped() == 0
+    wait_given_back(before)
+    with pytest.raises(ConnectionRefusedError):
+        attach(feed.slices[0].shared_memory, Pipe())
+    with Publisher(feed):
+        reader: SharedReader = attach(feed.slices[0].shared_memory, Pipe())
+        assert mapped() == 3, "the publisher's mapping, the reader's, and the reader's slot"
+        reader.close()
+        assert mapped() == 1
+
+
+def test_a_process_with_an_invalid_hello_gets_nothing() -> None:
+    feed = shared_feed()
+    subscriber, got = subscribed(feed)
+    with Publisher(feed) as publisher, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(address_of(feed.slices[0].shared_memory))
+        stranger.send(b"GET / HTTP/1.0")
+        assert stranger.recv(100) == b""
         subscriber.start()
-        publisher.publish(b"B", b"0")
-        publisher.flush()
-        subscriber.on(b"B")(b.message)
-        subscriber.wait_confirmed()
-        for number in range(1, 100):
-            publisher.publish(b"AB"[number % 2 :][:1], b"%d" % number)
-        b.wait(50)
-        subscriber.remove(b.message)
-        subscriber.wait_confirmed()
-        publisher.publish(b"B", b"100")
-        publisher.publish(b"A", b"101")
+        assert shared_state(publisher).readers == 1
+        publisher.publish(b"T", b"1")
     subscriber.run(until_end=True)
-    assert numbers_of(a) == [*range(2, 100, 2), 101]
-    assert numbers_of(b) == list(range(1, 100, 2))
-    assert subscriber.statistics().received.gaps == 0
+    assert (got.payloads, came_by(subscriber)) == ([b"1"], "shm")
+
+
+def test_pinned_places_of_a_closed_reader_are_not_overwritten() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    subscriber, other, kept = Subscriber(feed, workers=0), Subscriber(feed, slow=PATIENT), list[Batch]()
+    subscriber.on_batch(b"")(kept.append)
+    other.on_batch(b"")(nothing)
+    with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher:
+        subscriber.start()
+        other.start()
+        publisher.wait_for_subscribers(count=2)
+        publish_numbers(publisher, 0, 1_000)
+        wait_until(lambda: sum(map(len, kept)) == 1_000)
+        assert in_child(kept.clear) == "", "a forked process releases no place of its parent"
+        subscriber.stop()
+        assert shared_state(publisher).readers == 2, "it counts as a reader while it pins places"
+        publish_numbers(publisher, 1_000, 500_000)
+        publisher.flush(60)
+        assert [n for batch in kept for n in numbers_in(batch)] == list(range(1_000))
+        kept.clear()
+        wait_until(lambda: shared_state(publisher).readers == 1)
+    other.run(until_end=True)
+
+
+def test_a_closing_reader_disconnects_though_a_forked_process_has_its_connection() -> None:
+    feed, bell = shared_feed(), Pipe()
+    with Publisher(feed) as publisher:
+        reader = attach(feed.slices[0].shared_memory, bell)
+        inherited = os.dup(reader.state.connection)
+        reader.close()
+        wait_until(lambda: shared_state(publisher).readers == 0)
+        os.close(inherited)
+
+
+def test_a_closing_publisher_disconnects_though_a_forked_process_has_its_connections() -> None:
+    feed = shared_feed()
+    subscriber, got = subscribed(feed)
+    with Publisher(feed) as publisher:
+        subscriber.start()
+        shared = sender_of(publisher).sockets.shared
+        assert shared is not None
+        inherited = [os.dup(reader.peer.connection.fileno()) for reader in set(shared._readers.values())]
+        publisher.publish(b"T", b"1")
+        got.wait(1)
+    with Publisher(feed) as publisher:
+        wait_until(lambda: shared_state(publisher).readers == 1)
+        publisher.wait_for_subscribers()
+        publisher.publish(b"T", b"2")
+        got.wait(2)
+    assert inherited
+    for fd in inherited:
+        os.close(fd)
+    subscriber.run(until_end=True)
+    assert got.payloads == [b"1", b"2"]
+    assert came_by(subscriber) == "shm"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_process_of_another_user_gets_nothing() -> None:
+    feed = shared_feed()
+    address = address_of(feed.slices[0].shared_memory)
+
+    def knock() -> None:
+        os.seteuid(65_534)
+        with pytest.raises(ConnectionRefusedError):
+            attach(feed.slices[0].shared_memory, Pipe())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.connect(address)
+            bell = Pipe()
+            with suppress(BrokenPipeError):
+                socket.send_fds(stranger, [HELLO.pack(MAGIC)], [bell.reader, bell.writer])
+            try:
+                said, fds, *_ = socket.recv_fds(stranger, 100, 10)
+            except ConnectionResetError:
+                said, fds = b"", []
+            assert (said, fds) == (b"", [])
+
+    with Publisher(feed) as publisher:
+        assert in_child(knock) == ""
+        assert shared_state(publisher).readers == 0
+
+
+def test_a_listener_of_another_user_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = shared_feed()
+    with Publisher(feed):
+        name = address_of(feed.slices[0].shared_memory)
+        monkeypatch.setattr(attached, "address_of", lambda _: name)
+        monkeypatch.setattr(os, "geteuid", lambda: 65_534)
+        with pytest.raises(OSError, match="is of another user"):
+            attach(feed.slices[0].shared_memory, Pipe())
