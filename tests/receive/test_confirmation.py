@@ -1,4 +1,4 @@
-"""A subscription is active once its publisher has confirmed it: all later messages arrive."""
+"""A subscription is active once its publisher has confirmed it, or its callback ends with the refusal."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.format import ACCEPT_KEY
 from blackbox.block.form.layout import VERSION
 from blackbox.block.form.rows import PayloadColumns
-from blackbox.errors import NotConfirmedError
+from blackbox.errors import NotConfirmedError, RightsError
 from blackbox.receive.supervise.supervisor import SubscriberLife
-from blackbox.testing import RawPublisher, wait_until
+from blackbox.testing import Collector, RawPublisher, wait_until
 from tests import wire
+from tests.keyring import Keyring
 from tests.late_answers import late_answers
-from tests.receive.subscribers import error_of_start, nothing, one_slice, publishing, subscribed
+from tests.receive.subscribers import error_of_start, nothing, one_slice, publishing, sliced, subscribed
 
 
 def test_start_names_the_slice_without_a_publisher() -> None:
-    feed = Feed.local("subscriber", slices=2)
-    subscriber, _ = subscribed(feed)
+    subscriber, _ = subscribed(feed := sliced(2))
     with (
         Publisher(msgspec.structs.replace(feed, slices=(msgspec.structs.replace(feed.slices[0], share=None),))),
         pytest.raises(NotConfirmedError) as caught,
@@ -38,15 +38,14 @@ def test_start_names_the_slice_without_a_publisher() -> None:
 
 
 def test_an_answer_after_a_long_queue_is_in_time() -> None:
-    feed = one_slice(heartbeat_ns=20_000_000)
-    subscriber, _ = subscribed(feed)
+    subscriber, _ = subscribed(feed := one_slice(heartbeat_ns=20_000_000))
     with late_answers(feed, beats=20):
         subscriber.start(timeout=60)
         subscriber.stop()
 
 
 def test_only_slices_that_match_the_prefix_are_joined() -> None:
-    feed = Feed.local("subscriber", slices=3)
+    feed = sliced(3)
     topic = b"SYMBOL.trade"
     subscriber, _ = subscribed(feed, topic)
     with Publisher(feed), subscriber:
@@ -57,8 +56,7 @@ def test_only_slices_that_match_the_prefix_are_joined() -> None:
 
 
 def test_a_subscriber_that_starts_first_withdraws_its_acceptances_of_killed_publishers() -> None:
-    feed = one_slice()
-    subscriber, _ = subscribed(feed)
+    subscriber, _ = subscribed(feed := one_slice())
     starting = threading.Thread(target=subscriber.start)
     starting.start()
     for epoch in range(1, 4):
@@ -102,7 +100,7 @@ def test_a_callback_added_while_the_queue_is_full_is_confirmed() -> None:
 
 @pytest.mark.parametrize(("theirs", "ours"), [(2, 4), (0, 2), (2, 0)])
 def test_both_lengths_of_keys_are_named_and_nothing_is_received(tmp_path: Path, theirs: int, ours: int) -> None:
-    feed = msgspec.structs.replace(Feed.local("keys", slices=1, key_bytes=theirs), heartbeat_ns=20_000_000)
+    feed = one_slice(key_bytes=theirs, heartbeat_ns=20_000_000)
     other = msgspec.structs.replace(feed, key_bytes=ours)
     text = f"its blocks have key_bytes = {theirs}, expected key_bytes = {ours}"
     with Publisher(feed) as publisher:
@@ -119,8 +117,7 @@ def test_both_lengths_of_keys_are_named_and_nothing_is_received(tmp_path: Path, 
 
 @pytest.mark.parametrize("key_rule", [2, 0])
 def test_one_block_with_a_key_on_a_feed_without_keys_changes_nothing(key_rule: int) -> None:
-    feed = Feed.local("keys", slices=1)
-    subscriber, got = subscribed(feed)
+    subscriber, got = subscribed(feed := one_slice())
     columns = PayloadColumns(b"x", offsets=[0, 1])
     forged = Block.encode([b"AAPL"], [0], columns, HeaderFields(key_rule=key_rule), key=b"AA"[:key_rule])
     with publishing(feed, subscriber) as publisher:
@@ -137,8 +134,7 @@ def test_one_block_with_a_key_on_a_feed_without_keys_changes_nothing(key_rule: i
 
 
 def test_a_key_shorter_than_the_feeds_is_rejected() -> None:
-    feed = Feed.local("keys", slices=1, key_bytes=4)
-    subscriber, got = subscribed(feed)
+    subscriber, got = subscribed(feed := one_slice(key_bytes=4))
     with publishing(feed, subscriber) as publisher:
         block = publisher.encode([(b"AAPL.trade", b"0")])
         for key in (b"AA", b""):
@@ -170,3 +166,73 @@ def test_a_publisher_of_another_version_is_named(caplog: pytest.LogCaptureFixtur
             stop.set()
             sending.join()
     assert text in caplog.text
+
+
+def feeds(tmp_path: Path, rights: str) -> tuple[Feed, Feed]:
+    """A feed as seen by its publisher, which grants `rights`, and by a desk."""
+    ring = Keyring(tmp_path, "exchange", "desk")
+    ring.allow("exchange", "desk")
+    (ring.directory / "allowed-by-exchange" / "rights.toml").write_text(rights)
+    feed = one_slice(key_bytes=4, heartbeat_ns=100_000_000)
+    return ring.feed(feed, "exchange"), ring.feed(feed, "desk", "exchange")
+
+
+def test_a_refused_callback_ends_alone_and_its_owner_gets_the_reason(tmp_path: Path) -> None:
+    above, below = feeds(tmp_path, 'desk = ["AAPL", "MSFT"]')
+    subscriber, got, other = Subscriber(below), Collector(), Collector()
+    subscriber.on(b"AAPL")(got.message)
+    with Publisher(above) as publisher, subscriber:
+        for _ in range(2):  # it may ask again
+            stream = subscriber.stream(b"IBM.")
+            subscriber.wait_confirmed(60, symbols=["AAPL"])
+            with pytest.raises(RightsError, match="refused the topics b'IBM.': our key has no right"):
+                subscriber.wait_confirmed(60, symbols=["IBM"])
+            with pytest.raises(RightsError, match="no right"):
+                stream.get(60)
+        assert len(subscriber.callbacks) == 1
+        subscriber.wait_confirmed(60, b"IBM.")  # once is enough
+        subscriber.on(b"MSFT")(other.message)
+        subscriber.wait_confirmed(60)
+        for topic in (b"AAPL.x", b"IBM..x", b"MSFT.x"):
+            publisher.publish(topic, b"1")
+        got.wait(1)
+        other.wait(1)
+        assert subscriber.state is SubscriberLife.RUNNING
+    assert (len(got), len(other)) == (1, 1)
+
+
+def test_a_refusal_at_the_start_or_of_the_last_callback_ends_the_subscriber(tmp_path: Path) -> None:
+    above, below = feeds(tmp_path, 'desk = ["AAPL"]')
+    with Publisher(above):
+        first = Subscriber(below)
+        first.on(b"AAPL")(nothing)
+        first.on(b"IBM.")(nothing)
+        with pytest.raises(RightsError, match="no right"):
+            first.start()
+        last = Subscriber(below)
+        last.on(b"AAPL")(nothing)
+        last.start()
+        last.remove(nothing)
+        last.on(b"IBM.")(nothing)
+        wait_until(lambda: last.is_finished, 60)
+        with pytest.raises(RightsError, match="no right"):
+            last.stop()
+
+
+def test_max_subscriptions_ends_only_callbacks_above_it() -> None:
+    feed = one_slice(key_bytes=4, heartbeat_ns=100_000_000, max_subscriptions=8)
+    subscriber, got = subscribed(feed, b"AAPL")
+    with Publisher(feed) as publisher, subscriber:
+        refused = 0
+        for number in range(12):
+            subscriber.on(b"%04d" % number)(nothing)
+            try:
+                subscriber.wait_confirmed(60, b"%04d" % number)
+            except RightsError as error:
+                assert "more subscriptions than its max_subscriptions" in str(error)  # noqa: PT017
+                refused += 1
+        assert refused > 0
+        publisher.publish(b"AAPL.x", b"1")
+        got.wait(1)
+        assert subscriber.state is SubscriberLife.RUNNING
+    assert len(got) == 1

@@ -1,4 +1,4 @@
-"""Every message for a callback is delivered, or counted once under the reason why not."""
+"""Every message for a callback is delivered, or counted once under the reason why not; counters agree."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Literal
 import numpy
 import pytest
 
-from blackbox import Batch, CallbackError, Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
+from blackbox import Batch, CallbackError, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.receive.statistics import DeliveryStatistics
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.callbacks import count_rows
 from tests.gate import Gate
-from tests.receive.late import one_slice
-from tests.receive.subscribers import publishing
+from tests.receive.subscribers import LATE_NS, PATIENT, numbers_of, one_slice, published, publishing, sliced, subscribed
 
 FOREVER = SlowPolicy(max_lag=3_600)
 
@@ -41,7 +40,7 @@ def terminate_behind(gate: Gate, subscriber: Subscriber) -> None:
 
 def test_terminate_counts_everything_queued_anywhere() -> None:
     """In a worker, in its queue, in the slice thread's queue, and held for the other line."""
-    feed = Feed.local("losses", slices=1, lines=2, key_bytes=1)
+    feed = one_slice(lines=2, key_bytes=1)
     subscriber = Subscriber(feed, workers=1, slow=FOREVER, queue_blocks=4, line_wait=1_000)
     gate = Gate()
     subscriber.on(b"A")(gate.message)
@@ -71,37 +70,42 @@ def test_a_slow_subscriber_that_ends_counts_undelivered_messages() -> None:
     slow = SlowPolicy(max_lag=0.2, on_alert=lambda _: gate.open.set(), start_grace=0)
     subscriber = Subscriber(feed, slow=slow, queue_blocks=2)
     subscriber.on(b"")(gate.message)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with pytest.raises(SlowSubscriberError), publishing(feed, subscriber) as publisher:
         for _ in range(60):
             publisher.send(publisher.encode([(b"T", b""), (b"U", b"")]))
-        with pytest.raises(SlowSubscriberError):
-            subscriber.run()
     delivery = checked(subscriber)
     assert delivery.delivered == gate.messages
     assert subscriber.statistics().received.messages == delivery.due == delivery.delivered + delivery.discarded
     assert delivery.discarded > 0
 
 
-@pytest.mark.parametrize("action", ["raise", "drop"])
-def test_only_wanted_messages_of_a_late_block_are_counted(action: Literal["raise", "drop"]) -> None:
-    feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(action, start_grace=0))
-    for prefix in (b"T", b"T1"):
-        subscriber.on(prefix)(lambda message: None)
-    rows = [(b"T", b""), (b"T1", b""), (b"T1", b""), (b"U", b"")]
+@pytest.mark.parametrize("action", ["raise", "drop", "warn"])
+def test_only_wanted_messages_of_late_blocks_are_counted(action: Literal["raise", "drop", "warn"]) -> None:
+    feed, heard = one_slice(), list[str]()
+    subscriber, got = subscribed(feed, b"T", b"T1", slow=SlowPolicy(action, on_alert=heard.append, start_grace=0))
+    late = [number for number in range(12) if number % 4 == 3 and (number == 3 or action != "raise")]
+    blocks = range(late[-1] + 1)
     with RawPublisher(feed) as publisher:
         subscriber.start()
-        publisher.send(publisher.encode(rows, ts_out=time.time_ns() - 3_600 * 10**9))
+        for number in blocks:
+            rows = [(topic, b"%d" % number) for topic in (b"T", b"T1", b"T1", b"U")]
+            publisher.send(publisher.encode(rows, ts_out=time.time_ns() - (LATE_NS if number in late else 0)))
+            got.wait(5 * len([each for each in blocks[: number + 1] if each not in late]))
         if action == "raise":
             with pytest.raises(SlowSubscriberError):
                 subscriber.run()
         else:
             publisher.heartbeat(end=True)
             subscriber.run(until_end=True)
-    delivery = checked(subscriber)
-    assert (subscriber.statistics().received.messages, delivery.matched, delivery.due) == (4, 3, 5)
-    assert (delivery.discarded, delivery.dropped) == ((5, 0) if action == "raise" else (0, 5))
+    delivered = [number for number in blocks if action == "warn" or number not in late]
+    assert numbers_of(got) == [number for number in delivered for _ in range(5)]
+    delivery, many = checked(subscriber), len(blocks)
+    assert (subscriber.statistics().received.messages, delivery.matched, delivery.due) == (4 * many, 3 * many, 5 * many)
+    left_out = 5 * (many - len(delivered))
+    assert (delivery.discarded, delivery.dropped) == ((left_out, 0) if action == "raise" else (0, left_out))
+    assert (subscriber.statistics().lag.slow_blocks, subscriber.statistics().received.gaps) == (len(late), 0)
+    assert 1 <= len(heard) <= len(late)
+    assert heard[0].endswith(f"policy {action}")
 
 
 def test_terminate_while_conflating_counts_the_newest_undelivered_messages() -> None:
@@ -138,16 +142,13 @@ def test_an_error_counts_the_messages_that_it_kept_from_delivery() -> None:
     def never(batch: Batch) -> None:
         raise AssertionError("called after an error")
 
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with pytest.raises(CallbackError, match="LookupError"), publishing(feed, subscriber) as publisher:
         publisher.send(publisher.encode([(b"gate", b"")]))
         gate.entered.wait(60)
         publisher.send(publisher.encode([(b"T", b"%d" % number) for number in range(10)]))
         publisher.send(publisher.encode([(b"T", b"")] * 5))
         wait_until(lambda: subscriber.statistics().delivery.queue_blocks == 2)
         gate.open.set()
-        with pytest.raises(CallbackError, match="LookupError"):
-            subscriber.run()
     delivery = checked(subscriber)
     assert (delivery.due, delivery.delivered, delivery.failed) == (1 + 2 * 15, 1 + 3, 1)
     assert delivery.discarded == 2 * 15 - 4
@@ -211,8 +212,7 @@ def test_drop_counts_only_deliveries_of_the_full_worker() -> None:
 
 @pytest.mark.parametrize("end", ["stop", "terminate"])
 def test_the_parent_of_processes_reports_discarded_messages(end: Literal["stop", "terminate"]) -> None:
-    feed = Feed.local("losses", slices=2, key_bytes=1)
-    subscriber = Subscriber(feed, processes=True, slow=FOREVER)
+    subscriber = Subscriber(feed := sliced(2, key_bytes=1), processes=True, slow=FOREVER)
 
     @subscriber.on(b"")
     def slow(message: Message) -> None:
@@ -231,8 +231,7 @@ def test_the_parent_of_processes_reports_discarded_messages(end: Literal["stop",
 
 
 def test_first_messages_of_a_new_epoch_that_only_heartbeats_show_are_a_gap() -> None:
-    feed = Feed.local("losses", slices=1, key_bytes=1)
-    subscriber, told = Subscriber(feed), list[tuple[str, int, int]]()
+    subscriber, told = Subscriber(feed := one_slice(key_bytes=1)), list[tuple[str, int, int]]()
     subscriber.on(b"", fields=("topic", "epoch", "sequence"))(lambda _, epoch, n: told.append(("came", epoch, n)))
     subscriber.on_gap(b"")(lambda gap: told.append((gap.key.decode(), gap.sequence, gap.count)))
     with publishing(feed, subscriber) as publisher:
@@ -242,3 +241,39 @@ def test_first_messages_of_a_new_epoch_that_only_heartbeats_show_are_a_gap() -> 
         for _ in range(2):
             publisher.heartbeat()
     assert told == [("came", 1, 0), ("", 0, 3)]
+
+
+def test_statistics_agree_with_each_other_and_totals_are_sums_over_slices() -> None:
+    subscriber = Subscriber(feed := sliced(3), slow=PATIENT)
+    got = [Collector() for _ in range(3)]
+    for prefix, each in zip((b"S1", b"S1", b"S"), got, strict=True):
+        subscriber.on(prefix)(each.message)
+    with published(feed, subscriber) as publisher:
+        for number in range(5_000):
+            publisher.publish(b"%c%d" % (b"SX"[number % 2], number % 30), bytes(number % 50))
+    statistics = subscriber.statistics()
+    received, delivery, lag = statistics.received, statistics.delivery, statistics.lag
+    assert received.messages == 5_000
+    assert delivery.matched == 2_500 == len(got[2])
+    assert delivery.delivered == delivery.due == sum(map(len, got))
+    assert (delivery.failed, delivery.conflated, delivery.discarded) == (0, 0, 0)
+    assert delivery.topics == 30
+    assert received.subscriptions == 3
+    assert (delivery.queue_blocks, delivery.dropped) == (0, 0)
+    assert (received.held, received.malformed, received.stale) == (0, 0, 0)
+    assert received.blocks == publisher.statistics().blocks
+    assert received.body_bytes == publisher.statistics().body_bytes
+    assert 0 < lag.p50_ns <= lag.p99_ns <= lag.max_ns
+    assert lag.p50_ns <= lag.age_p50_ns <= lag.age_p99_ns <= lag.age_max_ns
+    assert received.control_blocks >= 2 * 3  # a confirmation and an end for each slice
+    assert received.faults == {}
+    assert [feed_slice.slice_id for feed_slice in statistics.slices] == [0, 1, 2]
+    largest = {"last_ns", "last_age_ns"}
+    of_all = {"faults", "p50_ns", "p99_ns", "max_ns", "age_p50_ns", "age_p99_ns", "age_max_ns"}
+    of_all |= {"clock_offset_ns", "transport", "datagrams"}
+    for group in ("received", "delivery", "lag"):
+        total = getattr(statistics, group)
+        for name in set(total.__struct_fields__) - of_all:
+            values = [getattr(getattr(feed_slice, group), name) for feed_slice in statistics.slices]
+            assert getattr(total, name) == (max(values) if name in largest else sum(values)), (group, name)
+    assert min(statistics.received.last_ns, statistics.lag.last_ns) > 0

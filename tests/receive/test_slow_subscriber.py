@@ -1,12 +1,13 @@
-"""A subscriber that cannot keep up: alert, end, hung callbacks, and the policies drop and warn."""
+"""A subscriber that cannot keep up: alert, end, and callbacks that hang, which the process survives by default."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 import time
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,13 +16,14 @@ import zmq
 from blackbox import CallbackError, Feed, Message, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.monitor import Monitor
+from blackbox.native.compile import compiling
 from blackbox.receive.alerts import ALERTS
+from blackbox.receive.slow_subscriber import NO_LIMIT_NS
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.examples import first_of
 from tests.gate import Gate
-from tests.receive.late import LATE_NS, late, one_slice
-from tests.receive.subscribers import nothing
+from tests.receive.subscribers import LATE_NS, late, nothing, one_slice, publishing, subscribed
 from tests.support import Script
 
 HUNG_STATUS = 3
@@ -37,18 +39,13 @@ def test_a_late_block_of_one_slice_ends_all_and_the_alert_comes_first(caplog: py
         raise RuntimeError(text)
 
     [[missing]] = free_endpoints("tcp", "console", 1, 1)
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=100, console=missing, on_alert=broken, start_grace=0))
-    got = Collector()
-    subscriber.on(b"")(got.message)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    subscriber, got = subscribed(feed, slow=SlowPolicy(max_lag=100, console=missing, on_alert=broken, start_grace=0))
+    with pytest.raises(SlowSubscriberError) as caught, publishing(feed, subscriber) as publisher:
         for slice_id, topic in enumerate(topics):
             publisher.send(publisher.encode([(topic, b"in time")], slice_id=slice_id))
         got.wait(3)
         sent = time.time_ns() - LATE_NS
         publisher.send(publisher.encode([(topics[1], b"late")], slice_id=1, ts_out=sent))
-        with pytest.raises(SlowSubscriberError) as caught:
-            subscriber.run()
     text = str(caught.value)
     assert text.startswith("slow subscriber: feed 'slow' slice 1 lags 50")
     assert text.endswith("s, limit 100.000 s, policy raise")
@@ -61,8 +58,7 @@ def test_a_late_block_of_one_slice_ends_all_and_the_alert_comes_first(caplog: py
 
 def test_a_subscriber_that_was_too_slow_is_finished_and_raises() -> None:
     """A loop on `is_finished` ends; the next call of the program raises."""
-    feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=0))
+    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy(start_grace=0))
     subscriber.on(b"")(nothing)
     with RawPublisher(feed) as publisher, pytest.raises(SlowSubscriberError), subscriber:
         assert not subscriber.is_finished
@@ -189,8 +185,7 @@ def test_a_process_with_a_hung_compiled_callback_ends_itself(worker: bool) -> No
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_hung_callback_is_lag_while_blocks_of_its_worker_wait(rows: int) -> None:
     """Nothing is left in the queue then: the worker took all waiting blocks at once."""
-    feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3, grace=60, start_grace=0))
+    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy(max_lag=3, grace=60, start_grace=0))
     gates = {payload: Gate() for payload in (b"0", b"1", b"2")}
 
     @subscriber.on(b"")
@@ -214,52 +209,158 @@ def test_a_hung_callback_is_lag_while_blocks_of_its_worker_wait(rows: int) -> No
             subscriber.run()
 
 
-@pytest.mark.parametrize("action", ["drop", "warn"])
-def test_late_blocks_are_dropped_or_delivered_and_counted(action: Any) -> None:
-    feed = one_slice()
-    heard: list[str] = []
-    subscriber = Subscriber(feed, slow=SlowPolicy(action, on_alert=heard.append, start_grace=0))
-    got = Collector()
-    subscriber.on(b"")(got.message)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        for number in range(20):
-            lag_ns = LATE_NS if number % 4 == 3 else 0
-            rows = [(b"T", b"%d" % number)] * 3
-            publisher.send(publisher.encode(rows, ts_out=time.time_ns() - lag_ns))
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
-    delivered = [number for number in range(20) if action == "warn" or number % 4 != 3]
-    assert got.payloads == [b"%d" % number for number in delivered for _ in range(3)]
-    statistics = subscriber.statistics()
-    assert statistics.delivery.dropped == 60 - len(got)
-    assert (statistics.lag.slow_blocks, statistics.received.gaps) == (5, 0)
-    assert 1 <= len(heard) <= 5
-    assert heard[0].endswith(f"policy {action}")
-
-
-def test_drop_discards_blocks_without_room_in_a_full_queue() -> None:
-    feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("drop", max_lag=2, start_grace=0), queue_blocks=2)
-    got = Collector()
-    gate = Gate()
+def test_a_breakpoint_in_a_callback_is_named_in_the_error() -> None:
+    feed, gate = one_slice(), Gate()
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=2, grace=0.1, start_grace=0))
 
     @subscriber.on(b"")
-    def note(message: Message) -> None:
+    def stands_at_a_breakpoint(message: Message) -> None:
         gate.wait()
-        got.message(message)
+
+    @subscriber.on(b"other")
+    def returns(message: Message) -> None: ...
 
     with RawPublisher(feed) as publisher:
         subscriber.start()
-        for number in range(200):
-            publisher.send(publisher.encode([(b"T", b"%d" % number)]))
-            assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
-        wait_until(lambda: subscriber.statistics().received.messages == 200)
-        wait_until(lambda: subscriber.statistics().delivery.dropped > 0)
-        gate.open.set()
-        publisher.heartbeat(end=True)
-        subscriber.run(until_end=True)
-    statistics = subscriber.statistics()
-    assert statistics.delivery.delivered + statistics.delivery.dropped == 200
-    assert statistics.delivery.delivered == len(got)
-    assert [int(p) for p in got.payloads] == sorted(int(p) for p in got.payloads)
+        publisher.send(publisher.encode([(b"T", b"0")]))
+        assert gate.entered.wait(60)
+        publisher.send(publisher.encode([(b"T", b"1")]))
+        with pytest.raises(SlowSubscriberError) as caught:
+            subscriber.run()
+        with pytest.raises(SlowSubscriberError, match="stands_at_a_breakpoint"):
+            subscriber.stop()
+    text = str(caught.value)
+    assert "callback test_a_breakpoint_in_a_callback_is_named_in_the_error.<locals>." in text
+    assert "stands_at_a_breakpoint (test_slow_subscriber.py, line " in text
+    assert " has been running for " in text
+    assert text.endswith(" and was left behind in its thread")
+    assert subscriber.state is SubscriberLife.ENDED
+    assert not subscriber.is_done
+    gate.open.set()
+    wait_until(lambda: subscriber.is_done)
+
+
+def test_threads_left_behind_do_not_block_the_exit_of_the_interpreter() -> None:
+    feed = one_slice()
+    code = """
+        subscribers = []
+        for workers in (0, 2):
+            slow = SlowPolicy(max_lag=2, grace=0.1, start_grace=0)
+            subscribers.append(Subscriber(feed, workers=workers, slow=slow))
+            @subscribers[-1].on(b"")
+            def hang(message):
+                say("hangs")
+                time.sleep(1000)
+            subscribers[-1].start()
+        say("started")
+        for subscriber in subscribers:
+            try:
+                subscriber.run()
+            except SlowSubscriberError as error:
+                say(str(error))
+        say("alive")
+    """
+    with RawPublisher(feed) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        publisher.send(publisher.encode([(b"T", b"0")]))
+        script.expect("hangs")
+        script.expect("hangs")
+        publisher.send(publisher.encode([(b"T", b"1")]))
+        status, output, _ = script.finish(timeout=60)
+    assert status == 0
+    assert output.count("callback hang (") == 2
+    assert output.rstrip().endswith("alive")
+
+
+def test_a_notebook_cell_that_holds_the_gil_ends_only_the_subscriber() -> None:
+    """`PyDLL` holds the GIL while `read` waits for a line of the test."""
+    feed = one_slice()
+    code = """
+        import ctypes
+        subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=0))
+        stream = subscriber.stream(b"")
+        subscriber.start()
+        say("started")
+        ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
+        try:
+            while True:
+                stream.get(timeout=20)
+        except SlowSubscriberError as error:
+            say(str(error))
+        say("alive")
+    """
+    with RawPublisher(feed) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        late(publisher, b"late")
+        script.tell("x")
+        status, output, _ = script.finish(timeout=30)
+    assert status == 0
+    assert "policy raise" in output
+    assert output.rstrip().endswith("alive")
+
+
+def test_the_policy_does_not_act_in_the_first_seconds_and_while_the_process_compiles() -> None:
+    feed, got = one_slice(), Collector()
+    subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=3_600))
+    subscriber.on(b"")(got.message)
+    with pytest.raises(SlowSubscriberError), publishing(feed, subscriber) as publisher:
+        late(publisher, b"at once")
+        got.wait(1)
+        assert subscriber.statistics().lag.slow_blocks == 0
+        [thread] = subscriber._supervisor.slices.running.values()
+        assert time.monotonic_ns() < thread.status.state.acts_from_ns < NO_LIMIT_NS
+        before = thread.status.state.acts_from_ns = time.monotonic_ns()  # as if an hour later
+        compiling._compilations.active.append(time.monotonic())
+        try:
+            wait_until(lambda: thread.status.state.acts_from_ns > max(before, time.monotonic_ns()))
+            late(publisher, b"compiling")
+            got.wait(2)
+        finally:
+            compiling._compilations.active.pop()
+
+        def is_over() -> bool:
+            thread.status.state.acts_from_ns = time.monotonic_ns()  # the slice may still be postponing it
+            late(publisher, b"later")
+            return subscriber.is_finished
+
+        wait_until(is_over)
+    assert got.payloads[:2] == [b"at once", b"compiling"]
+
+
+def test_start_logs_once_what_it_waits_for_and_continues(caplog: pytest.LogCaptureFixture) -> None:
+    subscriber = Subscriber(feed := one_slice())
+    subscriber.on(b"")(lambda message: None)
+    starting = threading.Thread(target=subscriber.start)
+    starting.start()
+    endpoint = feed.slices[0].lines[0]
+    why = "only this process knows the endpoints of Feed.local: load one feed file in all processes"
+    text = f"feed {feed.name!r}: waiting for the publisher of slice 0 at {endpoint} ({why})"
+    wait_until(lambda: ("blackbox", logging.WARNING, text) in caplog.record_tuples, 30)
+    with RawPublisher(feed):
+        starting.join(30)
+        assert not starting.is_alive()
+        subscriber.stop()
+    assert caplog.record_tuples.count(("blackbox", logging.WARNING, text)) == 1
+
+
+def test_ctrl_c_ends_the_wait_for_publishers() -> None:
+    feed = one_slice()
+    code = """
+        import logging
+        subscriber = Subscriber(feed)
+        subscriber.on(b"")(lambda message: None)
+        class Said(logging.Handler):
+            def emit(self, record):
+                say("log " + record.getMessage())
+        logging.getLogger("blackbox").addHandler(Said())
+        try:
+            subscriber.run()
+        except KeyboardInterrupt:
+            say(f"interrupted {subscriber.state.value} {subscriber.is_done}")
+    """
+    with Script(code, feed) as script:
+        assert script.read().startswith(f"log feed {feed.name!r}: waiting for the publisher of slice 0 at ")
+        script.process.send_signal(signal.SIGINT)
+        status, output, errors = script.finish(timeout=30)
+    assert (status, errors) == (0, "")
+    assert output.rstrip().endswith("interrupted ended True")
