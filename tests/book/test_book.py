@@ -140,14 +140,6 @@ def test_any_levels(told: list[tuple[int, int, int]]) -> None:
     assert {name: many for name, many in found.items() if many} == dict(counts)
 
 
-def test_level_without_room_is_counted() -> None:
-    book = books.new_book(8, 2)
-    for price in (100, 101, 102, 101):
-        books.set_level(book.ctypes.data, SELL, price, 7)
-    assert books.levels(book, SELL, 9) == [Level(100, 7, 0), Level(101, 7, 0)]
-    assert books.counters(book)["forgotten"] == 1
-
-
 def test_mixing_orders_and_levels_keeps_other_orders_intact() -> None:
     book = books.new_book(8, 4)
     at = book.ctypes.data
@@ -158,7 +150,12 @@ def test_mixing_orders_and_levels_keeps_other_orders_intact() -> None:
     assert books.levels(book, BUY, 9) == [Level(99, 5, 1)]
 
 
-def test_order_without_room_is_counted_and_not_confused_with_another() -> None:
+def test_what_has_no_room_is_counted_and_not_confused_with_another() -> None:
+    book = books.new_book(8, 2)
+    for price in (100, 101, 102, 101):
+        books.set_level(book.ctypes.data, SELL, price, 7)
+    assert books.levels(book, SELL, 9) == [Level(100, 7, 0), Level(101, 7, 0)]
+    assert books.counters(book)["forgotten"] == 1
     book = books.new_book(8, 2)
     for reference in range(5):
         books.add(book.ctypes.data, reference, BUY, 100 + reference, 1)

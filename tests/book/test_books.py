@@ -17,16 +17,16 @@ from blackbox_feeds.synthetic import Synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, CallbackError, ConfigError, Feed, Message, Publisher, Recording, Replay, Schema, Subscriber
+from blackbox import Batch, CallbackError, ConfigError, Feed, Message, Recording, Replay, Schema, Subscriber
 from blackbox.book.book import Level
 from blackbox.book.books import Best, Books
 from blackbox.book.symbol_books import SymbolBooks
-from tests.book.sessions import ITCH, gone, made_up, order
+from tests.book.sessions import ITCH, day_of, gone, made_up, order, with_book
 from tests.examples import examples
 from tests.feeds.build import messages_of
 from tests.feeds.test_itch50_book import Slow, all_levels, apply_slowly, slow_book
 from tests.journals import Day, Put, Row, feed_of
-from tests.receive.subscribers import PATIENT
+from tests.receive.subscribers import published, sliced
 
 SYMBOLS = (b"A", b"B", b"C")
 
@@ -139,8 +139,7 @@ def expected_levels() -> Iterator[tuple[bytes, list[Level], list[Level]]]:
 
 def test_books_of_a_session(session: Recording) -> None:
     """Check all queries, after a replay and for books fed with the recording's batches."""
-    subscriber = Subscriber(session.feed)
-    book = subscriber.book(b"", schema="itch50")
+    subscriber, book = with_book(session.feed)
     subscriber.replay(session)
     plain = Books("itch50")
     for batch in session.batches():
@@ -170,8 +169,6 @@ def test_symbol_without_a_book_is_empty() -> None:
     assert book.levels(b"A", 5) == ([], [])
     assert len(book.orders(b"A")) == len(book.tops()) == len(book.symbols) == 0
     assert book.counters(b"A")["messages"] == 0
-    with pytest.raises(ConfigError, match="depth was 0, expected 1 or more"):
-        book.tops(0)
 
 
 def test_books_are_bounded_and_symbols_that_were_left_out_have_books_after_clear(session: Recording) -> None:
@@ -240,9 +237,8 @@ def test_ctrl_c_while_a_book_is_made_keeps_addresses_in_order(
 
 
 def test_book_that_may_not_grow_forgets_orders(tmp_path: Path) -> None:
-    day = Day(tmp_path, feed_of())
-    day.put(0, Put(tuple(Row(b"A.A", order(n, b"B", 1_000 + n)) for n in range(1, 400)), schema=ITCH))
-    (batch,) = Recording.open(tmp_path).batches()
+    orders = tuple(Row(b"A.A", order(n, b"B", 1_000 + n)) for n in range(1, 400))
+    (batch,) = day_of(tmp_path, Put(orders, schema=ITCH)).batches()
     book = Books("itch50", max_bytes=20_000)
     book.apply(batch)
     found = book.counters(b"A")
@@ -252,21 +248,18 @@ def test_book_that_may_not_grow_forgets_orders(tmp_path: Path) -> None:
 
 
 def test_messages_of_another_schema_or_without_a_value_change_no_book(tmp_path: Path) -> None:
-    day = Day(tmp_path, feed_of())
-    day.put(0, Put((Row(b"A.A", order(1, b"B", 5)), Row(b"A.A", None)), schema=ITCH))
-    day.put(0, Put((Row(b"A.A", order(2, b"B", 6)),), sequence=2, schema=2))
+    first = Put((Row(b"A.A", order(1, b"B", 5)), Row(b"A.A", None)), schema=ITCH)
     book = Books("itch50")
-    for batch in Recording.open(tmp_path).batches():
+    for batch in day_of(tmp_path, first, Put((Row(b"A.A", order(2, b"B", 6)),), sequence=2, schema=2)).batches():
         book.apply(batch)
     assert book.levels(b"A", 9).bids == [Level(5, 1, 1)]
 
 
 def test_conflated_block_marks_only_the_books_of_its_symbols(tmp_path: Path) -> None:
     """Messages between those of the block are missing, but only for the block's symbols."""
-    day = Day(tmp_path, feed_of())
-    day.put(0, Put((Row(b"A.A", order(1, b"B", 5)), Row(b"B.A", order(1, b"B", 5))), schema=ITCH))
-    day.put(0, Put((Row(b"A.A", order(2, b"B", 6)), Row(b"A.A", order(3, b"B", 7))), sequence=2, schema=ITCH))
-    whole, conflated = Recording.open(tmp_path).batches()
+    first = Put((Row(b"A.A", order(1, b"B", 5)), Row(b"B.A", order(1, b"B", 5))), schema=ITCH)
+    second = Put((Row(b"A.A", order(2, b"B", 6)), Row(b"A.A", order(3, b"B", 7))), sequence=2, schema=ITCH)
+    whole, conflated = day_of(tmp_path, first, second).batches()
     book = Books("itch50")
     book.apply(whole)
     assert book.synced
@@ -279,10 +272,9 @@ def test_conflated_block_marks_only_the_books_of_its_symbols(tmp_path: Path) -> 
 
 def test_books_from_an_image_are_not_synced(tmp_path: Path) -> None:
     """An image has one message per topic; the earlier messages are unknown."""
-    day = Day(tmp_path, feed_of())
-    day.put(0, Put((Row(b"A.A", order(1, b"B", 5)), Row(b"A.A", order(2, b"B", 6))), schema=ITCH))
+    orders = Put((Row(b"A.A", order(1, b"B", 5)), Row(b"A.A", order(2, b"B", 6))), schema=ITCH)
     book = Books("itch50")
-    for batch in Recording.open(tmp_path).newest():
+    for batch in day_of(tmp_path, orders).newest():
         book.apply(batch)
     assert (book.synced, book.counters(b"A")["unsynced"]) == (False, 1)
 
@@ -303,11 +295,9 @@ def test_a_loss_before_the_first_message_of_a_run_unsyncs_its_books(tmp_path: Pa
 
 def test_books_are_emptied_when_a_replay_goes_back(session: Recording) -> None:
     """A replay that seeks back to its beginning ends with the same books as one that does not."""
-    once = Subscriber(session.feed)
-    expected = once.book(b"", schema="itch50")
+    once, expected = with_book(session.feed)
     once.replay(session)
-    subscriber = Subscriber(session.feed)
-    book = subscriber.book(b"", schema="itch50")
+    subscriber, book = with_book(session.feed)
     replay = Replay(session)
     symbols: list[int] = []
     subscriber.on_reset(lambda: symbols.append(len(book.symbols)))
@@ -326,8 +316,7 @@ def test_books_are_emptied_when_a_replay_goes_back(session: Recording) -> None:
 
 def test_callbacks_of_the_group_see_the_books_after_their_message_live_also_when_a_publisher_goes_back() -> None:
     """A session, sent again after going back in time, leaves the book of one session, in sync throughout."""
-    feed = Feed.local("books-live", slices=2, schema="itch50")
-    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber = Subscriber(feed := sliced(2, schema="itch50"))
     book = subscriber.book(b"", group="books")
     wrong: list[bytes] = []
     messages = by_symbol(Synthetic(2_000, symbols=5))
@@ -339,14 +328,12 @@ def test_callbacks_of_the_group_see_the_books_after_their_message_live_also_when
         if book.best(symbol) != next(tops[symbol]):
             wrong.append(message.topic)
 
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
+    with published(feed, subscriber) as publisher:
         publisher.wait_for_subscribers(b"", timeout=60)
         Synthetic(2_000, symbols=5).publish(publisher)
         publisher.new_epoch()
         Synthetic(2_000, symbols=5).publish(publisher)
         publisher.flush()
-    subscriber.run(until_end=True)
     assert wrong == []
     assert [next(each, None) for each in tops.values()] == [None] * len(tops)
     totals = book.counters()
@@ -365,17 +352,18 @@ def _every_top(payloads: list[bytes]) -> list[Best]:
 
 
 def test_removed_books_no_longer_change(session: Recording) -> None:
-    subscriber = Subscriber(session.feed)
-    book = subscriber.book(b"", schema="itch50")
+    subscriber, book = with_book(session.feed)
     subscriber.remove(book)
     subscriber.on_batch(b"")(lambda batch: None)
     subscriber.replay(session)
     assert book.symbols == []
 
 
-def test_schema_without_books_is_refused() -> None:
+def test_schema_without_books_and_a_depth_of_0_are_refused() -> None:
     with pytest.raises(ConfigError, match="schema of books was 'raw', expected one of: dbn, dbn_ts_out, iex_deep10"):
         Subscriber(feed_of()).book(b"")
+    with pytest.raises(ConfigError, match="depth was 0, expected 1 or more"):
+        Books("itch50").tops(0)
 
 
 def _span(recording: Recording) -> tuple[int, int]:
@@ -411,8 +399,7 @@ def test_books_of_a_raw_feed_replayed_with_others_are_refused(session: Recording
     raw = Recording.create(tmp_path, Feed.local("raw"), columns, date=day)
     schema = Schema("beside", 1_003, {"A": numpy.dtype([("type", "S1"), ("rest", "V35")])})
     other = Recording.create(tmp_path, Feed.local("other", schema=schema), columns, date=day)
-    subscriber = Subscriber(raw.feed)
-    book = subscriber.book(b"", schema="itch50")
+    subscriber, book = with_book(raw.feed)
     subscriber.replay(raw)
     assert book.levels(b"AAPL", 9).bids == [Level(50, 1, 1)]
     with pytest.raises(CallbackError, match=r"'other' \(beside\), 'raw' \(raw\), expected one of that schema"):
@@ -420,8 +407,7 @@ def test_books_of_a_raw_feed_replayed_with_others_are_refused(session: Recording
 
 
 def test_books_of_two_feeds_of_one_schema_applied_by_hand_are_refused(session: Recording, tmp_path: Path) -> None:
-    Day(tmp_path / "day", feed_of(schema="itch50")).put(0, Put((Row(b"A.x", order(1, b"B", 50)),)))
-    other = Recording.open(tmp_path / "day")
+    other = day_of(tmp_path / "day", Put((Row(b"A.x", order(1, b"B", 50)),)), schema="itch50")
     assert other.feed.name != session.feed.name
     book = Books("itch50")
     book.apply(next(iter(session.batches())))

@@ -22,14 +22,14 @@ from blackbox.book.book import head_of, is_synced
 from blackbox.book.books import Books
 from blackbox.book.unsure_keys import UnsureKeys
 from tests.book.applied import applied
-from tests.book.sessions import ITCH, gone, order
+from tests.book.sessions import ITCH, day_of, gone, order, with_book
 from tests.damaged import damage_body, damage_head
 from tests.examples import examples
 from tests.feeds.build import itch
 from tests.feeds.test_dbn_book import SNAPSHOT, mbo
 from tests.feeds.test_iex_book import update
 from tests.journals import Day, Put, Row, Segment, feed_of
-from tests.receive.subscribers import PATIENT
+from tests.receive.subscribers import one_slice, published
 
 A1, A2 = Row(b"A.A", order(1, b"B", 5), 10), Row(b"A.A", order(2, b"B", 6), 20)
 B1 = Row(b"B.A", order(1, b"B", 5), 30)
@@ -40,13 +40,6 @@ def played(recording: Recording, book_prefix: bytes = b"", **settings: Any) -> B
     book = subscriber.book(book_prefix, schema="itch50")
     subscriber.replay(recording, **settings)
     return book
-
-
-def day_of(path: Path, *puts: Put, **settings: Any) -> Recording:
-    day = Day(path, feed_of(**settings))
-    for put in puts:
-        day.put(0, put)
-    return Recording.open(path)
 
 
 def orders_one_by_one(count: int, skipped: int | None = None) -> list[Put]:
@@ -128,8 +121,7 @@ def test_seek_forward_and_back(tmp_path: Path) -> None:
     rows = tuple(Row(b"A.A", order(n, b"B", 5), 1_000 * n) for n in range(1, 40))
     recording = day_of(tmp_path, Put(rows, schema=ITCH))
     for to_ns, synced in ((30_000, False), (0, True)):
-        subscriber = Subscriber(recording.feed)
-        book = subscriber.book(b"", schema="itch50")
+        subscriber, book = with_book(recording.feed)
         replay = Replay(recording)
         jumped: list[bool] = []
 
@@ -144,10 +136,14 @@ def test_seek_forward_and_back(tmp_path: Path) -> None:
         assert book.synced == synced
 
 
-def test_subscriber_that_joins_late() -> None:
-    """Live: one subscriber is there from the first message on, one joins late, one adds a book late."""
-    feed = Feed.local("books-late", slices=1, schema="itch50")
-    early, late = Subscriber(feed, slow=PATIENT), Subscriber(feed, slow=PATIENT)
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_subscriber_that_joins_late(key_bytes: int) -> None:
+    """Live: one subscriber is there from the first message on, one joins late, one adds a book late.
+
+    With keys, a key whose first message follows the subscriber's start has a complete book.
+    """
+    feed = one_slice(schema="itch50", key_bytes=key_bytes)
+    early, late = Subscriber(feed), Subscriber(feed)
     book, late_book = early.book(b""), late.book(b"")
     with Publisher(feed, when_full="wait") as publisher:
         early.start()
@@ -163,35 +159,14 @@ def test_subscriber_that_joins_late() -> None:
     late.run(until_end=True)
     assert (book.synced, added.synced, late_book.synced) == (True, False, False)
     assert book.symbols == late_book.symbols == added.symbols == [b"A", b"B"]
-    assert not late_book.is_synced(b"B")  # earlier messages may have been for it
+    assert (late_book.is_synced(b"A"), late_book.is_synced(b"B")) == (False, bool(key_bytes))
 
 
-def test_late_subscriber_to_a_feed_with_keys() -> None:
-    """A key whose first message follows the subscriber's start has a complete book."""
-    feed = Feed.local("books-keys", slices=1, schema="itch50", key_bytes=2)
-    late = Subscriber(feed, slow=PATIENT)
-    book = late.book(b"")
-    early = Subscriber(feed, slow=PATIENT)
-    early.on(b"")(lambda message: None)
-    with Publisher(feed, when_full="wait") as publisher:
-        early.start()
-        publisher.publish(b"A.A", order(1, b"B", 5))
-        publisher.flush()
-        late.start()
-        for topic in (b"A.A", b"B.A"):
-            publisher.publish(topic, order(2, b"B", 6))
-        publisher.flush()
-    late.run(until_end=True)
-    early.run(until_end=True)
-    assert (book.is_synced(b"A"), book.is_synced(b"B"), book.synced) == (False, True, False)
-
-
-def synced_at_each(*recordings: Recording, symbol: bytes = b"", **settings: Any) -> list[bool]:
-    """Return for each message whether all books, or the book of `symbol`, were synced."""
-    subscriber = Subscriber(recordings[0].feed)
-    book = subscriber.book(b"", schema="itch50")
+def synced_at_each(*recordings: Recording, **settings: Any) -> list[bool]:
+    """Return for each message whether all books were synced."""
+    subscriber, book = with_book(recordings[0].feed)
     found: list[bool] = []
-    subscriber.on(b"")(lambda message: found.append(book.is_synced(symbol) if symbol else book.synced))
+    subscriber.on(b"")(lambda message: found.append(book.synced))
     subscriber.replay(recordings, **settings)
     return found
 
@@ -224,8 +199,7 @@ def test_a_damaged_block_is_a_gap_of_its_messages(
     """A record with a damaged head cannot be found, but the index counts its messages."""
     damage(Day(tmp_path, feed_of()).put(0, *orders_one_by_one(4)), block)
     recording = Recording.open(tmp_path)
-    subscriber = Subscriber(recording.feed)
-    book = subscriber.book(b"", schema="itch50")
+    subscriber, book = with_book(recording.feed)
     gaps: list[Any] = []
     synced: list[bool] = []
     subscriber.on(b"")(lambda message: synced.append(book.synced))
@@ -259,8 +233,7 @@ def test_books_true_requires_a_book(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["stop", "seek"])
 def test_stop_and_seek_end_the_building_of_books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     recording = day_of(tmp_path, *orders_one_by_one(59))
-    subscriber = Subscriber(recording.feed)
-    book = subscriber.book(b"", schema="itch50")
+    subscriber, book = with_book(recording.feed)
     played: list[int] = []
     subscriber.on(b"")(lambda message: played.append(message.ts_event))
     replay = Replay(recording, start=500, books=True)
@@ -330,8 +303,7 @@ D1, D2 = Row(b"A.A", order(3, b"B", 5), 110), Row(b"B.A", order(4, b"B", 6), 120
 def test_a_run_of_a_publisher_over_two_days(tmp_path: Path, number: int, synced: list[bool]) -> None:
     """Day 2 continues the numbers of day 1, either without a gap or after a loss over midnight."""
     days = two_days(tmp_path, (Put((A1, A2), schema=ITCH),), (Put((D1, D2), schema=ITCH, sequence=number, ts_out=100),))
-    subscriber = Subscriber(days[0].feed)
-    book = subscriber.book(b"", schema="itch50")
+    subscriber, book = with_book(days[0].feed)
     found: list[Any] = []
     subscriber.on_gap(b"")(lambda gap: found.append((gap.sequence, gap.count)))
     subscriber.on(b"")(lambda message: found.append(book.synced))
@@ -353,8 +325,7 @@ def test_orders_of_yesterday_do_not_rest_in_the_book_of_today(tmp_path: Path, by
             rows = tuple(Row(symbol + b".A", order(n, b"B", 5), at) for n in (epoch, epoch + 10))
             day.put(slice_id, Put(rows, schema=ITCH, epoch=epoch, ts_out=at))
         days.append(Recording.open(day.path))
-    subscriber = Subscriber(days[0].feed)
-    book = subscriber.book(b"", schema="itch50")
+    subscriber, book = with_book(days[0].feed)
     found: list[Any] = []
     subscriber.on(b"")(lambda message: found.append((book.orders(message.symbol)["reference"].tolist(), book.synced)))
     subscriber.replay(days, order=by)
@@ -412,11 +383,9 @@ def test_recording_that_began_late(tmp_path: Path, key_bytes: int) -> None:
 
 @pytest.mark.parametrize(("more", "synced"), [(0, True), (1, False)])
 def test_run_after_a_restart_is_not_synced_live(more: int, synced: bool) -> None:
-    feed = Feed.local("books-restart", slices=1, schema="itch50")
-    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber = Subscriber(feed := one_slice(schema="itch50"))
     book = subscriber.book(b"", group="books")
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
+    with published(feed, subscriber) as publisher:
         publisher.wait_for_subscribers(b"", timeout=10)
         publisher.publish(b"A.A", order(1, b"B", 5))
         publisher.publish(b"C.A", order(3, b"B", 5))
@@ -425,7 +394,6 @@ def test_run_after_a_restart_is_not_synced_live(more: int, synced: bool) -> None
         publisher.publish(b"A.A", order(2, b"B", 5))
         publisher.publish(b"B.A", order(2, b"B", 5))
         publisher.flush()
-    subscriber.run(until_end=True)
     assert book.symbols == [b"A", b"B"]
     assert [book.is_synced(symbol) for symbol in book.symbols] == [synced, synced]
 
@@ -463,8 +431,7 @@ def test_start_in_the_middle_of_a_day_unsyncs_only_that_day(tmp_path: Path) -> N
 
 def test_prefix_of_a_replay_does_not_affect_the_next_one(tmp_path: Path) -> None:
     recording = day_of(tmp_path, Put((A1, A2), schema=ITCH))
-    subscriber = Subscriber(recording.feed)
-    book = subscriber.book(b"", schema="itch50")
+    subscriber, book = with_book(recording.feed)
     found = []
     for prefix in (b"A.A", b""):
         subscriber.replay(recording, prefix=prefix)
