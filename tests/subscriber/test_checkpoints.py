@@ -23,7 +23,10 @@ from blackbox.testing import wait_until
 from tests.archive.written_days import few
 from tests.gate import Gate
 from tests.journals import Day, Put, Row, feed_of
-from tests.receive.subscribers import PATIENT, nothing
+from tests.receive.subscribers import nothing, one_slice, published, sliced
+
+T = TypeVar("T")
+ENOUGH_S = 60.0
 
 
 def publish(publisher: Publisher, first: int, count: int) -> None:
@@ -36,8 +39,7 @@ def publish(publisher: Publisher, first: int, count: int) -> None:
 
 def subscribed() -> tuple[Feed, Subscriber]:
     """Return a feed of one slice, and a subscriber whose callback does nothing."""
-    feed = Feed.local("cut", slices=1)
-    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber = Subscriber(feed := one_slice())
     subscriber.on(b"")(nothing)
     return feed, subscriber
 
@@ -45,8 +47,7 @@ def subscribed() -> tuple[Feed, Subscriber]:
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_cut_is_the_same_for_all_callbacks_of_all_workers(workers: int) -> None:
     """Callbacks of every kind have received all messages before each checkpoint, and none after it."""
-    feed = Feed.local("cut", slices=2)
-    subscriber = Subscriber(feed, workers=workers, slow=PATIENT)
+    subscriber = Subscriber(feed := sliced(2), workers=workers)
     seen: dict[str, dict[int, int]] = {}
 
     def note(who: str, slice_id: int, following: int) -> None:
@@ -91,8 +92,7 @@ def test_a_cut_is_the_same_for_all_callbacks_of_all_workers(workers: int) -> Non
 
 def test_checkpoints_from_the_first_message_to_the_end() -> None:
     feed, subscriber = subscribed()
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
+    with published(feed, subscriber) as publisher:
         with subscriber.checkpoint() as positions:
             assert positions == {0: (publisher.epoch, 0)}
             with pytest.raises(SubscriberError, match="in a checkpoint, where all callbacks wait"):
@@ -106,7 +106,6 @@ def test_checkpoints_from_the_first_message_to_the_end() -> None:
                 assert positions[0].sequence >= sequence
                 sequence = positions[0].sequence
         publish(publisher, 2_000, 500)
-    subscriber.run(until_end=True)
     with subscriber.checkpoint() as positions:
         assert positions == {0: (publisher.epoch, 2_500)}
 
@@ -126,8 +125,7 @@ def test_tickers_wait_for_a_checkpoint() -> None:
 
 
 def test_a_checkpoint_times_out_while_a_callback_runs() -> None:
-    feed = Feed.local("cut", slices=1)
-    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber = Subscriber(feed := one_slice())
     gate = Gate()
     subscriber.on(b"")(gate.message)
     with Publisher(feed, when_full="wait") as publisher, subscriber:
@@ -163,8 +161,7 @@ def test_a_subscriber_that_is_terminated_ends_a_checkpoint() -> None:
 
 
 def test_a_callback_that_raises_ends_checkpoints() -> None:
-    feed = Feed.local("cut", slices=1)
-    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber = Subscriber(feed := one_slice())
     subscriber.on_batch(b"")(lambda batch: 1 / 0)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
@@ -178,7 +175,7 @@ def test_a_callback_that_raises_ends_checkpoints() -> None:
 
 
 def test_checkpoints_that_are_rejected() -> None:
-    feed = Feed.local("cut", slices=1)
+    feed = one_slice()
 
     def refused(subscriber: Subscriber, match: str) -> None:
         with pytest.raises(SubscriberError, match=match), subscriber.checkpoint():
@@ -204,13 +201,8 @@ def test_checkpoints_that_are_rejected() -> None:
     assert "by a callback" in failed[0]
 
 
-T = TypeVar("T")
-ENOUGH_S = 60.0
-
-
-def streaming(slices: int = 1, prefix: bytes = b"", **settings: Any) -> tuple[Feed, Subscriber, Stream]:
-    feed = Feed.local("cut", slices=slices)
-    subscriber = Subscriber(feed, slow=PATIENT)
+def streaming(prefix: bytes = b"", **settings: Any) -> tuple[Feed, Subscriber, Stream]:
+    subscriber = Subscriber(feed := one_slice())
     return feed, subscriber, subscriber.stream(prefix, **settings)
 
 
@@ -237,8 +229,7 @@ def elsewhere_of(make: Callable[[Subscriber], dict[int, T]], subscriber: Subscri
 @pytest.mark.parametrize(("workers", "limit"), [(0, 10_000), (2, 1)])
 def test_each_message_is_done_once_the_next_one_is_asked_for(workers: int, limit: int) -> None:
     """With a limit of 1 the worker waits for room, which must not block the reader's checkpoint."""
-    feed = Feed.local("cut", slices=1)
-    subscriber = Subscriber(feed, workers=workers, slow=PATIENT)
+    subscriber = Subscriber(feed := one_slice(), workers=workers)
     stream = subscriber.stream(b"", limit=limit)
     with Publisher(feed, when_full="wait") as publisher, subscriber:
         publish(publisher, 0, 200)
@@ -279,10 +270,8 @@ def test_dropped_messages_and_closed_streams_are_done() -> None:
 
 def test_what_is_left_after_the_end_is_not_done() -> None:
     feed, subscriber, stream = streaming()
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
+    with published(feed, subscriber) as publisher:
         publish(publisher, 0, 500)
-    subscriber.run(until_end=True)
     assert cut(subscriber) == {0: 0}
     for message in stream:
         assert cut(subscriber) == {0: message.sequence + 1}
@@ -293,38 +282,24 @@ def test_what_is_left_after_the_end_is_not_done() -> None:
     assert cut(subscriber) == {0: 500}
 
 
-def test_only_the_task_that_reads_can_finish_a_message() -> None:
+def test_only_the_task_that_reads_can_finish_a_message_also_by_waiting_for_the_next() -> None:
     feed, subscriber, stream = streaming()
 
     async def other() -> dict[int, int]:
         return cut(subscriber)
 
-    async def read() -> int:
-        async for message in stream:
-            assert await asyncio.create_task(other()) == {0: message.sequence}
-            assert await asyncio.to_thread(cut, subscriber) == {0: message.sequence}
-            assert cut(subscriber) == {0: message.sequence + 1}
-            if message.sequence == 59:
-                break
-        return 60
-
-    with Publisher(feed, when_full="wait") as publisher, subscriber:
-        publish(publisher, 0, 100)
-        assert asyncio.run(asyncio.wait_for(read(), ENOUGH_S)) == 60
-
-
-def test_a_task_that_waits_has_finished_what_it_took() -> None:
-    feed, subscriber, stream = streaming()
-
     async def read() -> None:
-        async for _ in stream:
-            pass
+        async for message in stream:
+            if message.sequence < 60:
+                assert await asyncio.create_task(other()) == {0: message.sequence}
+                assert await asyncio.to_thread(cut, subscriber) == {0: message.sequence}
+                assert cut(subscriber) == {0: message.sequence + 1}
 
     async def main() -> None:
         reading = asyncio.create_task(read())
         async with asyncio.timeout(ENOUGH_S):
             while await asyncio.to_thread(cut, subscriber) != {0: 100}:
-                pass
+                assert not reading.done(), reading.result()
         reading.cancel()
 
     with Publisher(feed, when_full="wait") as publisher, subscriber:
@@ -384,9 +359,7 @@ def test_undone_messages_match_plain_lists(
 
 def test_a_stream_made_while_a_checkpoint_begins_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages in it are not done. Another thread creates and fills the stream at the worst moment."""
-    feed = Feed.local("cut", slices=1)
-    subscriber = Subscriber(feed, slow=PATIENT)
-    subscriber.on(b"")(lambda _: None)
+    feed, subscriber = subscribed()
     made: list[Stream] = []
 
     class SlowToBegin(Checkpoint):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from blackbox import ConfigError, Feed, GapError, Publisher, Recorder, Subscriber
-from blackbox.archive.consumer_positions import Held, PositionFile
+from blackbox.archive.consumer_positions import Held, Kept, PositionFile
 from blackbox.block.form.layout import VERSION
 from blackbox.block.position import Position
 from blackbox.errors import PositionError, SubscriberError
@@ -35,9 +35,15 @@ def consumer(feed: Feed, positions: Path, **settings: Any) -> tuple[Subscriber, 
     return subscriber, got
 
 
-@pytest.mark.parametrize("key_bytes", [0, 2])
-def test_a_consumer_resumes_after_its_last_checkpoint_over_epochs_and_segments(tmp_path: Path, key_bytes: int) -> None:
-    feed = archived_feed(key_bytes=key_bytes)
+def kept(positions: Path) -> Kept:
+    """Return what the consumer's file has."""
+    found = PositionFile(positions, "strategy-1").read()
+    assert found is not None
+    return found
+
+
+def test_a_consumer_resumes_after_its_last_checkpoint_over_epochs_and_segments(tmp_path: Path) -> None:
+    feed = archived_feed(key_bytes=2)
     came: list[tuple[int, int]] = []
     sent: list[tuple[int, int]] = []
     recorder = Recorder(feed, tmp_path / "days", serve=True, segment_bytes=MIB)
@@ -68,22 +74,16 @@ def test_a_consumer_resumes_after_its_last_checkpoint_over_epochs_and_segments(t
 
 def test_positions_are_stored_at_intervals_and_at_the_end(tmp_path: Path) -> None:
     feed = archived_feed(key_bytes=2)
-    file = PositionFile(tmp_path, "strategy-1")
-
-    def kept() -> int:
-        found = file.read()
-        return 0 if found is None else found.slices[0].sequence
-
     with Publisher(feed, when_full="wait") as publisher:
         subscriber, got = consumer(feed, tmp_path, checkpoint_interval=0.01)
         subscriber.start()
         publish_numbered(publisher, 0, 500)
-        wait_until(lambda: kept() == 500)
+        wait_until(lambda: kept(tmp_path).slices[0].sequence == 500)
         publish_numbered(publisher, 500, 500)
         publisher.close()
         subscriber.run(until_end=True)
     assert len(got) == 1_000
-    assert kept() == 1_000
+    assert kept(tmp_path).slices[0].sequence == 1_000
 
 
 @pytest.mark.parametrize(("reader", "key_bytes"), [("callback", 2), ("stream", 0)])
@@ -157,10 +157,8 @@ def test_a_consumer_that_ends_before_its_first_checkpoint_skips_nothing(
             publish_numbered(publisher, count, 50)
             publisher.flush()
             wait_until(lambda got=got, last=count + 49: got[-1:] == [(publisher.epoch, last)])  # type: ignore[misc]
-            kept = PositionFile(tmp_path / "positions", "strategy-1").read()
+            assert kept(tmp_path / "positions").slices == {0: (publisher.epoch, first)}
             subscriber.terminate()
-            assert kept is not None
-            assert kept.slices == {0: (publisher.epoch, first)}
     assert got == [(publisher.epoch, number) for number in range(first, 200)]
 
 
@@ -215,8 +213,7 @@ def test_the_name_is_released_once_when_another_thread_ends_a_start(tmp_path: Pa
 
 
 def test_a_named_subscriber_starts_once_and_invalid_stages_are_rejected(tmp_path: Path) -> None:
-    feed = archived_feed()
-    subscriber, _ = consumer(feed, tmp_path)
+    subscriber, _ = consumer(feed := archived_feed(), tmp_path)
     with Publisher(feed), subscriber:
         with pytest.raises(SubscriberError, match="start was called when running; a subscriber is used once"):
             subscriber.start()
@@ -295,9 +292,7 @@ def test_failing_to_write_positions_raises_and_keeps_the_old_ones(tmp_path: Path
                 with subscriber.checkpoint():
                     pass
         subscriber.stop()
-    kept = PositionFile(tmp_path, "strategy-1").read()
-    assert kept is not None
-    assert kept.slices == {0: (publisher.epoch, 0)}
+    assert kept(tmp_path).slices == {0: (publisher.epoch, 0)}
 
 
 LOST = "slice 0: lost 3 from 2 of epoch 1 on"
@@ -361,10 +356,9 @@ def test_a_consumer_that_lost_messages_is_held_until_it_is_released(
         send(publisher)
         with pytest.raises(GapError):
             subscriber.run()
-        kept = PositionFile(positions, "strategy-1").read()
-        assert kept is not None
-        assert (kept.slices, kept.accepted) == ({0: Position(1, 6)}, {})
-        assert kept.held == {0: Held(Position(1, 6), 1, is_upper_bound=False)}
+        found = kept(positions)
+        assert (found.slices, found.accepted) == ({0: Position(1, 6)}, {})
+        assert found.held == {0: Held(Position(1, 6), 1, is_upper_bound=False)}
 
 
 def test_a_release_lasts_until_the_loss_is_passed(tmp_path: Path) -> None:
@@ -417,6 +411,4 @@ def test_a_release_keeps_a_position_that_was_stored_until_the_name_was_free(
 
     monkeypatch.setattr(PositionFile, "own", store_and_own)
     assert invoke("positions", tmp_path, "--release", "strategy-1").status == 0
-    kept = PositionFile(tmp_path, "strategy-1").read()
-    assert kept is not None
-    assert (kept.slices, kept.held) == ({0: Position(1, 1)}, {})
+    assert (kept(tmp_path).slices, kept(tmp_path).held) == ({0: Position(1, 1)}, {})

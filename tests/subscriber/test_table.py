@@ -32,17 +32,23 @@ def expected(told: Told, prefix: bytes = b"") -> dict[bytes, bytes]:
     return {topic: payload for topic, (_, _, payload) in told.newest.items() if topic.startswith(prefix)}
 
 
-@pytest.mark.parametrize(("key_bytes", "prefix"), [(0, b""), (3, b"B")])
-def test_a_table_is_the_newest_of_each_topic_at_all_times(tmp_path: Path, key_bytes: int, prefix: bytes) -> None:
-    feed, told = archived_feed(key_bytes=key_bytes), Told(key_bytes)
+@pytest.mark.parametrize(("key_bytes", "slices", "prefix"), [(0, 1, b""), (3, 1, b"B"), (3, 2, b"")])
+def test_a_table_is_synced_after_the_whole_image_and_then_the_newest_of_each_topic_at_all_times(
+    tmp_path: Path, key_bytes: int, slices: int, prefix: bytes
+) -> None:
+    """A callback has each block of the image before the table has it."""
+    feed, told, seen = archived_feed(key_bytes=key_bytes, slices=slices), Told(key_bytes), list[bool]()
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         told.publish(publisher, 1_000)
         wait_recorded(recorder, 1_000)
-        subscriber = Subscriber(feed)
+        subscriber = Subscriber(feed, queue_blocks=1, workers=1)
+        subscriber.on_batch(prefix)(lambda _: seen.append(table.synced))
         table = subscriber.table(prefix)
         assert (table.synced, len(table)) == (False, 0)
         subscriber.start(snapshot="latest")
         assert table.wait_synced(60)
+        # A block of each key that has a value.
+        assert seen == [False] * len({topic[:key_bytes] for topic in told.newest if topic.startswith(prefix)})
         assert dict(table) == expected(told, prefix)
         for count in (1, 500, 3):
             told.publish(publisher, count)
@@ -50,32 +56,14 @@ def test_a_table_is_the_newest_of_each_topic_at_all_times(tmp_path: Path, key_by
         assert len(table) == len(expected(told, prefix))
         assert table.get(b"none") is None
         assert all(table[topic] == table.get(topic) for topic in table)
-        if not prefix:
+        if (slices, prefix) == (1, b""):
             wait_until(lambda: table.at == {0: Position(publisher.epoch, told.published)}, 60)
         subscriber.stop()
 
 
-def test_a_table_is_synced_after_the_whole_image(tmp_path: Path) -> None:
-    """A callback that has each block of the image before the table has it."""
-    feed, told, seen = archived_feed(key_bytes=3, slices=2), Told(3), list[bool]()
-    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
-        told.publish(publisher, 1_000)
-        wait_recorded(recorder, 1_000)
-        subscriber = Subscriber(feed, queue_blocks=1, workers=1)
-
-        @subscriber.on_batch(b"")
-        def _(batch: object) -> None:
-            seen.append(table.synced)
-
-        table = subscriber.table(b"")
-        subscriber.start(snapshot="latest")
-        assert table.wait_synced(60)
-        assert seen == [False] * len({topic[:3] for topic in told.newest})  # a block of each key that has a value
-        assert dict(table) == expected(told)
-        subscriber.stop()
-
-
-def test_a_table_of_a_silent_feed_is_synced_and_ends_with_an_error_of_a_callback(tmp_path: Path) -> None:
+def test_a_silent_table_is_synced_and_ends_with_an_error_and_wrong_ones_are_rejected(
+    tmp_path: Path,
+) -> None:
     feed = archived_feed()
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True):
         subscriber = Subscriber(feed)
@@ -85,7 +73,11 @@ def test_a_table_of_a_silent_feed_is_synced_and_ends_with_an_error_of_a_callback
         def changed(topic: bytes, _payload: bytes | None) -> None:
             raise KeyError(topic)
 
+        with pytest.raises(ConfigError, match="snapshot was None with a table, expected 'latest'"):
+            subscriber.start()
         subscriber.start(snapshot="latest")
+        with pytest.raises(SubscriberError, match="table was called while running: call it before start"):
+            subscriber.table(b"B")
         assert (table.wait_synced(60), dict(table), table.at) == (True, {}, {})
         publisher.publish(b"A", b"1")
         publisher.flush()
@@ -94,6 +86,10 @@ def test_a_table_of_a_silent_feed_is_synced_and_ends_with_an_error_of_a_callback
         with pytest.raises(CallbackError):
             subscriber.stop()
     assert dict(table) == {b"A": b"1"}
+    apart = Subscriber(feed, processes=True)
+    apart.on_batch(b"")(nothing)
+    with pytest.raises(SubscriberError, match="table was called with processes=True"):
+        apart.table(b"")
 
 
 def test_two_tables_that_joined_at_other_times_have_one_digest(tmp_path: Path) -> None:
@@ -136,23 +132,6 @@ def test_messages_of_a_replay_are_not_part_of_the_image(tmp_path: Path) -> None:
         assert table.wait_synced(60)
         assert table.snapshot() == ({b"A": b"1"}, {0: Position(publisher.epoch, 3)})
         subscriber.stop()
-
-
-def test_invalid_tables_are_rejected(tmp_path: Path) -> None:
-    feed = archived_feed()
-    with Publisher(feed), Recorder(feed, tmp_path, serve=True):
-        subscriber = Subscriber(feed)
-        subscriber.table(b"A")
-        with pytest.raises(ConfigError, match="snapshot was None with a table, expected 'latest'"):
-            subscriber.start()
-        subscriber.start(snapshot="latest")
-        with pytest.raises(SubscriberError, match="table was called while running: call it before start"):
-            subscriber.table(b"B")
-        subscriber.stop()
-    apart = Subscriber(feed, processes=True)
-    apart.on_batch(b"")(nothing)
-    with pytest.raises(SubscriberError, match="table was called with processes=True"):
-        apart.table(b"")
 
 
 @contextmanager
@@ -371,8 +350,7 @@ def test_a_wait_for_a_table_of_some_keys_ends_after_all_of_its_keys_are_repaired
 
 
 def test_records_of_a_schema_are_columns() -> None:
-    feed = Feed.local("table", slices=1, schema="tape")
-    table = Table(feed, b"")
+    table = Table(Feed.local("table", slices=1, schema="tape"), b"")
     (kind,) = list(table.schema.records)[:1]
     dtype = table.schema.dtype(kind)
     records = numpy.zeros(2, dtype)
