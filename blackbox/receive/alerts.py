@@ -20,6 +20,7 @@ from blackbox.native.system.limits import Needs
 from blackbox.receive.callbacks.callbacks import IN_SLICE
 from blackbox.receive.slow_subscriber import NO_LIMIT_NS, SlowPolicy
 from blackbox.receive.state import SliceState, Stopping
+from blackbox.repeated_log import RepeatedLog
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.keep_alive import keep_alive
 
@@ -102,6 +103,7 @@ class Alerts:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._next: dict[int, float] = {}
+        self._repeated = RepeatedLog(log)
         self._since_ns: dict[tuple[str, int], tuple[int, float]] = {}
         """By kind and slice: when it began, and until when another alert continues it."""
 
@@ -170,13 +172,13 @@ class Alerts:
             state.acts_from_ns = max(state.acts_from_ns, time.monotonic_ns() + self._policy._start_grace_ns)
 
     def _send(self, kind: str, text: str, shown: str, slice_id: int, severity: Severity) -> None:
-        log.critical(text)
+        self._repeated.log(logging.CRITICAL, (kind, slice_id), "%s", text)
         self._to_console(kind, shown, slice_id, severity)
         if self._policy.on_alert is not None:
             try:
                 self._policy.on_alert(text)
-            except Exception:  # a broken hook must not stop the policy
-                log.exception("on_alert raised")
+            except Exception:  # noqa: BLE001 - logged; a broken hook must not stop the policy
+                self._repeated.log(logging.ERROR, "", "on_alert raised", exc_info=True)
 
     def _to_console(self, kind: str, text: str, slice_id: int | None, severity: Severity) -> None:
         if self._socket is None:
@@ -195,7 +197,8 @@ class Alerts:
         try:
             self._socket.send(alert.encode(), zmq.DONTWAIT)
         except zmq.Again:
-            log.error("operator console %s did not take the alert", self._console)
+            text = "operator console %s did not take the alert"
+            self._repeated.log(logging.ERROR, "", text, self._console)
 
     def _began_ns(self, kind: str, slice_id: int) -> int:
         """Return when a run of alerts of one kind began, ns since 1970."""

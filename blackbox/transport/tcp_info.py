@@ -100,8 +100,12 @@ class Connection:
     @property
     def address(self) -> str:
         """Address of the peer, as host:port."""
-        host, port = self.peer[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return _text_of(self.peer)
+
+    @property
+    def local_address(self) -> str:
+        """Address of this end, as host:port; empty: ipc."""
+        return "" if isinstance(self.local, str | bytes) else _text_of(self.local)
 
     def look(self) -> bool:
         """Read the kernel's counters. Return False if the connection has ended; its descriptor may be reused."""
@@ -151,6 +155,11 @@ class Connection:
         with suppress(OSError):
             return bool(ours.getpeername() == self.peer and ours.getsockname() == self.local)
         return False
+
+
+def _text_of(address: Any) -> str:
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def connection_to(endpoint: str, fd: int) -> Connection | None:

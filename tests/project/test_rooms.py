@@ -14,6 +14,7 @@ ORDER = (
     "life",
     "timestamps",
     "numbers",
+    "repeated_log",
     "notebook",
     "user_cache",
     "regular_file",

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from blackbox import ConfigError, Feed
-from blackbox.transport.security import curve, gate
+from blackbox import ConfigError, Feed, repeated_log
+from blackbox.transport.security import curve
 from blackbox.transport.security.curve import ClientKeys, keys_of_line, load_pair, load_public, refusal_of
 from blackbox.transport.security.gate import AllowedKeys, Gate, open_gate
 from blackbox.transport.tcp_info import Failure
@@ -154,13 +154,13 @@ def test_a_missing_or_empty_directory_allows_no_peer_and_is_reported(
 # The gate
 
 
-def test_a_rejected_key_is_logged_once_per_address(
+def test_a_rejected_key_is_logged_once_an_hour_per_address_in_bounded_number(
     ring: Keyring,
     context: zmq.Context[zmq.Socket[bytes]],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gate, "_MOST_LOGGED", 3)
+    monkeypatch.setattr(repeated_log, "MOST_SUBJECTS", 3)
     security = ring.feed(FEED, "exchange").security
     assert security is not None
     at = Gate(context, security, "quotes slice 0")
@@ -180,7 +180,7 @@ def test_a_rejected_key_is_logged_once_per_address(
         f"quotes slice 0: refused key {ring.public['stranger']} at 10.0.0.{host}: not among allowed_keys"
         for host in (8, 9)
     ]
-    assert caplog.messages[3:] == ["quotes slice 0: has refused 3 peers, further ones are only counted"]
+    assert len(caplog.messages) == 4  # those of the first three keys and addresses, and one of all others
     at.close()
 
 

@@ -32,6 +32,7 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.routing.key_rule import rule_text
 from blackbox.native.system.awake_clock import awake_s, spread
 from blackbox.native.system.limits import Needs
+from blackbox.repeated_log import RepeatedLog
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.security.curve import ClientKeys, keys_of_archive, refusal_of, use_keys
@@ -210,8 +211,6 @@ RETRY_S: Final = 0.32
 _MOST_WAIT_S: Final = 60.0
 """Time for which a connected archive that does not answer is asked again, with growing timeouts. Unit: s."""
 _MOST_ANSWER_S: Final = 32.0
-_NOTICE_S: Final = 10.0
-"""Minimum time between two warnings about archives that do not answer. Unit: s."""
 
 
 class ConnectionPool:
@@ -237,7 +236,7 @@ class ConnectionPool:
         self._keys = {endpoint: keys_of_archive(feed, endpoint) for endpoint in feed.archives}
         self._waited: dict[str, float] = {}
         """Seconds spent waiting for each connected archive since its last answer."""
-        self._warned_at = -_NOTICE_S
+        self._repeated = RepeatedLog(log)
         self._idle: dict[str, Connection] | None = {} if keeps else None
 
     def close(self) -> None:
@@ -335,11 +334,8 @@ class ConnectionPool:
             return
         before_s = 0.0 if asking.heard else self._waited.get(asking.endpoint, 0.0)
         self._waited[asking.endpoint] = before_s + asking.timeout
-        if time.monotonic() - self._warned_at >= _NOTICE_S:
-            self._warned_at = time.monotonic()
-            log.warning(
-                "%s but is connected: it is asked again, for up to %g s, with more patience", error, _MOST_WAIT_S
-            )
+        text = "%s but is connected: it is asked again, for up to %g s, with more patience"
+        self._repeated.warning(asking.endpoint, text, error, _MOST_WAIT_S)
 
 
 def _never() -> bool:

@@ -16,6 +16,7 @@ from typing import Final
 import zmq
 
 from blackbox.archive.serve.piece_reading import PIECE_BYTES
+from blackbox.repeated_log import RepeatedLog
 from blackbox.transport.tcp_info import Connection, connection_on
 
 log = logging.getLogger("blackbox")
@@ -33,8 +34,6 @@ _STUCK_IN_NEED_S: Final = 0.25
 _LOOK_S: Final = 0.01
 _LOOK_LATE_S: Final = 0.1
 _SWEEP_S: Final = 1.0
-_NOTICE_S: Final = 10.0
-"""Minimum time between two log lines."""
 _LATE_TURNS: Final = 8
 """One turn in this many is for readers that ask without reading."""
 
@@ -104,7 +103,7 @@ class Turns:
         self._swept_at = 0.0
         self.disconnected = 0
         """Number of disconnected readers."""
-        self._logged_at = -_NOTICE_S
+        self._repeated = RepeatedLog(log)
 
     def take(self, frames: list[zmq.Frame]) -> int:
         """Add a request: reader, number, request. Return how many requests were dropped."""
@@ -183,10 +182,8 @@ class Turns:
         if reader.connection is not None and reader.connection.end():
             reader.is_ended, reader.in_flight = True, 0
             self.disconnected += 1
-            if time.monotonic() - self._logged_at >= _NOTICE_S:
-                self._logged_at = time.monotonic()
-                address, count = reader.connection.address, self.disconnected
-                log.warning("%s: reader %s was disconnected: %s; %d in all", self._what, address, why, count)
+            text = "%s: reader %s was disconnected: %s"
+            self._repeated.warning("", text, self._what, reader.connection.address, why)
         return dropped
 
     def _forget(self, reader: Reader) -> None:

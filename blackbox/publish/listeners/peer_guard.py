@@ -21,6 +21,7 @@ from blackbox.publish.listeners.subscriptions import MOST_WANTS, Subscriptions
 from blackbox.publish.listeners.taps import TapGuard
 from blackbox.publish.listeners.traffic import LOOK_S, Traffic, TrafficLimits
 from blackbox.publish.send.sender_state import SenderState
+from blackbox.repeated_log import RepeatedLog
 from blackbox.transport.security.gate import Gate
 from blackbox.transport.shared_memory.writer import SharedWriter
 from blackbox.transport.socket_cookie import COOKIE_SCRATCH_WORDS, socket_cookie
@@ -78,6 +79,7 @@ class Guard:
         self._shared: SharedWriter | None = None
         self._logged: set[tuple[int, Failure]] = set()
         """Failures already logged, by line."""
+        self._repeated = RepeatedLog(log)
         self._is_over = False
         self._watched: dict[int, Connections] = {}
         """By line."""
@@ -162,21 +164,22 @@ class Guard:
 
     def _end(self, connection: Connection, why: str) -> None:
         if connection.end():
-            log.warning("slice %d: disconnected %s: %s", self._slice_id, connection.address, why)
+            self._repeated.warning("", "slice %d: disconnected %s: %s", self._slice_id, connection.address, why)
             self.put_out += 1
 
     def _note_dropped(self, taps: Iterable[Peer]) -> None:
         for peer in taps:
             where = peer.identity.called or "over ipc"
-            log.warning("slice %d: disconnected the tap %s: it did not keep up", self._slice_id, where)
+            self._repeated.warning("", "slice %d: disconnected the tap %s: it did not keep up", self._slice_id, where)
             self.put_out += 1
 
     def _run(self) -> None:
         while not self._is_over:
             try:
                 self.look()
-            except Exception:  # retry at the next look; without the guard no peer is disconnected
-                log.exception("slice %d: the guard's look failed", self._slice_id)
+            except Exception:  # noqa: BLE001 - logged; without the guard no peer is disconnected
+                text = "slice %d: the guard's look failed"
+                self._repeated.log(logging.ERROR, "", text, self._slice_id, exc_info=True)
             doubts = any(traffic.doubted for traffic in self._traffic.values())
             self._wait(_DOUBT_S if doubts and not self._subscriptions.is_behind else LOOK_S)
 

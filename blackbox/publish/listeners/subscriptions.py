@@ -27,6 +27,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.routing.key_rule import key_size
 from blackbox.publish.listeners.confirmations import Asked, Confirmations
 from blackbox.publish.listeners.peers import MOST_TOLD_REFUSALS, Identity, Peer, Place, Why, topics_of
+from blackbox.repeated_log import HOUR_S, RepeatedLog
 
 log = logging.getLogger("blackbox")
 
@@ -42,8 +43,6 @@ _MOST_NONCES: Final = 1_024
 """Most confirmations that one connection may request without withdrawing any."""
 _MOST_REFUSED: Final = 65_536
 """Most refused prefixes that one connection may keep requesting."""
-_MOST_LOGGED: Final = 1_000
-"""Refused keys and hosts that are logged individually."""
 SUBSCRIBE: Final = b"\1"
 UNSUBSCRIBE: Final = b"\0"
 _CONTROL: Final = frozenset((HEARTBEAT_KEY, PATH_KEY, TAP_KEY))
@@ -78,7 +77,7 @@ class Admission:
         """Limit of filters per connection."""
         self.refused = 0
         self._feed_name = feed.name
-        self._logged: set[tuple[str, Why]] = set()
+        self._repeated = RepeatedLog(log, HOUR_S)
 
     def admit(self, peer: Peer, change: bytes) -> bool:
         """Return True if a change of a connection may be put in force."""
@@ -90,16 +89,14 @@ class Admission:
             return True
         peer.refuse(prefix, why)
         self.refused += 1
+        reason = (
+            "it has no right to that (rights.toml)"
+            if why is Why.NO_RIGHT
+            else f"it has {len(peer.filters)} subscriptions, expected at most {self.most_each} (max_subscriptions)"
+        )
         refused = peer.identity.key or peer.identity.address.rpartition(":")[0], why
-        if refused not in self._logged and len(self._logged) < _MOST_LOGGED:
-            self._logged.add(refused)
-            reason = (
-                "it has no right to that (rights.toml)"
-                if why is Why.NO_RIGHT
-                else f"it has {len(peer.filters)} subscriptions, expected at most {self.most_each} (max_subscriptions)"
-            )
-            text = "feed %r: refused %s the topics %r: %s; further ones are only counted"
-            log.warning(text, self._feed_name, peer.identity.called, topics_of(prefix), reason)
+        text = "feed %r: refused %s the topics %r: %s"
+        self._repeated.warning(refused, text, self._feed_name, peer.identity.called, topics_of(prefix), reason)
         return False
 
 

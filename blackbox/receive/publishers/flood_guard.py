@@ -13,6 +13,7 @@ from blackbox.block.form.format import MAX_BODY_BYTES
 from blackbox.feed.endpoint import transport_of
 from blackbox.native.system.limits import Needs, start_thread
 from blackbox.receive.slices.slice_status import SliceStatus
+from blackbox.repeated_log import RepeatedLog
 from blackbox.transport.security.curve import ClientKeys, refusal_of
 from blackbox.transport.tcp_info import Connection, Connections
 
@@ -57,6 +58,8 @@ class FloodGuard:
         self._has_lost, self._lost = has_lost, 0
         self.refusal = ""
         """Reason why a publisher rejects our connections, from failed handshakes."""
+        self.addresses: tuple[str, ...] = ()
+        """Our own addresses of the open connections."""
         self._status, self._hwm_blocks, self._keys = status, hwm_blocks, keys
         self._enough_reads = 2 * len(status.lines)  # lines with blocks take turns; one block may be on its way
         self._addresses = {
@@ -66,6 +69,7 @@ class FloodGuard:
         }
         self._marks: dict[int, _Mark] = {}
         """By descriptor."""
+        self._repeated = RepeatedLog(log)
         self._ended = threading.Event()
         self._connections = Connections(sub) if self._addresses else None
         self._thread = threading.Thread(target=self._watch, name=f"blackbox-guard-{status.slice_id}", daemon=True)
@@ -90,14 +94,12 @@ class FloodGuard:
         return lines or [line for line, address in self._addresses.items() if address.endswith(port)] or [0]
 
     def _watch(self) -> None:
-        has_failed = False
         while not self._ended.wait(_LOOK_S):
             try:
                 self.look()
-            except Exception:  # the next check may succeed; until then no peer is disconnected
-                if not has_failed:
-                    log.exception("slice %d: the flood guard's check failed, it continues", self._status.slice_id)
-                has_failed = True
+            except Exception:  # noqa: BLE001 - logged; the next check may succeed, until then no peer is disconnected
+                text = "slice %d: the flood guard's check failed, it continues"
+                self._repeated.log(logging.ERROR, "", text, self._status.slice_id, exc_info=True)
 
     def look(self) -> None:
         """Check every connection's bytes against the blocks received."""
@@ -109,11 +111,13 @@ class FloodGuard:
         body_bytes = max(self._status.feed.block_bytes, state.largest_body)
         limit, reads = self._hwm_blocks * body_bytes + MAX_BODY_BYTES + _SLACK_BYTES, state.reads
         found = self._connections.look()
+        self.addresses = tuple(each.local_address for each in found)
         refusal = refusal_of(self._connections.failures, self._keys)
         if refusal != self.refusal:
             self.refusal = refusal
             addresses = " or ".join(self._addresses.values())
-            log.warning("slice %d: no connection to %s: %s", self._status.slice_id, addresses, refusal)
+            text = "slice %d: no connection to %s: %s"
+            self._repeated.warning(refusal, text, self._status.slice_id, addresses, refusal)
         self._marks = {each.fd: self._marks[each.fd] for each in found if each.fd in self._marks}
         for connection in found:
             last_ns = max(heard_ns[line] for line in self._lines_of(connection))
@@ -130,4 +134,4 @@ class FloodGuard:
                 del self._marks[connection.fd]
                 self._status.counters.slice.ended_connections += 1
                 text = "slice %d: closed the connection to %s: it sent %d bytes and no block"
-                log.warning(text, self._status.slice_id, connection.address, unheard)
+                self._repeated.warning("", text, self._status.slice_id, connection.address, unheard)

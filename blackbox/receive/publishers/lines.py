@@ -12,6 +12,7 @@ import zmq
 from blackbox.block.form.format import HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.errors import EndpointError
 from blackbox.receive.slices.slice_status import SliceStatus
+from blackbox.repeated_log import RepeatedLog
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, allow_ipv6
 from blackbox.transport.inproc import bound_number, is_bound_anew, is_inproc
 from blackbox.transport.keep_alive import keep_alive
@@ -64,6 +65,7 @@ class Lines:
         self._connections: dict[int, Connection | None] = {}
         """For each line, the connection of its last message."""
         self._silent: set[int] = set()
+        self._repeated = RepeatedLog(log)
         self._reconnected: set[int] = set()
         """Reconnected lines that have not answered since."""
         self._connected_ns = [time.monotonic_ns()] * len(self.addresses)
@@ -148,7 +150,8 @@ class Lines:
         """Log once that a silent line sends again."""
         if line in self._silent:
             self._silent.discard(line)
-            log.warning("%s: the publisher at %s sends again", self._what(line), self.addresses[line])
+            text = "%s: the publisher at %s sends again"
+            self._repeated.warning(line, text, self._what(line), self.addresses[line])
 
     def _what(self, line: int) -> str:
         """Return feed, slice and epoch of a line, for the log."""
@@ -160,7 +163,8 @@ class Lines:
         address = self.addresses[line]
         finished = bool(self._status.state.finished_lines >> line & 1)
         if not finished and line not in self._silent:
-            log.warning("%s: the publisher at %s is silent but has not closed", self._what(line), address)
+            text = "%s: the publisher at %s is silent but has not closed"
+            self._repeated.warning(line, text, self._what(line), address)
             self._silent.add(line)
         if self.is_multicast(line):
             return False

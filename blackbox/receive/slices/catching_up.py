@@ -6,7 +6,6 @@ import logging
 import os
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -24,6 +23,7 @@ from blackbox.native.system.limits import Needs, start_thread
 from blackbox.native.system.priority import give_way, giving_way, let_others_go_first
 from blackbox.receive.deliver.arbitration import Note
 from blackbox.receive.order.state import UNKNOWN, Answers, OrderState, Phase
+from blackbox.repeated_log import RepeatedLog
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe, readable
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ _MOST_WAITS: Final = 10
 """A slice that begins in the past asks silent archives for this many times `wait_ns`."""
 _PROBE_S: Final = 1.0
 """Seconds between two attempts to reach a silent archive."""
-_NOTICE_S: Final = 10.0
 _MOST_WAKES: Final = 1_024
 _NOTE: Final = struct.Struct("<qqqq")
 
@@ -174,8 +173,7 @@ class CatchUp:
         self._state.wake_fd, self._state.answers = self._pipe.writer, Answers.EXPECTED
         self.socket = context.socket(zmq.PAIR)
         self.socket.rcvhwm, self.socket.linger = _QUEUE_BLOCKS, 0
-        self._next_warning = 0.0
-        self._is_warned = False
+        self._repeated = RepeatedLog(log)
         self._thread: threading.Thread | None = None
 
     def start(
@@ -322,14 +320,10 @@ class CatchUp:
                 return
 
     def _warn_lacking(self) -> None:
-        if not self._is_warned:
-            self._is_warned = True
-            log.warning("slice %d: archives lack messages before the live ones", self._slice_id)
+        self._repeated.warning("", "slice %d: archives lack messages before the live ones", self._slice_id)
 
     def _notice(self, error: BlackBoxError) -> None:
-        if time.monotonic() >= self._next_warning:
-            self._next_warning = time.monotonic() + _NOTICE_S
-            log.warning("slice %d: missing messages could not be fetched: %s", self._slice_id, error)
+        self._repeated.warning("", "slice %d: missing messages could not be fetched: %s", self._slice_id, error)
 
 
 def _body_of(block: Block) -> memoryview | zmq.Frame:

@@ -116,6 +116,11 @@ class SliceThread:
         return "" if self._guard is None else self._guard.refusal
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """Our own addresses of the TCP connections to publishers, unless the slice runs in another process."""
+        return () if self._guard is None else self._guard.addresses
+
+    @property
     def is_needed(self) -> bool:
         """True if it has callbacks, timers, undelivered messages, or an ended publisher to report."""
         if self.tables.newest.upstream or self.tables.has_timers:

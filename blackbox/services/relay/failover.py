@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
+from blackbox.repeated_log import RepeatedLog
 from blackbox.transport.inproc import is_inproc
 
 log = logging.getLogger("blackbox")
@@ -23,14 +24,16 @@ class Failover:
     """Addresses of a source, and the state of the connection to the current one, which comes first.
 
     Attributes: `addresses`; `is_connected`; `reconnects`, -1 before the first connection; `has_ended`, True after the
-    last block of an epoch, when the source may be silent; `ignores`, True if it sends what was withdrawn repeatedly.
+    last block of an epoch, when the source may be silent; `ignores`, True if it sends what was withdrawn repeatedly;
+    `local_address`, this end of the TCP connection, empty if unknown.
     """
 
     def __init__(self, addresses: Iterable[str], dead_s: float, what: str) -> None:
         """`dead_s`: time of silence after which a source is suspect. `what` names the slice in the log."""
         self.addresses = list(addresses)
-        self.reconnects = -1
+        self.reconnects, self.local_address = -1, ""
         self.is_connected = self.has_ended = self.ignores = False
+        self._repeated = RepeatedLog(log)
         self._dead_s, self._changed_at, self._what = dead_s, 0.0, what
 
     @property
@@ -43,10 +46,11 @@ class Failover:
         if is_connected and not self.is_connected:
             self.reconnects += 1
             if self.reconnects:
-                log.warning("%s: the connection to %s is restored", self._what, self.address)
+                self._warn("%s: the connection to %s is restored", self.address)
         elif self.is_connected and not is_connected:
-            log.warning("%s: the connection to %s is gone", self._what, self.address)
+            self._warn("%s: the connection to %s is gone", self.address)
         self.is_connected, self._changed_at = is_connected, now
+        self.local_address = self.local_address if is_connected else ""
         self.has_ended = self.ignores = False
 
     def switch(self, why: str) -> None:
@@ -54,7 +58,10 @@ class Failover:
         before = self.address
         self.addresses.append(self.addresses.pop(0))
         if self.address != before:
-            log.warning("%s: %s %s: switches to %s", self._what, before, why, self.address)
+            self._warn("%s: %s %s: switches to %s", before, why, self.address)
+
+    def _warn(self, text: str, address: str, *values: str) -> None:
+        self._repeated.warning(address, text, self._what, address, *values)
 
     def is_suspect(self, silent_since: float, now: float) -> bool:
         """Return True if the source was silent for too long or sent unwanted data; then call `why_switch`."""

@@ -150,6 +150,7 @@ class UpstreamSocket:
                 self._note_failure(failure)
             elif event == zmq.EVENT_CONNECTED:
                 self._connection = connection_to(self.upstream.source.address, value)
+                self.upstream.source.local_address = "" if self._connection is None else self._connection.local_address
             else:
                 self._note_connection(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 

@@ -30,6 +30,7 @@ from blackbox.feed.rights import (
 from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.feed.security import Security, warn_if_open
 from blackbox.native.system.limits import Needs, check_limits
+from blackbox.repeated_log import HOUR_S, RepeatedLog
 from blackbox.transport.security.curve import check_curve, connect_in_the_clear, load_pair, load_public
 from blackbox.transport.server_thread import ServerThread, bind
 
@@ -37,8 +38,6 @@ log = logging.getLogger("blackbox")
 
 _ZAP: Final = "inproc://zeromq.zap.01"
 _DOMAIN: Final = b"blackbox"
-_MOST_LOGGED: Final = 1_000
-"""Rejected peers that are remembered and logged one by one."""
 _LOOK_S: Final = 1.0
 """Seconds between two checks of keys and rights; revoked rights last that long."""
 _NEEDS: Final = Needs(descriptors=4, threads=1)
@@ -183,7 +182,7 @@ class Gate:
         self.refused = 0
         self._context, self._what = context, what
         self._own, self._allowed = load_pair(security.key), AllowedKeys(allowed_keys, key_bytes, takes_puts=takes_puts)
-        self._told: set[tuple[bytes, bytes]] = set()
+        self._repeated = RepeatedLog(log, HOUR_S)
         self._looked_at, self._seen = 0.0, self._allowed.version
         self._thread = ServerThread("blackbox-gate", f"gate of {what}", self._serve)
 
@@ -242,11 +241,8 @@ class Gate:
 
     def _log_refused(self, key: bytes, address: bytes) -> None:
         self.refused += 1
-        if (key, address) not in self._told and len(self._told) < _MOST_LOGGED:
-            self._told.add((key, address))
-            log.warning("%s: refused key %s at %s: not among allowed_keys", self._what, key.decode(), address.decode())
-            if len(self._told) == _MOST_LOGGED:
-                log.warning("%s: has refused %d peers, further ones are only counted", self._what, _MOST_LOGGED)
+        text = "%s: refused key %s at %s: not among allowed_keys"
+        self._repeated.warning((key, address), text, self._what, key.decode(), address.decode())
 
 
 def open_gate(

@@ -15,6 +15,7 @@ import zmq
 from blackbox.documents import DecodeError
 from blackbox.native.system.limits import Needs
 from blackbox.receive.alerts import ALERTS, MOST_ALERT_BYTES
+from blackbox.repeated_log import RepeatedLog
 from blackbox.services.monitor.console.forward import Forwarded, Forwarder
 from blackbox.services.monitor.console.history import Event, History, HistoryError
 from blackbox.services.monitor.watch.conditions import Condition, Finding, finding_of
@@ -65,6 +66,7 @@ class Console:
         self.watch = Watch(watcher)
         self._endpoint, self._history, self._forwarders, self._say = endpoint, history, forwarders, say
         self._alerts = self._malformed = self._unwritten = 0
+        self._repeated = RepeatedLog(log)
         self._socket: zmq.Socket[bytes] | None = None
         self._stack = ExitStack()
 
@@ -121,7 +123,7 @@ class Console:
             try:
                 self._history.append(event)  # first, so that every event shown is also kept if this process is killed
             except HistoryError as error:  # people must still hear of it, above all of a full disk
-                log.error("an event is not in the history: %s", error)
+                self._repeated.log(logging.ERROR, "", "an event is not in the history: %s", error)
                 self._unwritten += 1
         self._say(event)
         for forwarder in self._forwarders:

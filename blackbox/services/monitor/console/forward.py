@@ -18,6 +18,7 @@ import msgspec
 
 from blackbox.errors import ConfigError
 from blackbox.native.system.limits import start_thread
+from blackbox.repeated_log import RepeatedLog
 from blackbox.services.monitor.console.history import Event
 
 log = logging.getLogger("blackbox")
@@ -46,6 +47,7 @@ class Forwarder:
         self._what, self._send = what, send
         self._queue: queue.Queue[bytes | None] = queue.Queue(_QUEUE_EVENTS)
         self._sent = self._failed = self._dropped = 0
+        self._repeated = RepeatedLog(log)
         self._give_up_at = float("inf")
         self._thread = threading.Thread(target=self._run, name="blackbox-forward", daemon=True)
         start_thread(self._thread)
@@ -81,7 +83,7 @@ class Forwarder:
                 self._sent += 1
             except (OSError, ValueError, HTTPException, subprocess.SubprocessError) as error:
                 self._failed += 1
-                log.warning("%s did not take an event: %s", self._what, error)
+                self._repeated.warning("", "%s did not take an event: %s", self._what, error)
 
 
 def webhook(url: str) -> Forwarder:
