@@ -120,11 +120,18 @@ def test_systemd_hears_when_a_subscriber_has_begun_is_alive_and_stops() -> None:
             wait_until(lambda: watched.look().is_ready, what="readiness")
             notifier.look()
             assert manager.read() == ["READY=1", "STATUS=ready", "WATCHDOG=1"]
-            subscriber._supervisor._error = RuntimeError("broken")  # type: ignore[assignment]
+            lost = Notifier(watched, environment | {"NOTIFY_SOCKET": f"{manager.address}-not-there"})
+            lost.look()  # nobody gets it
+            lost._address = manager.address
+            lost.look()
+            assert manager.read() == ["READY=1", "STATUS=ready", "WATCHDOG=1"]
+            lost.look()
+            assert manager.read() == ["WATCHDOG=1"]
+            subscriber._supervisor.error = RuntimeError("broken")  # type: ignore[assignment]
             wait_until(lambda: not watched.look().is_healthy, what="the fault")
             notifier.look()
             assert manager.read() == ["STATUS=It has ended with an error: broken."]
-            subscriber._supervisor._error = None
+            subscriber._supervisor.error = None
         notifier.start()
         assert "WATCHDOG=1" in manager.read()
         notifier.stop()

@@ -83,12 +83,12 @@ class Journals:
         self._lock: Lock | None = None
         self._writers: dict[int, JournalWriter] = {}
         self.life = JournalsLife.NEW
-        self._keeper = Keeper(self.directory, settings, on_failure)
+        self.keeper = Keeper(self.directory, settings, on_failure)
 
     @property
     def error(self) -> JournalError | None:
         """The first error."""
-        return self._keeper.error
+        return self.keeper.error
 
     def open(self) -> None:
         """Lock and open the files. After an error call `close`.
@@ -110,7 +110,7 @@ class Journals:
                 sync_left(self.directory, slices)
             for slice_id in slices:
                 self._writers = {**self._writers, slice_id: self._make_writer(slice_id)}
-            self._keeper.start(self._writers.values(), self._acknowledge)
+            self.keeper.start(self._writers.values(), self._acknowledge)
             if not self._is_outbox:
                 self.begin_deleting()
             if self._archive is not None:
@@ -186,7 +186,7 @@ class Journals:
 
     def _make_writer(self, slice_id: int) -> JournalWriter:
         note_synced = self._synced_file.note if self._is_outbox else None
-        given = self.feed.key_rule, self._settings, self._keeper.pipe, self._day
+        given = self.feed.key_rule, self._settings, self.keeper.pipe, self._day
         return JournalWriter(slice_id, *given, is_outbox=self._is_outbox, note_synced=note_synced)
 
     def _day(self, now_ns: int) -> tuple[Path, int]:
@@ -207,25 +207,25 @@ class Journals:
 
     def _close_journals(self, are_threads_done: Callable[[], bool]) -> None:
         hangs = ""
-        if not self._keeper.end():
+        if not self.keeper.end():
             hangs = "the disk does not answer"
         elif not are_threads_done():
             hangs = "a slice thread hangs: its disk did not answer"
         if hangs:
             _left_behind.extend(self._writers.values())
-            self._keeper.fail(hangs)
+            self.keeper.fail(hangs)
             return
         for writer in self._writers.values():
             try:
                 writer.check_is_there()
             except JournalError as error:
-                self._keeper.fail(str(error))
+                self.keeper.fail(str(error))
             try:
                 writer.close()
             except OSError as error:
-                self._keeper.fail(in_words(error, self.directory))
+                self.keeper.fail(in_words(error, self.directory))
             if writer.error:
-                self._keeper.fail(writer.error)
+                self.keeper.fail(writer.error)
         self._synced_file.close()
         if self._lock is not None:
             self._lock.close()

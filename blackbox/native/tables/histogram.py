@@ -44,7 +44,8 @@ def _upper_bounds() -> NDArray[numpy.float64]:
     return numpy.ldexp(mantissa + 1.0, power) - 1
 
 
-_BOUNDS = _upper_bounds()
+BOUNDS_NS = _upper_bounds()
+"""Upper bound of each bucket."""
 
 
 def percentiles_ns(histogram: NDArray[numpy.int64], *percents: float) -> list[int]:
@@ -54,4 +55,4 @@ def percentiles_ns(histogram: NDArray[numpy.int64], *percents: float) -> list[in
     if total == 0:
         return [0] * len(percents)
     ranks = [min(total, max(1, math.ceil(total * percent / 100))) for percent in percents]
-    return [int(_BOUNDS[bucket]) for bucket in numpy.searchsorted(below, ranks)]
+    return [int(BOUNDS_NS[bucket]) for bucket in numpy.searchsorted(below, ranks)]

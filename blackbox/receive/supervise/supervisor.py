@@ -108,7 +108,8 @@ class Supervisor:
         self._alerts = Alerts(feed, options.slow, "recorder" if block_handler else "subscriber")
         self._reports: deque[tuple[str, str]] = deque()
         """Kinds and texts of errors of others that end it, not yet sent to the console."""
-        self._error: BlackBoxError | None = None
+        self.error: BlackBoxError | None = None
+        """The error that ended it."""
         self._began_idle = False
         """True if it was started without callbacks: it continues when its last one is refused."""
         self._pid = os.getpid()
@@ -147,6 +148,11 @@ class Supervisor:
         """True if its thread has started, which ends the slices."""
         return self._thread.ident is not None
 
+    @property
+    def has_died(self) -> bool:
+        """True if its thread has started and ended; before ENDED that is unexpected."""
+        return self.is_watched and not self._thread.is_alive()
+
     def request_end(self, *, at_once: bool) -> None:
         """Deliver everything received so far, unless `at_once`, then end; return without waiting."""
         self.check_process()
@@ -180,8 +186,8 @@ class Supervisor:
 
     def raise_failure(self) -> None:
         """Raise the error that ended it, if any."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def renew(self) -> None:
         """Apply the current plan if it runs, and start newly needed slices."""
@@ -303,22 +309,22 @@ class Supervisor:
 
     def _give_up(self, error: BlackBoxError) -> None:
         """End because of an error."""
-        if self._error is None:
+        if self.error is None:
             if isinstance(error, GapError):
                 losses = [thread.status.lost for thread in self.slices.running.values()]
                 self.on_lost([lost for lost in losses if lost is not None])
-            self._error = error
+            self.error = error
             if not isinstance(error, SlowSubscriberError):  # its alert was sent before
                 self.report(kind_of(error), str(error))
         self.request_end(at_once=True)
 
     def _end(self, timeout: float = _RELEASE_S) -> None:
         """Wait for the end of the slices, and end. A callback that hangs is left behind."""
-        is_slow = isinstance(self._error, SlowSubscriberError)
+        is_slow = isinstance(self.error, SlowSubscriberError)
         exits = is_slow and self.slices.settings.options.slow.action == "exit_process"
         for text in self.slices.close(timeout, exits=exits):
             if is_slow:
-                self._error = SlowSubscriberError(f"{self._error}; {text}")
+                self.error = SlowSubscriberError(f"{self.error}; {text}")
         self._send_reports()
         self._alerts.close()
         self._enter(SubscriberLife.ENDED)

@@ -152,6 +152,11 @@ class SliceRelay:
         state = self.lines[line].state
         return LineTotals(state.wire_bytes + state.wire_bytes_b, state.blocks, state.body_bytes)
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Counters that change while the thread works, for monitors."""
+        return self._state.passes, self._state.read_at
+
     def ask_to_close(self) -> None:
         """Ask the thread to end."""
         self._state.closing = 1

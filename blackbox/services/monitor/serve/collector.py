@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from blackbox.native.tables.histogram import _BOUNDS as _UPPER_BOUNDS_NS
+from blackbox.native.tables.histogram import BOUNDS_NS as _UPPER_BOUNDS_NS
 from blackbox.services.monitor.serve.metric_table import (
     HISTOGRAMS,
     MOST_PARTS,

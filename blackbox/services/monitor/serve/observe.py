@@ -145,11 +145,11 @@ def _subscribed(
     `may_block`: callbacks wait for another system while it is unreachable.
     """
     waits, now = _life("subscriber", supervisor.state, "running", ("ended",)), time.monotonic()
-    faults = [] if supervisor._error is None else [f"It has ended with an error: {supervisor._error}."]
+    faults = [] if supervisor.error is None else [f"It has ended with an error: {supervisor.error}."]
     running = sorted(supervisor.slices.running.items())
     slices = tuple(_slice_of(slice_id, thread) for slice_id, thread in running)
     if supervisor.state == "running":
-        if supervisor.is_watched and not supervisor._thread.is_alive():
+        if supervisor.has_died:
             faults.append("The supervisor has ended unexpectedly.")
         waits += tuple(f"Slice {each.slice_id}: {each.reason}." for each in slices if each.reason)
         for slice_id, thread in running:
@@ -193,6 +193,7 @@ def _slice_of(slice_id: int, thread: SliceThread) -> SliceDetail:
         sequence=0 if position is None else position.sequence,
         silence_s=round(silence_s, 3),
         reason=reason,
+        addresses=thread.addresses,
     )
 
 
@@ -221,7 +222,7 @@ def _recorder(thing: Recorder, beats: Beats) -> Observed:
     supervisor, feed = thing._share.supervisor, thing.feed.name
     seen = _with_slices("recorder", feed, thing.statistics(), supervisor, beats)._replace(histograms=())
     waits, faults = seen.waits, seen.faults
-    journals, keeper = thing._journals, thing._journals._keeper
+    journals, keeper = thing._journals, thing._journals.keeper
     if journals.error is not None:
         faults = (f"{journals.error}.", *faults)
     if (silent_s := keeper.silent_s()) > STUCK_S:
@@ -257,12 +258,19 @@ def _relay(thing: Relay, beats: Beats) -> Observed:
                 reasons.append(f"line {name} is not connected to {upstream.source.address}")
             elif upstream.filters and not upstream.is_confirmed(upstream.requested):
                 reasons.append(f"the source of line {name}, {upstream.source.address}, has not confirmed all requests")
-        still_s = beats.still_s(slice_id, (each._state.passes, each._state.read_at), now)
+        still_s = beats.still_s(slice_id, each.progress, now)
         if each.error is not None:
             faults.append(f"Slice {slice_id} has failed: {each.error}.")
         elif each.life == "running" and still_s > STUCK_S and not is_compiling():
             faults.append(f"Slice {slice_id} has forwarded nothing and looked at no connection for {still_s:.0f} s.")
-        slices.append(SliceDetail(slice_id=slice_id, epoch=each.lines[0].state.epoch, reason=" and ".join(reasons)))
+        slices.append(
+            SliceDetail(
+                slice_id=slice_id,
+                epoch=each.lines[0].state.epoch,
+                reason=" and ".join(reasons),
+                addresses=tuple(filter(None, (line.upstream.source.local_address for line in each.lines))),
+            )
+        )
     if thing.state == "running":
         waits += tuple(f"Slice {each.slice_id}: {each.reason}." for each in slices if each.reason)
     if thing._images is not None and thing._images.error is not None:

@@ -8,7 +8,7 @@ import msgspec
 
 from blackbox.documents import Decoder
 
-MOST_STATUS_BYTES: Final = 64 << 20
+MOST_STATUS_BYTES: Final = 16 << 20
 """Largest answer of `/status` that a reader should accept."""
 
 
@@ -24,6 +24,8 @@ class SliceDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the last message or heartbeat of a publisher."""
     reason: str = ""
     """Why the slice is not ready; empty: it is."""
+    addresses: tuple[str, ...] = ()
+    """Its own addresses of the connections to its publishers, HOST:PORT, by which these list it as a peer."""
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,8 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     """True if it does its work now; else `reasons` say why not."""
     healthy: bool
     """False if it has failed or makes no progress; the first of `reasons` say why."""
+    since_ns: int = 0
+    """When `ready` and `healthy` became as they are, ns since 1970; 0: not known."""
     reasons: tuple[str, ...] = ()
     """Sentences about what is wrong, or what it waits for."""
     statistics: dict[str, Any] = {}

@@ -1,7 +1,8 @@
 """Notifications to systemd: ready, alive, stopping, and the status as text. See sd_notify(3).
 
 They are sent in a thread: `READY=1` once all parts have begun their work, even if they still wait for publishers, and
-`WATCHDOG=1` while all parts are healthy. systemd restarts a process whose watchdog falls silent.
+`WATCHDOG=1` while all parts are healthy. systemd restarts a process whose watchdog falls silent. A second `READY=1`
+would mean the end of a reload, which no command has; later changes are in the status.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 from blackbox.native.system.limits import start_thread
+from blackbox.repeated_log import RepeatedLog
 from blackbox.services.monitor.serve.watched import Watched
 
 log = logging.getLogger("blackbox")
@@ -35,8 +37,9 @@ class Notifier:
         self._watched = watched
         self._address = environment.get(VARIABLE, "")
         self._watchdog_s = _watchdog_s(environment)
-        self._has_begun = False
-        self._said = ""
+        self._sent = ("", "")
+        """The last notifications that arrived: READY, and the status."""
+        self._repeated = RepeatedLog(log)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="blackbox-notify", daemon=True)
 
@@ -57,32 +60,32 @@ class Notifier:
         while True:
             try:
                 self.look()
-            except Exception:  # the watchdog then ends the process
-                log.exception("the state of the process could not be sent to systemd")
+            except Exception:  # noqa: BLE001 - logged; the watchdog then ends the process
+                text = "the state of the process could not be sent to systemd"
+                self._repeated.log(logging.ERROR, "", text, exc_info=True)
             if self._over.wait(pause_s):
                 return
 
     def look(self) -> None:
         """Send what has changed, and that the process is alive."""
         seen = self._watched.look()
-        lines = []
-        if not self._has_begun and all(each.has_begun for each in seen.observed):
-            self._has_begun = True
-            lines.append("READY=1")
+        has_begun = bool(self._sent[0]) or all(each.has_begun for each in seen.observed)
         text = " ".join(seen.reasons)[:_MOST_TEXT].replace("\n", " ") or "ready"
-        if text != self._said:
-            self._said = text
-            lines.append(f"STATUS={text}")
+        now = "READY=1" if has_begun else "", f"STATUS={text}"
+        lines = [line for line, before in zip(now, self._sent, strict=True) if line != before]
         if self._watchdog_s and seen.is_healthy:
             lines.append("WATCHDOG=1")
-        if lines:
-            self._send("\n".join(lines))
+        if lines and self._send("\n".join(lines)):  # else again at the next look: without READY=1 the start fails
+            self._sent = now
 
-    def _send(self, text: str) -> None:
+    def _send(self, text: str) -> bool:
+        """Return True if the service manager has got it."""
         address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(_LOOK_S)
             sender.sendto(text.encode(), address)
+            return True
+        return False
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float:
