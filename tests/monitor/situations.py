@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -104,8 +103,3 @@ def _publishing(publisher: Publisher) -> Iterator[None]:
     finally:
         ending.set()
         thread.join()
-
-
-def wait_s(seconds: float) -> None:
-    """Let a situation run, for charts."""
-    time.sleep(seconds)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from blackbox.archive.recording import Recording
 from blackbox.archive.serve.server import archive_of
 from blackbox.errors import EndpointError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.services.monitor.listening import address_of
+from blackbox.services.monitor.listening import NOT_OWN, address_of, is_own_host
 from blackbox.services.monitor.serve import http_server
 from blackbox.services.monitor.serve.http_server import HttpServer
 from blackbox.services.monitor.serve.metrics import serve_metrics
@@ -28,7 +29,7 @@ from blackbox.services.relay.plain_clients import PlainRelay
 from blackbox.testing import wait_until
 
 
-def get(url: str) -> tuple[int, str]:
+def get(url: str | Request) -> tuple[int, str]:
     """Return status and text of an answer."""
     try:
         with urlopen(url, timeout=60) as answer:
@@ -126,7 +127,7 @@ def test_recorder_archive_relay_and_replay(tmp_path: Path) -> None:
 def test_a_disk_that_does_not_answer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = Feed.local("disk", slices=1)
     with Publisher(feed), Recorder(feed, tmp_path) as recorder:
-        keeper = recorder._journals._keeper
+        keeper = recorder._journals.keeper
         wait_until(lambda: 0 < keeper.silent_s() < STUCK_S, what="the keeper")
         monkeypatch.setattr(keeper, "silent_s", lambda: 45.0)
         monkeypatch.setattr(keeper, "late_sync_s", lambda: 44.0)
@@ -184,6 +185,47 @@ def test_many_readers_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(looks) == 2
 
 
+def test_a_status_says_since_when_it_is_so_unless_nobody_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    began_ns, now = time.time_ns(), [1_000.0]
+    feed = Feed.local("since", slices=1)
+    publisher = Publisher(feed)
+    watched = Watched(publisher)
+
+    def look() -> ProcessStatus:
+        now[0] += 1.0
+        with monkeypatch.context() as patch:
+            patch.setattr("time.monotonic", lambda: now[0])
+            return watched.look().statuses[0]
+
+    first = look()
+    assert (first.ready, began_ns <= first.since_ns <= first.now_ns) == (False, True)
+    with publisher:
+        wait_until(lambda: observe(publisher, Beats()).waits == (), what="readiness")
+        ready = look()
+        assert (ready.ready, first.now_ns <= ready.since_ns <= ready.now_ns) == (True, True)
+        assert look().since_ns == ready.since_ns
+    now[0] += 100.0
+    assert (look().ready, look().since_ns) == (False, 0)
+
+
+def test_peers_of_a_publisher_are_the_addresses_of_its_receivers() -> None:
+    feed = Feed.local("joined", slices=1)
+    below = Feed.local("joined", slices=1)
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(lambda message: None)
+    with Publisher(feed) as publisher, Relay(feed, below) as relay, subscriber:
+
+        def addresses() -> list[set[str]]:
+            receivers = [observe(each, Beats()).slices for each in (subscriber, relay)]
+            return [{address for each in slices for address in each.addresses} for slices in receivers]
+
+        wait_until(lambda: all(addresses()), what="connections")
+        wait_until(
+            lambda: set.union(*addresses()) <= {each.address for each in publisher.statistics().peers}, what="peers"
+        )
+        assert addresses()[0].isdisjoint(addresses()[1])
+
+
 def test_addresses() -> None:
     assert [address_of(text, "127.0.0.1") for text in ("9100", "10.0.0.1:80", "[::1]:9100", "host:0")] == [
         ("127.0.0.1", 9100),
@@ -194,6 +236,19 @@ def test_addresses() -> None:
     for text in ("", "host", "host:", "::1", "::1:80", "host:65536", "host:-1"):
         with pytest.raises(ConfigError, match="expected HOST:PORT"):
             address_of(text, "127.0.0.1")
+
+
+def test_a_page_of_another_site_cannot_read_the_status() -> None:
+    """A site may point its own name to this address (DNS rebinding); tools use addresses and names of hosts."""
+    with serve_metrics(Publisher(Feed.local("own", slices=1)), "127.0.0.1:0") as server:
+        for path in ("/status", "/metrics", "/healthz", "/readyz"):
+            foreign = Request(f"{server.url}{path}", headers={"Host": "evil.example:80"})
+            assert get(foreign) == (421, NOT_OWN)
+        for host in ("localhost", "recorder:9101", f"127.0.0.1:{server.port}", "desk.local", socket.getfqdn()):
+            assert get(Request(f"{server.url}/healthz", headers={"Host": host}))[0] == 200
+    assert [is_own_host(each, "desk.example.com") for each in ("desk.example.com:1", "", "[a", "evil.example.")] == [
+        *(True, True, False, False),
+    ]
 
 
 def test_an_address_in_use_is_one_error() -> None:

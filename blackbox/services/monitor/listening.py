@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
+from functools import cache
+from urllib.parse import urlsplit
 
 from blackbox.errors import ConfigError, EndpointError
 
 _BACKLOG = 128
+NOT_OWN = "this server answers to its addresses and to the names of its host only\n"
+_PRIVATE = (".local", ".internal", ".localhost", ".home.arpa", ".test")
+"""Ends of names that nobody can register."""
 
 
 def address_of(text: str, default_host: str = "") -> tuple[str, int]:
@@ -44,3 +50,30 @@ def listen_at(host: str, port: int, what: str) -> socket.socket:
         why = "is in use" if error.errno == errno.EADDRINUSE else f"could not be bound: {error.strerror}"
         raise EndpointError(error.errno or 0, f"{what} {host}:{port} {why}") from error
     return listener
+
+
+def is_own_host(header: str, host: str) -> bool:
+    """Return True if the `Host` header of a request names a server at `host`, not a page of another site.
+
+    Own are addresses, `host`, the names of this machine, and names that cannot be those of a public site: without a
+    dot, or of a private domain. A site that points its own name to this address (DNS rebinding) is refused. Browsers
+    always send the header.
+    """
+    if not header:
+        return True
+    try:
+        name = (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if name and ("." not in name or name.endswith(_PRIVATE) or name in (host.lower(), *map(str.lower, _names()))):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+@cache
+def _names() -> tuple[str, str]:
+    return socket.gethostname(), socket.getfqdn()

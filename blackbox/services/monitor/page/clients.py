@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from blackbox.documents import DecodeError, Decoder
-from blackbox.errors import ConfigError
+from blackbox.errors import BlackBoxError, ConfigError
 from blackbox.services.monitor.page.market import Instrument, Market
 from blackbox.services.monitor.watch.view import View
 
@@ -37,11 +37,10 @@ _ASKED: Final = Decoder[Chosen]("json", Chosen, MOST_ASKED_BYTES)
 
 
 class Clients:
-    """All browsers, and the newest state. `passed_over` counts states that slow browsers did not get."""
+    """All browsers, and the newest state."""
 
     def __init__(self, market: Market) -> None:
         self.market = market
-        self.passed_over = 0
         self._clients: set[Client] = set()
         self._view: msgspec.Raw | None = None
         """The newest state as JSON."""
@@ -112,7 +111,6 @@ class Client:
         """Note that a newer state exists; an earlier one that still waits is passed over."""
         if self._has_news.is_set():
             self.passed_over += 1
-            self._clients.passed_over += 1
         self._has_news.set()
 
     def take(self, text: str) -> None:
@@ -129,7 +127,7 @@ class Client:
                     raise ConfigError(f"{_MOST_SYMBOLS} symbols are shown, the most of a browser: remove one first")
                 self._clients.market.choose(*key)
                 self.symbols[key] = None
-        except (DecodeError, ConfigError) as error:
+        except (DecodeError, BlackBoxError) as error:
             self.error = str(error)
 
     async def send_all(self, send: Callable[[str], Awaitable[None]]) -> None:

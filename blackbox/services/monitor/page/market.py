@@ -62,6 +62,8 @@ class Market:
     def __init__(self, feeds: tuple[Feed, ...]) -> None:
         self._feeds = {feed.name: feed for feed in feeds}
         self._chosen: dict[tuple[str, str], _Symbol] = {}
+        self._ending: list[_Symbol] = []
+        """Released symbols whose threads have not ended; they count, so that no browser starts threads without end."""
 
     def choose(self, feed: str, symbol: str) -> None:
         """Begin to receive a symbol for one more browser. Raises ConfigError."""
@@ -70,8 +72,11 @@ class Market:
         if not symbol or len(symbol.encode()) > MOST_SYMBOL_BYTES:
             raise ConfigError(f"symbol had {len(symbol.encode())} bytes, expected 1 to {MOST_SYMBOL_BYTES}")
         if (feed, symbol) not in self._chosen:
+            self._ending = [each for each in self._ending if not each.has_ended]
             if len(self._chosen) >= MOST_SYMBOLS:
                 raise ConfigError(f"{MOST_SYMBOLS} symbols are shown, the most of all browsers: remove one first")
+            if len(self._chosen) + len(self._ending) >= MOST_SYMBOLS:
+                raise ConfigError(f"{len(self._ending)} removed symbols have not ended yet: try again")
             self._chosen[feed, symbol] = _Symbol(self._feeds[feed], symbol)
         self._chosen[feed, symbol].browsers += 1
 
@@ -83,6 +88,7 @@ class Market:
             if found.browsers <= 0:
                 del self._chosen[feed, symbol]
                 found.end()
+                self._ending.append(found)
 
     def instruments(self) -> dict[tuple[str, str], Instrument]:
         """Return the present state of all chosen symbols."""
@@ -118,6 +124,11 @@ class _Symbol:
         self._ending.set()
         if self._subscriber is not None:
             self._subscriber.request_stop()
+
+    @property
+    def has_ended(self) -> bool:
+        """True once its thread has ended."""
+        return not self._thread.is_alive()
 
     def state(self) -> Instrument:
         """Return the present state, and note the price."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
-import socket
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from blackbox.analysis.report.style import STYLE
-from blackbox.services.monitor.listening import listen_at, url_of
+from blackbox.services.monitor.listening import NOT_OWN, is_own_host, listen_at, url_of
 from blackbox.services.monitor.page.clients import MOST_ASKED_BYTES, Clients
 from blackbox.services.monitor.page.market import Market
 from blackbox.services.monitor.watch.watch import Watch
@@ -37,7 +35,6 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-_NOT_OURS: Final = "this page is served by its address or the name of its host only"
 _REFUSED: Final = 1008
 _TRY_LATER: Final = 1013
 
@@ -124,14 +121,17 @@ class PageServer:
         text = before + (_FILES / name).read_text("utf-8")
 
         async def answer(request: Request) -> Response:
-            if not is_own_host(request, self._host):
-                return PlainTextResponse(_NOT_OURS, 421)
+            if not self._is_own(request):
+                return PlainTextResponse(NOT_OWN, 421)
             return Response(text, media_type=_TYPES[kind], headers=_HEADERS)
 
         return answer
 
+    def _is_own(self, connection: HTTPConnection) -> bool:
+        return is_own_host(connection.headers.get("host", ""), self._host)
+
     async def _talk(self, browser: WebSocket) -> None:
-        if not is_own_host(browser, self._host) or not is_own_origin(browser):
+        if not self._is_own(browser) or not is_own_origin(browser):
             await browser.close(_REFUSED)
             return
         await browser.accept()
@@ -164,21 +164,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Any:
         """Do nothing."""
         yield
-
-
-def is_own_host(connection: HTTPConnection, host: str) -> bool:
-    """Return True if the request names this server by an address, by `host` or by the name of this machine.
-
-    A page of another site that points its own name to this address (DNS rebinding) is refused.
-    """
-    name = urlsplit(f"//{connection.headers.get('host', '')}").hostname or ""
-    if name in ("localhost", host, socket.gethostname(), socket.getfqdn()):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def is_own_origin(connection: HTTPConnection) -> bool:

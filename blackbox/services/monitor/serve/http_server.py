@@ -18,7 +18,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from blackbox.native.system.limits import start_thread
-from blackbox.services.monitor.listening import address_of, listen_at, url_of
+from blackbox.services.monitor.listening import NOT_OWN, address_of, is_own_host, listen_at, url_of
 from blackbox.services.monitor.serve.collector import Exposition
 from blackbox.services.monitor.serve.watched import Watched
 
@@ -60,6 +60,8 @@ class HttpServer:
 
         def route(path: str, answer: Answer) -> Route:
             async def endpoint(request: Request) -> Response:  # in the loop's thread: one answer at a time
+                if not is_own_host(request.headers.get("host", ""), self.host):
+                    return PlainTextResponse(NOT_OWN, 421)
                 return answer(watched, request)
 
             return Route(path, endpoint, methods=["GET"])
