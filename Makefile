@@ -24,7 +24,7 @@ $(if $(STALE),$(shell rm -rf $(STALE)))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo servers layout pictures files site test test-install test-long dist torture simulate bench bench-check profile report scaling clean
+.PHONY: help demo servers layout pictures files site test test-install test-long dist torture simulate soak bench bench-check profile report scaling clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files;
 
 simulate: $(VENV)/.ready-test  ## run recovery in virtual time with faults; print violations of the model [SECONDS=60 SEED=n: only that schedule]
 	$(RUN)/python -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
+
+soak: $(VENV)/.ready-test  ## watch a healthy installation at 100,000 messages/s; any alarm is an error [SECONDS=20]
+	BLACKBOX_SOAK_S=$(or $(SECONDS),20) $(RUN)/python -m pytest -q -s -m long -o faulthandler_timeout=0 tests/monitor/test_soak.py
 
 # The whole run and each ONLY have their own file, replaced when the run ends, even early.
 nothing :=
