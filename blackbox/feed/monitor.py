@@ -1,7 +1,7 @@
 """The `[monitor]` table of a feed: where its processes send alerts, and which of them tools watch."""
 
 import re
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -10,7 +10,7 @@ from blackbox.feed.endpoint import check_service
 from blackbox.feed.toml import check_ranges, check_types
 
 MOST_WATCHED: Final = 256
-_URL: Final = re.compile(r"http://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})(/\S*)?")
+_PAGE: Final = re.compile(r"(?:([^=/\s]{1,64})=)?(http://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})(/\S*)?)")
 
 
 class Monitor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,7 +24,8 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     watch: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_WATCHED)] = ()
     """Status pages of the feed's processes, such as `http://10.0.0.5:9300`. Default: none; at most 256.
 
-    A process serves one with `--metrics`."""
+    A process serves one with `--metrics`. With a name, `recorder=http://10.0.0.5:9300`, tools can name a process that
+    they never reached."""
 
     max_peers: int = 1_000
     """Connections to one publisher, relay or hub above which a crowd of peers is reported. Unit: connections.
@@ -41,10 +42,21 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             check_watched(url)
 
 
-def check_watched(url: str) -> tuple[str, int, str]:
-    """Return host, port and path of a status page. Raises ConfigError naming the URL."""
-    found = _URL.fullmatch(url)
-    if found is None or not 0 < int(found[2]) < 65_536:
-        raise ConfigError(f"URL to watch was {url!r}, expected http://HOST:PORT")
-    path = found[3] or "/"
-    return found[1].strip("[]"), int(found[2]), "/status" if path == "/" else path
+class StatusPage(NamedTuple):
+    """Where a process serves its status."""
+
+    url: str
+    name: str
+    """Name of the process; empty: none is given."""
+    host: str
+    port: int
+    path: str
+
+
+def check_watched(text: str) -> StatusPage:
+    """Return the status page at a URL, or `NAME=URL`. Raises ConfigError naming it."""
+    found = _PAGE.fullmatch(text)
+    if found is None or not 0 < int(found[4]) < 65_536:
+        raise ConfigError(f"URL to watch was {text!r}, expected http://HOST:PORT or NAME=http://HOST:PORT")
+    path = found[5] or "/"
+    return StatusPage(found[2], found[1] or "", found[3].strip("[]"), int(found[4]), "/status" if path == "/" else path)

@@ -62,7 +62,7 @@ def test_the_first_screen_says_what_is_wrong(view: View) -> None:
         lines = screen_of(app)
         assert (len(lines), {len(line) for line in lines}) == (HEIGHT, {WIDTH})
         text = "\n".join(lines)
-        assert "500/s  40 kB/s  lag p99 9.00 ms  gaps 9  repaired 4" in lines[0]
+        assert "500/s  40 kB/s  lag p99 9.00 ms  lost 9  repaired 4" in lines[0]
         assert "silent line: line B of quotes slice 0: no heartbeat" in text
         assert "quotes        0 A+ B!     500/s   2 kB/s 2.25 ms 9.00 ms 18.0 ms      9     4" in text
         assert "1:slices 2:processes 3:peers 4:consumers 5:topics 6:conditions" in text
@@ -81,7 +81,7 @@ def test_keys_choose_sort_filter_and_show_details(view: View) -> None:
         assert labels[:3] == ["publisher 7 desk", "relay london london", "relay desk desk"]
         assert "    relay desk desk" in "\n".join(screen_of(app))
         await pilot.press(*["s"] * 5)
-        assert [row.gaps for row in app._rows] == [8, 3, 1, 0, 0, 0]  # type: ignore[union-attr]
+        assert [row.lost for row in app._rows] == [8, 7, 3, 0, 0, 0]  # type: ignore[union-attr]
         await pilot.press("slash", *"recorder", "enter")
         assert [row.role for row in app._rows] == ["recorder"]  # type: ignore[union-attr]
         assert table.row_count == 1

@@ -33,15 +33,15 @@ def test_a_feed_file_has_a_table_for_monitors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "parts"),
+    ("text", "parts"),
     [
-        ("http://localhost:9300", ("localhost", 9300, "/status")),
-        ("http://10.0.0.5:9300/", ("10.0.0.5", 9300, "/status")),
-        ("http://[::1]:80/other", ("::1", 80, "/other")),
+        ("http://localhost:9300", ("http://localhost:9300", "", "localhost", 9300, "/status")),
+        ("http://10.0.0.5:9300/", ("http://10.0.0.5:9300/", "", "10.0.0.5", 9300, "/status")),
+        ("day-2=http://[::1]:80/a=b", ("http://[::1]:80/a=b", "day-2", "::1", 80, "/a=b")),
     ],
 )
-def test_a_page_to_watch_is_an_http_url(url: str, parts: tuple[str, int, str]) -> None:
-    assert check_watched(url) == parts
+def test_a_page_to_watch_is_an_http_url_maybe_with_a_name(text: str, parts: tuple[str, str, str, int, str]) -> None:
+    assert check_watched(text) == parts
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,7 @@ def test_a_page_to_watch_is_an_http_url(url: str, parts: tuple[str, int, str]) -
         ({"watch": ("https://a:1",)}, "URL to watch was 'https://a:1', expected http://HOST:PORT"),
         ({"watch": ("http://a:99999",)}, "URL to watch was 'http://a:99999'"),
         ({"watch": ("http://a\r\nb:1",)}, "URL to watch was"),
+        ({"watch": ("=http://a:1",)}, "URL to watch was '=http://a:1'"),
         ({"watch": ("http://a:1",) * 257}, "watch"),
         ({"max_peers": 0}, "max_peers was 0, expected 1 to"),
     ],

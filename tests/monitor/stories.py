@@ -12,7 +12,7 @@ from blackbox.services.monitor.heartbeats import LineHealth, LineState
 from blackbox.services.monitor.serve.status import ProcessStatus
 from blackbox.services.monitor.watch.conditions import Condition, Conditions
 from blackbox.services.monitor.watch.installation import Installation
-from blackbox.services.monitor.watch.rules import findings, without_consequences
+from blackbox.services.monitor.watch.rules import explained, findings
 from blackbox.services.monitor.watch.snapshot import Failure, Line, Page, Snapshot
 
 S = 1_000_000_000
@@ -80,7 +80,7 @@ class Story:
         lines = tuple(Line(self.feed.name, self.feed.heartbeat_ns, each) for each in self.lines)
         snapshot = Snapshot(self.at_ns, wall_ns, self.began_ns, lines, tuple(self.pages.values()))
         self.installation.take(snapshot)
-        found = without_consequences(findings(self.installation), self.conditions.now)
+        found = explained(findings(self.installation), self.conditions.raised)
         changes = self.conditions.look(found, self.at_ns, wall_ns)
         self.raised += changes.raised
         self.cleared += changes.cleared

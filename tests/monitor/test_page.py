@@ -214,7 +214,7 @@ def test_removed_symbols_count_until_they_have_ended(monkeypatch: pytest.MonkeyP
 
 def test_states_decode_as_the_documented_view() -> None:
     with page(feed_of()) as served, talk(served) as client:
-        assert msgspec.convert(states(client)["view"], View).gaps == 0
+        assert msgspec.convert(states(client)["view"], View).lost == 0
 
 
 @pytest.mark.parametrize("text", ["9500", "127.0.0.1:", ":80", "host:99999", "host:a"])

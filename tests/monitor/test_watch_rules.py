@@ -9,8 +9,10 @@ import pytest
 
 from blackbox.receive.alerts import Alert
 from blackbox.services.monitor.heartbeats import LineState
-from blackbox.services.monitor.serve.status import ProcessStatus
+from blackbox.services.monitor.serve.status import ProcessStatus, SliceDetail
 from blackbox.services.monitor.watch.conditions import MOST_CONDITIONS, Condition, Conditions, Finding, finding_of
+from blackbox.services.monitor.watch.snapshot import Page
+from blackbox.services.monitor.watch.view import view_of
 from tests.monitor.stories import START_NS, S, Story, growing, received, status
 
 LATE_NS = 1_500_000_000
@@ -130,7 +132,7 @@ def test_a_fault_is_named_once_and_clears(name: str) -> None:
     who = "publisher of quotes" if kind == "late_publisher" else f"{statuses[0].role} 7 on desk"
     assert (condition.who, condition.feed) == (who, "quotes")
     seen_s = (START_NS + story.at_ns - condition.since_ns) / S
-    assert 0 < seen_s <= len(statuses) + 1
+    assert 0 < seen_s <= len(statuses) + 3
     story.calm(msgspec.structs.replace(statuses[-1], healthy=True, ready=True, statistics=received()), CALM_S)
     assert [each.kind for each in story.cleared] == [kind]
     assert (story.kinds, len(story.raised)) == ([], 1)
@@ -175,7 +177,8 @@ def test_nothing_is_raised_near_a_limit(name: str) -> None:
         ("relay", "refused", 2, "dead_relay"),
         ("hub", "silent", 3, "stuck_hub"),
         ("subscriber", "silent", 3, "stuck_subscriber"),
-        ("recorder", "invalid", 2, "dead_recorder"),
+        ("recorder", "invalid", 3, "unhealthy"),
+        ("recorder", "unreachable", 3, "unreachable"),
     ],
 )
 def test_a_process_without_an_answer_is_named_by_its_role(role: str, failure: Any, after_s: int, kind: str) -> None:
@@ -183,7 +186,9 @@ def test_a_process_without_an_answer_is_named_by_its_role(role: str, failure: An
     story.see(status(role))
     story.fail(failure, "no answer")
     assert [story.look() for _ in range(after_s)] == [[]] * (after_s - 1) + [[kind]]
-    assert "http://desk:9300 has not answered for" in story.raised[0].why
+    what = "given no status" if failure == "invalid" else "not answered"
+    assert f"http://desk:9300 has {what} for {after_s}.0 s: no answer" in story.raised[0].why
+    assert story.raised[0].since_ns == START_NS + 1_000 * S  # of the last answer
     story.see(status(role))
     story.calm(status(role), 5)
     assert (story.kinds, len(story.raised)) == ([], 1)
@@ -196,6 +201,15 @@ def test_a_page_that_never_answered_is_named_by_its_address() -> None:
         story.look()
     assert story.kinds == ["unreachable"]
     assert "http://desk:9300 has not answered for 2.0 s: Connection refused" in story.raised[0].why
+    assert (story.raised[0].who, story.raised[0].since_ns) == ("http://desk:9300", START_NS + story.began_ns)
+    named = Story()
+    named.pages["http://desk:9300"] = Page("http://desk:9300", name="recorder")
+    named.fail("refused", "Connection refused")
+    for _ in range(3):
+        named.look()
+    assert [(each.kind, each.who) for each in named.raised] == [("unreachable", "recorder")]
+    (row,) = view_of(named.installation, named.conditions.now).processes
+    assert (row.label, row.state, row.reasons) == ("recorder", "refused", ("Connection refused",))
 
 
 def test_lines_that_fall_silent_and_feeds_that_were_never_heard() -> None:
@@ -207,6 +221,7 @@ def test_lines_that_fall_silent_and_feeds_that_were_never_heard() -> None:
     assert condition.who == "line B of quotes slice 0"
     assert condition.why == "no heartbeat for 3.0 s, expected one every 1.00 s"
     assert condition.where == "feed quotes slice 0 at tcp://127.0.0.1:17202"
+    assert condition.since_ns == story.lines[1].last_heard_ns
     story.lines[1].state = LineState.ALIVE
     story.calm(status("publisher"), 5)
     assert story.kinds == []
@@ -216,7 +231,7 @@ def test_lines_that_fall_silent_and_feeds_that_were_never_heard() -> None:
     for line in never.lines:
         line.state = LineState.NOT_HEARD
     assert [never.look() for _ in range(6)] == [[]] * 5 + [["late_publisher"]]
-    assert never.raised[0].who == "publisher of quotes"
+    assert (never.raised[0].who, never.raised[0].since_ns) == ("publisher of quotes", START_NS + never.began_ns)
     late = Story()
     late.lines[0].heartbeat_lag_ns = LATE_NS
     assert [late.look() for _ in range(4)] == [[], [], [], ["late_publisher"]]
@@ -229,7 +244,8 @@ def test_loss_is_named_at_the_first_relay_that_misses_messages() -> None:
     for gaps in ((0, 0, 0), (9, 9, 0)):
         for place, (path, lost) in enumerate(zip(chain, gaps, strict=True)):
             story.answer(*relay(lost, path=path, pid=place), url=f"http://desk:{place}")
-        story.answer(status("subscriber", received(received_gaps=gaps[1]), pid=9), url="http://desk:9")
+        of_slices = {"slices": [{"slice_id": 0, "received": {"gaps": gaps[1]}}]}
+        story.answer(status("subscriber", received(received_gaps=gaps[1]) | of_slices, pid=9), url="http://desk:9")
         story.look()
     assert [(each.kind, each.who) for each in story.conditions.now] == [("loss_above_relay", "relay 0 on desk")]
 
@@ -241,10 +257,84 @@ def test_what_another_condition_explains_is_left_out() -> None:
     story.fail("silent", "no answer in 1.5 s")
     for _ in range(4):
         story.look()
-    assert "stuck_hub" in story.kinds
+    assert story.kinds == ["stuck_hub"]
+    assert [each.kind for each in story.raised] == ["silent_line"] * 2 + ["stuck_hub"]
     for _ in range(5):
         story.look()
-    assert story.kinds == ["stuck_hub"]
+    assert (story.kinds, story.cleared) == (["stuck_hub"], [])  # the lines are still silent
+    story.calm(status("hub"), 5)
+    assert story.kinds == ["silent_line"] * 2
+    assert len(story.raised) == 3
+    for line in story.lines:
+        line.state = LineState.ALIVE
+    story.calm(status("hub"), 5)
+    assert (story.kinds, len(story.raised)) == ([], 3)
+    assert sorted(each.kind for each in story.cleared) == ["silent_line", "silent_line", "stuck_hub"]
+
+
+def waiting(seconds: range, slice_id: int = 0) -> list[ProcessStatus]:
+    """Return statuses of a publisher of two slices, one of which waits for a peer all the time."""
+    slices = [[{"slice_id": each, "waits": 50 * n * (each == slice_id)} for each in (0, 1)] for n in seconds]
+    return sender("publisher", *({"slices": each} for each in slices))
+
+
+def test_a_full_queue_explains_the_silent_lines_of_its_slice_only() -> None:
+    story = Story()
+    story.see(*waiting(range(3)))
+    for line in story.lines:
+        line.state = LineState.SILENT
+    assert story.see(*waiting(range(3, 6))) == ["full_queue"]
+    assert [each.kind for each in story.raised] == ["full_queue"]
+    other = Story()
+    other.see(*waiting(range(3), slice_id=1))
+    other.lines[0].state = LineState.SILENT
+    assert other.see(*waiting(range(3, 4), slice_id=1)) == ["silent_line", "full_queue"]
+
+
+def test_not_ready_is_left_out_only_if_all_its_reasons_are_explained() -> None:
+    def part(role: str, *reasons: str, slices: tuple[int, ...] = ()) -> ProcessStatus:
+        details = tuple(SliceDetail(slice_id=each, reason="nothing comes") for each in slices)
+        texts = (*reasons, *(f"Slice {each}: nothing comes." for each in slices))
+        return status(role, ready=False, reasons=texts, slices=details)
+
+    story = Story()
+    for line in story.lines:
+        line.state, line.last_heard_ns = LineState.SILENT, START_NS
+    parts = {
+        "subscriber": part("subscriber", slices=(0,)),
+        "recorder": part("recorder", "A sync of days has been due for 9 s.", slices=(0,)),
+        "relay": part("relay", slices=(0, 1)),
+        "bridge": part("bridge", "redis://x is unreachable."),
+    }
+    for _ in range(12):
+        for name, each in parts.items():
+            story.answer(each, url=f"http://{name}:1")
+        story.look()
+    unready = {each.who.split()[0] for each in story.conditions.now if each.kind == "not_ready"}
+    assert unready == {"recorder", "relay", "bridge"}
+
+
+def test_a_state_that_began_before_the_watch_has_its_own_time() -> None:
+    story = Story()
+    now_ns = 5_000 * S  # by a clock that is wrong
+    story.answer(status("bridge", ready=False, reasons=("x.",), now_ns=now_ns, since_ns=now_ns - 60 * S))
+    assert story.look() == ["not_ready"]  # at once: it has lasted for longer than ten seconds
+    assert story.raised[0].since_ns == START_NS + story.began_ns - 60 * S
+
+
+def test_the_process_behind_an_address_is_named() -> None:
+    story = Story()
+    at = SliceDetail(slice_id=0, addresses=("10.0.0.9:5", "127.0.0.1:7"))
+    story.answer(status("subscriber", slices=(at,), host="laptop", pid=42), url="http://laptop:1")
+    story.see(*sender("relay", *[peers(1, behind_s=2.5)] * 3))
+    assert story.raised[0].why.startswith("subscriber 42 on laptop at 10.0.0.9:5 has taken next to nothing for 2.5 s")
+    now = story.installation
+    assert now.process_at("127.0.0.1:7", "laptop") == "subscriber 42 on laptop"
+    assert now.process_at("127.0.0.1:7", "desk") == ""  # that of another host
+    assert now.process_at("[::ffff:10.0.0.9]:5", "desk") == "subscriber 42 on laptop"
+    story.answer(status("subscriber", slices=(at,), host="copy"), url="http://copy:1")
+    story.look()
+    assert now.process_at("10.0.0.9:5", "desk") == ""  # two have it: behind a translation of addresses
 
 
 def alert(**changes: Any) -> Alert:

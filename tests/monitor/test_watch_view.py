@@ -57,8 +57,8 @@ def test_a_slice_has_its_rate_and_the_worst_figures_of_its_receivers() -> None:
     assert (row.feed, row.slice_id, row.lines) == ("quotes", 0, {"A": "alive", "B": "silent"})
     assert (row.messages, row.messages_per_second, row.bytes_per_second) == (9_000, 500.0, 2_000.0)
     assert (row.lag_p50_ns, row.lag_p99_ns, row.age_p99_ns) == (2_250_000, 9_000_000, 18_000_000)
-    assert (row.gaps, row.repaired, row.receivers) == (8 + 1, 4, 2)
-    assert (view.messages_per_second, view.bytes_per_second, view.gaps, view.repaired) == (500.0, 40_000.0, 9, 4)
+    assert (row.lost, row.repaired, row.receivers) == (8 + 1, 4, 2)
+    assert (view.messages_per_second, view.bytes_per_second, view.lost, view.repaired) == (500.0, 40_000.0, 9, 4)
     assert view.lag_p99_ns == 9_000_000
 
 
@@ -74,12 +74,12 @@ def test_a_recorder_has_no_lag_at_delivery() -> None:
 
 def test_processes_are_a_tree_with_their_losses() -> None:
     _, view = shown()
-    tree = [(row.depth, row.label, row.gaps, row.lost, row.state) for row in view.processes]
+    tree = [(row.depth, row.label, row.lost, row.dropped, row.state) for row in view.processes]
     assert tree == [
         (0, "publisher 7 desk", 0, 0, "ok"),
-        (1, "relay london london", 0, 0, "ok"),
-        (2, "relay desk desk", 3, 0, "ok"),
-        (1, "recorder 9 desk", 1, 7 + 6, "refused"),
+        (1, "relay london london", 0, 0, "warning"),
+        (2, "relay desk desk", 3, 0, "error"),
+        (1, "recorder 9 desk", 1 + 6, 7, "refused"),
         (1, "archive 7 desk", 0, 0, "ok"),
         (1, "subscriber 8 desk", 8, 7, "ok"),
     ]

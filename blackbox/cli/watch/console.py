@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 WEBHOOK_VARIABLE: Final = "BLACKBOX_WEBHOOK"
 _ONCE_S: Final = 6.0
+_HEARTBEATS: Final = 5
+"""Heartbeats after which a line that was not heard is known to be silent, with a reserve."""
 
 
 def console(
@@ -57,7 +59,7 @@ def console(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help=f"With --once: time to look. Default: {_ONCE_S:g} s, enough for every condition.",
+            help=f"With --once: time to look. Default: {_ONCE_S:g} s, or more if heartbeats are rare.",
             show_default=False,
         ),
     ] = None,
@@ -100,7 +102,8 @@ def console(
             if not once:
                 say(_opening(running, endpoint))
                 running.run()
-            running.run(_ONCE_S if timeout is None else timeout)
+            rarest_s = max((each.heartbeat_ns / 1e9 for each in watcher.feeds), default=0.0)
+            running.run(max(_ONCE_S, 2.0 + _HEARTBEATS * rarest_s) if timeout is None else timeout)
             found = running.report()
         if as_json:
             print_json(found)
@@ -115,7 +118,7 @@ def console(
 def _opening(running: Console, endpoint: str) -> str:
     names = ", ".join(f"{feed.name!r}" for feed in running.watch.watcher.feeds) or "none"
     at = f"alerts at {endpoint}" if endpoint else "no alerts: neither --listen nor [monitor] names an endpoint"
-    return f"watching: feeds {names}; {counted(len(running.watch.watcher.urls), 'status page')}; {at}"
+    return f"watching: feeds {names}; {counted(len(running.watch.watcher.pages), 'status page')}; {at}"
 
 
 def _print(event: Event) -> None:

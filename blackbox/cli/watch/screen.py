@@ -16,7 +16,7 @@ from textual.worker import get_current_worker
 from blackbox.cli.watch.tables import TABS, TOPICS, Column, Row, Tab, details, headline, news, rows_of
 from blackbox.services.monitor.watch.view import View
 
-_BAD: Final = ("error", "silent", "refused", "invalid", "failed")
+_BAD: Final = ("error", "silent", "refused", "invalid", "unreachable", "failed")
 _NAMES: Final = " ".join(f"{number}:{tab.name}" for number, tab in enumerate(TABS, 1))
 
 

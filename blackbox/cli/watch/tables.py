@@ -85,7 +85,7 @@ SLICES: Final = Tab(
         _numbers("lag50", 7, "lag_p50_ns", duration),
         _numbers("lag99", 7, "lag_p99_ns", duration),
         _numbers("age99", 7, "age_p99_ns", duration),
-        _numbers("gaps", 6, "gaps", _whole),
+        _numbers("lost", 6, "lost", _whole),
         _numbers("fixed", 5, "repaired", _whole),
     ),
 )
@@ -94,12 +94,12 @@ PROCESSES: Final = Tab(
     lambda view: view.processes,
     (
         Column("process", 22, _depth, lambda row: (row.feed, row.name), is_left=True),
-        _texts("state", 10, "state"),
-        _numbers("rate", 9, "messages_per_second", rate),
+        _texts("state", 11, "state"),
+        _numbers("rate", 8, "messages_per_second", rate),
         _numbers("lag99", 7, "lag_p99_ns", duration),
-        _numbers("gaps", 6, "gaps", _whole),
-        _numbers("fixed", 6, "repaired", _whole),
         _numbers("lost", 6, "lost", _whole),
+        _numbers("fixed", 5, "repaired", _whole),
+        _numbers("dropped", 7, "dropped", _whole),
         _numbers("peers", 6, "peers", _whole),
     ),
 )
@@ -168,7 +168,7 @@ def headline(view: View) -> str:
     lag = _maybe(view.lag_p99_ns, duration)
     return (
         f"{clock_text(view.now_ns, 'UTC')}  {rate(view.messages_per_second)}  {speed}  lag p99 {lag}  "
-        f"gaps {count(view.gaps)}  repaired {count(view.repaired)}"
+        f"lost {count(view.lost)}  repaired {count(view.repaired)}"
     )
 
 

@@ -25,7 +25,7 @@ WatchOption = Annotated[
     choice_of(
         "--watch",
         "URL",
-        "Status page of a process (`--metrics`), such as http://10.0.0.5:9300.",
+        "Status page of a process (`--metrics`), such as http://10.0.0.5:9300 or recorder=http://10.0.0.5:9300.",
         default="`watch` in the feed files",
     ),
 ]

@@ -34,6 +34,10 @@ class Finding(NamedTuple):
     """Time for which it counts after it was last found."""
     since_ns: int = 0
     """When it began, ns since 1970; 0: when it was first found."""
+    slices: frozenset[int] | None = None
+    """Slices of the feed that it is about; None: all; empty: it is not about slices."""
+    is_explained: bool = False
+    """True if another finding explains it: it raises nothing, and hides what it has raised."""
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +59,8 @@ class _Held(NamedTuple):
     """Monotonic time when it was first found."""
     last_ns: int
     """... last found."""
-    clear_ns: int
+    finding: Finding
+    """The last one."""
     is_raised: bool
 
 
@@ -69,7 +74,8 @@ class Changes(NamedTuple):
 class Conditions:
     """The present conditions: at most `MOST_CONDITIONS`, further findings are counted in `left_out`.
 
-    Findings of one kind about the same process or line are one condition. One thread uses it.
+    Findings of one kind about the same process or line are one condition. One that is explained later is hidden, and
+    cleared only when it is over. One thread uses it.
     """
 
     def __init__(self) -> None:
@@ -79,13 +85,20 @@ class Conditions:
     def restore(self, conditions: Iterable[Condition], at_ns: int) -> None:
         """Take conditions that were present at the end of an earlier run. They clear if they are not found again."""
         for each in list(conditions)[:MOST_CONDITIONS]:
-            self._held[each.kind, each.who] = _Held(each, at_ns, at_ns, _RESTORED_NS, is_raised=True)
+            texts = each.kind, each.severity, each.who, each.feed, each.where, each.why
+            found = Finding(*texts, clear_ns=_RESTORED_NS, slices=frozenset())
+            self._held[each.kind, each.who] = _Held(each, at_ns, at_ns, found, is_raised=True)
 
     @property
     def now(self) -> list[Condition]:
-        """The present ones: errors first, then in the order in which they began."""
-        raised = [each.condition for each in self._held.values() if each.is_raised]
+        """The present ones that no other explains: errors first, then in the order in which they began."""
+        raised = [each.condition for each in self._held.values() if each.is_raised and not each.finding.is_explained]
         return sorted(raised, key=lambda each: (each.severity != "error", each.since_ns))
+
+    @property
+    def raised(self) -> list[Finding]:
+        """The last findings of all present ones, explained or not."""
+        return [each.finding for each in self._held.values() if each.is_raised]
 
     def look(self, findings: Iterable[Finding], at_ns: int, now_ns: int) -> Changes:
         """Take what was found at one moment, in monotonic time and in ns since 1970."""
@@ -93,7 +106,7 @@ class Conditions:
         for finding in findings:
             self._take(finding, at_ns, now_ns, changes)
         for key, held in list(self._held.items()):
-            if at_ns - held.last_ns > held.clear_ns or (not held.is_raised and held.last_ns != at_ns):
+            if at_ns - held.last_ns > held.finding.clear_ns or (not held.is_raised and held.last_ns != at_ns):
                 del self._held[key]
                 if held.is_raised:
                     changes.cleared.append(held.condition)
@@ -102,6 +115,9 @@ class Conditions:
     def _take(self, finding: Finding, at_ns: int, now_ns: int, changes: Changes) -> None:
         key = finding.kind, finding.who
         before = self._held.get(key)
+        was_raised = before is not None and before.is_raised
+        if finding.is_explained and not was_raised:
+            return
         if before is None and len(self._held) >= MOST_CONDITIONS:
             self.left_out += 1
             return
@@ -116,9 +132,10 @@ class Conditions:
             why=printable(finding.why),
             since_ns=min(since_ns, since_ns if before is None else before.condition.since_ns),
         )
-        was_raised = before is not None and before.is_raised
         is_raised = was_raised or at_ns - found_ns >= finding.hold_ns
-        self._held[key] = _Held(condition, found_ns, at_ns, finding.clear_ns, is_raised)
+        if was_raised and before is not None and before.finding.slices is not None and finding.slices is not None:
+            finding = finding._replace(slices=finding.slices | before.finding.slices)
+        self._held[key] = _Held(condition, found_ns, at_ns, finding, is_raised)
         if is_raised and not was_raised:
             changes.raised.append(condition)
 
@@ -142,5 +159,6 @@ def finding_of(alert: Alert) -> Finding:
         where=where,
         why=alert.text,
         clear_ns=_ALERT_CLEAR_NS[alert.severity],
+        slices=None if alert.slice_id is None else frozenset({alert.slice_id}),
         since_ns=alert.since_ns,
     )

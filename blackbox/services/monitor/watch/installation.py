@@ -72,6 +72,8 @@ class Installation:
         self._samples: dict[str, deque[_Sample]] = {}
         self._fresh: set[str] = set()
         """Keys of the parts with a new status in this snapshot."""
+        self._names: dict[str, str] = {}
+        """Names of parts by the addresses of their connections; empty: it is not sure whose."""
         self._ends: dict[tuple[str, int], deque[tuple[int, int, int]]] = {}
         """By feed and slice: time (ns since 1970), epoch and next sequence at each heartbeat."""
 
@@ -89,6 +91,10 @@ class Installation:
                 self._fresh.add(part.key)
         for key in self._samples.keys() - {part.key for part in self.parts}:
             del self._samples[key]
+        self._names = {}
+        for part in (each for each in self.parts if each.page.failure != "refused"):  # a stuck one keeps connections
+            for address in {_of_host(each, part.status.host) for at in part.status.slices for each in at.addresses}:
+                self._names[address] = part.name if self._names.get(address, part.name) == part.name else ""
         for line in snapshot.lines:
             self._note_end(line)
 
@@ -98,6 +104,21 @@ class Installation:
             ends = self._ends.setdefault((line.feed, health.slice_id), deque(maxlen=_MOST_ENDS))
             if not ends or (health.epoch, health.messages) > ends[-1][1:]:
                 ends.append((health.last_heard_ns, health.epoch, health.messages))
+
+    def process_at(self, address: str, host: str) -> str:
+        """Return the name of the process behind a peer's address, as a process on `host` sees it; empty: not known."""
+        return self._names.get(_of_host(address, host), "")
+
+    # Time
+
+    def wall_ns(self, at_ns: int) -> int:
+        """Return a monotonic time of this host as ns since 1970."""
+        return self.now.now_ns - (self.now.at_ns - at_ns)
+
+    def since_state_ns(self, part: Part) -> int:
+        """Return when a part became ready, not ready, or unhealthy, by this host's clock, ns since 1970; 0: unknown."""
+        status = part.status
+        return self.wall_ns(part.page.answered_ns) - (status.now_ns - status.since_ns) if status.since_ns else 0
 
     # Limits
 
@@ -169,6 +190,12 @@ def figure(values: object, *path: str | int) -> float:
     """Return the number at a path in decoded JSON of others, or 0."""
     found = _at(values, path)
     return found if isinstance(found, int | float) and not isinstance(found, bool) and found == found else 0
+
+
+def _of_host(address: str, host: str) -> str:
+    """Return an address that is the same at both ends of a connection, with the host if it is valid only there."""
+    address = address.replace("[::ffff:", "").replace("]", "") if address.startswith("[::ffff:") else address
+    return f"{host} {address}" if address.startswith(("127.", "[::1]")) else address
 
 
 def _at(values: object, path: Iterable[str | int]) -> Any:

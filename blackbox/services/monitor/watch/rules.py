@@ -1,27 +1,27 @@
 """Rules that find what is wrong in an installation, by kind. They do no I/O; `conditions` adds time.
 
 Each rule yields findings from the newest snapshot and the growth of counters. Limits leave room for a busy machine: a
-rule must not fire at full load. `without_consequences` drops what another finding explains.
+rule must not fire at full load. `explained` marks what another finding explains.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from blackbox.numbers import byte_size, count, counted, duration
-from blackbox.receive.alerts import kind_of_disk_error
+from blackbox.receive.alerts import Severity, kind_of_disk_error
 from blackbox.services.monitor.heartbeats import LineState
-from blackbox.services.monitor.watch.conditions import Condition, Finding
+from blackbox.services.monitor.watch.conditions import Finding
 from blackbox.services.monitor.watch.installation import Installation, Part, figure
-from blackbox.services.monitor.watch.snapshot import Line, Page
+from blackbox.services.monitor.watch.snapshot import Failure, Line, Page
 
 _S: Final = 1_000_000_000
 _GONE_NS: Final = 1_500_000_000
 """Time after the last answer at which a process that refuses connections counts as ended."""
 _STUCK_NS: Final = 3 * _S
-"""... at which one that takes connections and does not answer counts as stuck."""
+"""... at which any other one without a status is reported."""
 _HOLD_NS: Final = 1_400_000_000
 """Hold time of levels that may be high for a moment: longer than the time between two statuses."""
 _EDGE_NS: Final = 10 * _S
@@ -37,6 +37,7 @@ _WAITING: Final = 0.5
 _LEAST_FREE_BYTES: Final = 64 << 20
 _FILLS_S: Final = 60.0
 _MOST_NAMED: Final = 3
+_NO_SLICE: Final[frozenset[int]] = frozenset()
 
 Rule = Callable[[Installation], Iterator[Finding]]
 
@@ -46,10 +47,10 @@ def findings(installation: Installation) -> list[Finding]:
     return [found for rule in RULES for found in rule(installation)]
 
 
-def _of(part: Part, kind: str, why: str, *, is_error: bool = False, **times: int) -> Finding:
+def _of(part: Part, kind: str, why: str, *, is_error: bool = False, **more: Any) -> Finding:
     feed = part.status.feed
-    severity = "error" if is_error else "warning"
-    return Finding(kind, severity, part.name, feed, f"feed {feed}, {part.page.url}", why, **times)  # type: ignore[arg-type]
+    severity: Severity = "error" if is_error else "warning"
+    return Finding(kind, severity, part.name, feed, f"feed {feed}, {part.page.url}", why, **more)
 
 
 # Lines
@@ -67,23 +68,26 @@ def silent_lines(now: Installation) -> Iterator[Finding]:
         if watched_ns >= 4 * lines[0].heartbeat_ns + _S:
             if not heard:
                 why = f"no publisher has been heard since the watch began {watched_ns / _S:.0f} s ago"
-                yield _of_lines("late_publisher", f"publisher of {feed}", lines, why)
+                found = _of_lines("late_publisher", f"publisher of {feed}", lines, why)
+                yield found._replace(since_ns=now.wall_ns(now.now.began_ns))
                 continue
             silent += [line for line in lines if line.health.state is LineState.NOT_HEARD]
         for line in silent[:_MOST_NAMED]:
             last_ns, beat = line.health.last_heard_ns, duration(line.heartbeat_ns)
+            since_ns = last_ns or now.wall_ns(now.now.began_ns)
             said = f"for {(now.now.now_ns - last_ns) / _S:.1f} s" if last_ns else "since the watch began"
             why = f"no heartbeat {said}, expected one every {beat}"
             if len(silent) > _MOST_NAMED:
                 why += f"; {len(silent)} of {len(lines)} lines of the feed are silent"
             name = f"line {line.health.line} of {feed} slice {line.health.slice_id}"
-            yield _of_lines("silent_line", name, [line], why)
+            yield _of_lines("silent_line", name, [line], why)._replace(since_ns=since_ns)
 
 
-def _of_lines(kind: str, who: str, lines: list[Line], why: str, severity: str = "error") -> Finding:
+def _of_lines(kind: str, who: str, lines: list[Line], why: str, severity: Severity = "error") -> Finding:
     line = lines[0]
     where = f"feed {line.feed}" if len(lines) > 1 else f"feed {line.feed} slice {line.health.slice_id}"
-    return Finding(kind, severity, who, line.feed, f"{where} at {line.health.endpoint}", why)  # type: ignore[arg-type]
+    slices = frozenset(each.health.slice_id for each in lines)
+    return Finding(kind, severity, who, line.feed, f"{where} at {line.health.endpoint}", why, slices=slices)
 
 
 def late_heartbeats(now: Installation) -> Iterator[Finding]:
@@ -107,32 +111,49 @@ def pages(now: Installation) -> Iterator[Finding]:
     """Find processes that have ended, hang, or never answered."""
     for page in now.now.pages:
         if page.failure:
-            silent_ns = now.now.at_ns - (page.answered_ns or now.now.began_ns)
-            if silent_ns >= (_STUCK_NS if page.failure == "silent" else _GONE_NS):
-                yield from _lost(now, page, silent_ns / _S)
+            began_ns = page.answered_ns or now.now.began_ns
+            silent_ns = now.now.at_ns - began_ns
+            if silent_ns >= (_GONE_NS if page.failure == "refused" else _STUCK_NS):
+                yield from _silent(now, page, silent_ns / _S, now.wall_ns(began_ns))
 
 
-def _lost(now: Installation, page: Page, silent_s: float) -> Iterator[Finding]:
-    why = f"{page.url} has not answered for {silent_s:.1f} s: {page.why}"
+_KINDS: Final[dict[Failure, str]] = {"refused": "dead_{}", "silent": "stuck_{}", "invalid": "unhealthy"}
+_CAUSES: Final[dict[Failure, str]] = {
+    "refused": "its process has ended, or the address is wrong",
+    "silent": "its process is stopped, stuck or busy, or its host is off",
+    "invalid": "its process has failed, or another program has this address",
+    "unreachable": "its host is off, or the network or the address is wrong",
+}
+
+
+def _silent(now: Installation, page: Page, silent_s: float, since_ns: int) -> Iterator[Finding]:
+    answer = "has given no status" if page.failure == "invalid" else "has not answered"
+    why = f"{page.url} {answer} for {silent_s:.1f} s: {page.why}"
     if not page.parts:
-        cause = "stopped, stuck or busy" if page.failure == "silent" else "gone, or the address is wrong"
-        yield Finding("unreachable", "error", page.url, "", page.url, f"{why}; its process is {cause}")
+        why += f"; {_CAUSES[page.failure]}"
+        yield Finding("unreachable", "error", page.name or page.url, "", page.url, why, since_ns=since_ns)
     for part in [each for each in now.parts if each.page is page]:
-        what = "stuck" if page.failure == "silent" else "dead"
-        role = part.status.role
-        kind = "lost_consumer" if (what, role) == ("dead", "subscriber") else f"{what}_{role}"
-        yield _of(part, kind, why, is_error=True)
+        kind = _KINDS.get(page.failure, "unreachable").format(part.status.role)
+        kind = "lost_consumer" if kind == "dead_subscriber" else kind
+        slices = frozenset(each.slice_id for each in part.status.slices) or None
+        yield _of(part, kind, why, is_error=True, since_ns=since_ns, slices=slices)
 
 
 def unhealthy(now: Installation) -> Iterator[Finding]:
     """Find parts that report that they have failed, or are not ready for long."""
     for part in _answering(now):
         reasons = " ".join(part.status.reasons[:_MOST_NAMED]) or "it gave no reason"
+        since_ns = now.since_state_ns(part)
         if not part.status.healthy:
             kind = kind_of_disk_error(reasons)
-            yield _of(part, kind if kind == "full_disk" else "unhealthy", reasons, is_error=True)
+            kind = kind if kind == "full_disk" else "unhealthy"
+            yield _of(part, kind, reasons, is_error=True, since_ns=since_ns)
         elif not part.status.ready:
-            yield _of(part, "not_ready", reasons, hold_ns=_READY_NS)
+            of_slices = {f"Slice {each.slice_id}: {each.reason}.": each.slice_id for each in part.status.slices}
+            is_own = not of_slices.keys() >= set(part.status.reasons)
+            slices = _NO_SLICE if is_own else frozenset(of_slices[each] for each in part.status.reasons)
+            hold_ns = max(0, _READY_NS - (now.now.now_ns - since_ns)) if since_ns else _READY_NS
+            yield _of(part, "not_ready", reasons, hold_ns=hold_ns, since_ns=since_ns, slices=slices)
 
 
 def _answering(now: Installation) -> Iterator[Part]:
@@ -156,7 +177,7 @@ def _slow(now: Installation, part: Part) -> Iterator[Finding]:
     still_s = now.still_s(part, *at, "delivery", "delivered", waiting=waiting)
     if queue and still_s >= _STILL_S:
         why = f"{counted(queue, 'block')} wait and no callback has returned for {still_s:.0f} s"
-        yield _of(part, "slow_callback", why)
+        yield _of(part, "slow_callback", why, since_ns=now.now.now_ns - round(still_s * _S))
     lags = f"lags {duration(lag_ns)}, limit {duration(limit_ns)}"
     if lag_ns > limit_ns and queue:  # also while it receives nothing, because its queue is full
         yield _of(part, "slow_callback", f"{lags}, and {counted(queue, 'block')} wait for callbacks", hold_ns=_HOLD_NS)
@@ -168,10 +189,16 @@ def _slow(now: Installation, part: Part) -> Iterator[Finding]:
         late = duration(age_ns - lag_ns)
         why = f"messages waited {late} in the publisher of {part.status.feed} before they were sent"
         feed = part.status.feed
+        late_slices = frozenset(
+            int(figure(each, "slice_id"))
+            for each in part.list(*at, "slices")
+            if figure(each, "lag", "last_age_ns") - figure(each, "lag", "last_ns") > limit_ns
+        )
         yield Finding(
             *("late_publisher", "warning", f"publisher of {feed}", feed, f"feed {feed}"),
             f"{why}, limit {duration(limit_ns)}",
             hold_ns=_HOLD_NS,
+            slices=late_slices or None,
         )
 
 
@@ -190,27 +217,41 @@ def _ahead(offset_ns: float) -> str:
     return f"now {duration(abs(offset_ns))} {'ahead' if offset_ns > 0 else 'late'}"
 
 
+class _Lossy(NamedTuple):
+    """A relay's line that misses messages."""
+
+    part: Part
+    path: tuple[str, ...]
+    """Relays from the source to this one."""
+    slice_id: int
+    where: str
+    lost: int
+
+
 def losses(now: Installation) -> Iterator[Finding]:
     """Find lost messages: above the first relay that misses them, else at their receivers."""
-    lossy = dict[tuple[str, ...], tuple[Part, str, float]]()
+    lossy = list[_Lossy]()
     for part in _answering(now):
-        lines = part.list("lines")
-        before = now.before(part)
-        for place, line in enumerate(lines):
-            old = before.list("lines")[place : place + 1] if before is not None else []
-            gaps = figure(line, "gaps") - figure(old[0], "gaps") if old else 0
-            path = line.get("path")
-            if gaps > 0 and isinstance(path, list | tuple):
+        for place, line in enumerate(part.list("lines")):
+            lost, path = int(now.growth(part, "lines", place, "gaps")), line.get("path")
+            if lost and isinstance(path, list | tuple):
                 where = f"line {line.get('line')} of slice {line.get('slice_id')} from {line.get('source')}"
-                lossy[(*map(str, path), where)] = part, where, gaps
+                lossy.append(_Lossy(part, tuple(map(str, path)), int(figure(line, "slice_id")), where, lost))
         if gaps := now.growth(part, *part.inside, "received", "gaps"):
             why = f"{counted(int(gaps), 'message')} lost on the way to it, {_all_gaps(part)} in all"
-            yield _of(part, "gap", why, clear_ns=_EDGE_NS)
-    for key, (part, where, gaps) in lossy.items():
-        path = key[:-1]
-        if not any(other[:-1] == path[: len(other) - 1] and len(other) < len(key) for other in lossy):
-            why = f"{counted(int(gaps), 'message')} lost above relay {path[-1]!r}, on {where}"
-            yield _of(part, "loss_above_relay", why, is_error=True, clear_ns=_EDGE_NS)
+            yield _of(part, "gap", why, clear_ns=_EDGE_NS, slices=_lossy_slices(now, part))
+    for each in lossy:
+        if not any(each.path[: len(other.path)] == other.path != each.path for other in lossy):
+            why = f"{counted(each.lost, 'message')} lost above relay {each.path[-1]!r}, on {each.where}"
+            slices = frozenset({each.slice_id})
+            yield _of(each.part, "loss_above_relay", why, is_error=True, clear_ns=_EDGE_NS, slices=slices)
+
+
+def _lossy_slices(now: Installation, part: Part) -> frozenset[int] | None:
+    path = (*part.inside, "slices")
+    slices = enumerate(part.list(*path))
+    grown = [int(figure(each, "slice_id")) for n, each in slices if now.growth(part, *path, n, "received", "gaps")]
+    return frozenset(grown) or None
 
 
 def _all_gaps(part: Part) -> str:
@@ -223,28 +264,45 @@ def _all_gaps(part: Part) -> str:
 def full_queues(now: Installation) -> Iterator[Finding]:
     """Find publishers and relays that wait for slow peers or drop for them, and receivers that drop."""
     for part in _answering(now):
-        waited = (now.rate(part, "waits") or 0.0) * _WAIT_S
+        waited, slices = _waits(now, part)
         peers = sorted(part.list("peers"), key=lambda peer: figure(peer, "behind_s"), reverse=True)
         behind_s = figure(peers[0], "behind_s") if peers else 0.0
-        slowest = _peer(peers[0]) if behind_s > 0 else "a subscriber"
+        slowest = _peer(now, part, peers[0]) if behind_s > 0 else "a subscriber"
+        since_ns = now.now.now_ns - round(behind_s * _S) if behind_s > 0 else 0
         if waited >= _WAITING:
-            yield _of(part, "full_queue", f"its senders wait {min(1, waited):.0%} of the time for {slowest}")
+            why = f"its senders wait {min(1, waited):.0%} of the time for {slowest}"
+            yield _of(part, "full_queue", why, since_ns=since_ns, slices=slices)
         elif behind_s >= _BEHIND_S:
             unsent = byte_size(int(figure(peers[0], "unsent_bytes")))
             why = f"{slowest} has taken next to nothing for {behind_s:.1f} s, {unsent} wait for it"
-            yield _of(part, "full_queue", why, hold_ns=_HOLD_NS)
+            yield _of(part, "full_queue", why, hold_ns=_HOLD_NS, since_ns=since_ns, slices=_NO_SLICE)
         for name, what in (("shared_memory_dropped", "in shared memory"), ("discarded", "at its end")):
             if dropped := now.growth(part, name):
                 why = f"{counted(int(dropped), 'message')} dropped {what}, because its queue was full"
-                yield _of(part, "full_queue", why, is_error=True, clear_ns=_EDGE_NS)
+                yield _of(part, "full_queue", why, is_error=True, clear_ns=_EDGE_NS, slices=_NO_SLICE)
         if dropped := now.growth(part, *part.inside, "delivery", "dropped"):
             why = f"its policy for slow subscribers dropped {counted(int(dropped), 'delivery')}".replace("ys", "ies")
             yield _of(part, "dropped_messages", why, is_error=True, clear_ns=_EDGE_NS)
 
 
-def _peer(peer: object) -> str:
-    address = peer.get("address") if isinstance(peer, dict) else ""
-    return f"the subscriber at {address}" if address else "a subscriber"
+def _waits(now: Installation, part: Part) -> tuple[float, frozenset[int] | None]:
+    """Return the share of the time that the slowest slice waits for subscribers, and the slices that wait for most."""
+    of_slice = dict[int, float]()
+    for name in ("slices", "lines"):
+        for place, each in enumerate(part.list(name)):
+            slice_id, share = int(figure(each, "slice_id")), (now.rate(part, name, place, "waits") or 0.0) * _WAIT_S
+            of_slice[slice_id] = max(share, of_slice.get(slice_id, 0.0))
+    if not of_slice:
+        return (now.rate(part, "waits") or 0.0) * _WAIT_S, None
+    return max(of_slice.values()), frozenset(each for each, share in of_slice.items() if share >= _WAITING)
+
+
+def _peer(now: Installation, part: Part, peer: Mapping[str, Any]) -> str:
+    address = str(peer.get("address") or "")
+    if not address:
+        return "a subscriber"
+    process = now.process_at(address, part.status.host)
+    return f"{process} at {address}" if process else f"the subscriber at {address}"
 
 
 def strangers(now: Installation) -> Iterator[Finding]:
@@ -289,33 +347,43 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 class _Cause(NamedTuple):
-    causes: frozenset[str]
-    consequences: frozenset[str]
+    kinds: frozenset[str]
+    explains: frozenset[str]
+    in_process: bool = False
+    """True if it explains only findings about the same process; else those about its slices."""
+
+    def covers(self, each: Finding, found: list[Finding]) -> bool:
+        """Return True if findings of these kinds, of the same feed, explain one."""
+        causes = [other for other in found if other.kind in self.kinds and other.feed == each.feed]
+        if self.in_process:
+            return any(other.who == each.who for other in causes)
+        if any(other.slices is None for other in causes):
+            return each.slices is None or bool(each.slices)
+        return each.slices is not None and _NO_SLICE < each.slices <= _NO_SLICE.union(
+            *(other.slices or () for other in causes)
+        )
 
 
-_CONSEQUENCES: Final = (
+_CAUSES_OF: Final = (
     _Cause(
         frozenset({"stuck_hub", "dead_hub", "stuck_publisher", "dead_publisher"}),
         frozenset({"silent_line", "late_publisher", "not_ready", "late_blocks"}),
     ),
+    _Cause(frozenset({"full_queue"}), frozenset({"silent_line", "late_publisher", "not_ready"})),
     _Cause(frozenset({"silent_line", "late_publisher"}), frozenset({"not_ready"})),
     _Cause(frozenset({"loss_above_relay"}), frozenset({"gap"})),
-    _Cause(frozenset({"clock_step"}), frozenset({"late_blocks", "late_publisher"})),
-    _Cause(frozenset({"full_queue"}), frozenset({"late_publisher"})),
-    _Cause(frozenset({"slow_callback"}), frozenset({"late_blocks"})),
+    _Cause(frozenset({"clock_step"}), frozenset({"late_publisher"})),
+    _Cause(frozenset({"clock_step", "slow_callback"}), frozenset({"late_blocks"}), in_process=True),
 )
 """Kinds that explain other kinds in the same feed."""
 
 
-def without_consequences(found: Iterable[Finding], present: Iterable[Condition]) -> list[Finding]:
-    """Return findings that no other finding or present condition of their feed explains."""
+def explained(found: Iterable[Finding], raised: Iterable[Finding]) -> list[Finding]:
+    """Return findings, those marked that others explain: found ones, or those of present conditions."""
     found = list(found)
-    kinds = {(each.feed, each.kind) for each in found} | {(each.feed, each.kind) for each in present}
-    hidden = {
-        (feed, consequence)
-        for cause in _CONSEQUENCES
-        for feed, kind in kinds
-        if kind in cause.causes
-        for consequence in cause.consequences
-    }
-    return [each for each in found if (each.feed, each.kind) not in hidden]
+    causes = [*found, *raised]
+    return [each._replace(is_explained=_is_explained(each, causes)) for each in found]
+
+
+def _is_explained(each: Finding, causes: list[Finding]) -> bool:
+    return any(each.kind in cause.explains and cause.covers(each, causes) for cause in _CAUSES_OF)

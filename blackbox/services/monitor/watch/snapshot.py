@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 from blackbox.services.monitor.heartbeats import LineHealth
 from blackbox.services.monitor.serve.status import ProcessStatus
 
-Failure = Literal["", "refused", "silent", "invalid"]
-"""Result of the last request for a page: answered; nothing listens there; no answer in time; not a status page."""
+Failure = Literal["", "refused", "silent", "invalid", "unreachable"]
+"""Result of the last request for a page: answered; nothing listens there; no answer in time; another answer than a
+status; no way to its host."""
 
 
 class Line(NamedTuple):
@@ -31,6 +32,8 @@ class Page(NamedTuple):
     failure: Failure = ""
     why: str = ""
     """The error of the last request."""
+    name: str = ""
+    """Name of the process that should be there; empty: none is given."""
 
 
 class ConsumerPosition(NamedTuple):

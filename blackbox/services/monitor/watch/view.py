@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from blackbox.services.monitor.heartbeats import LineState
-from blackbox.services.monitor.watch.conditions import Condition
+from blackbox.services.monitor.watch.conditions import Condition, printable
 from blackbox.services.monitor.watch.installation import Installation, Part, figure
 
 _MOST_PEERS: Final = 100
@@ -39,38 +39,39 @@ class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
     lag_p99_ns: int | None
     age_p50_ns: int | None
     age_p99_ns: int | None
-    gaps: int
-    """Missing messages, summed over the watched receivers."""
+    lost: int
+    """Messages lost on the way to the watched receivers, summed over these."""
     repaired: int
     receivers: int
 
 
 class ProcessRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a process; rows are in the order of a tree, with `depth`."""
+    """One part of a process; rows are in the order of a tree, with `depth`. Last come processes that never answered."""
 
     key: str
     name: str
     label: str
     """Role with the relay's name or the process id, and the host."""
-    role: str
-    feed: str
+    role: str = ""
+    feed: str = ""
     url: str
-    depth: int
+    depth: int = 0
     state: str
-    """ok, not ready, failed, or the failure of its page: refused, silent, invalid."""
-    messages_per_second: float | None
-    bytes_per_second: float | None
-    lag_ns: int | None
+    """ok; error or warning, if a condition names it; not ready, failed; or the failure of its page: refused, silent,
+    invalid, unreachable."""
+    messages_per_second: float | None = None
+    bytes_per_second: float | None = None
+    lag_ns: int | None = None
     """Lag of the last block."""
-    lag_p99_ns: int | None
-    gaps: int
-    """Messages missing on the way to it."""
-    repaired: int
-    lost: int
-    """Messages that it received and dropped, conflated, discarded or did not record."""
-    peers: int
-    uptime_s: float
-    version: str
+    lag_p99_ns: int | None = None
+    lost: int = 0
+    """Messages lost on the way to it, or received and not recorded."""
+    repaired: int = 0
+    dropped: int = 0
+    """Messages left out because a queue was full or by a policy: dropped, conflated, discarded or passed over."""
+    peers: int = 0
+    uptime_s: float = 0.0
+    version: str = ""
     reasons: tuple[str, ...]
 
 
@@ -81,6 +82,8 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     slice_id: int
     line: str
     address: str
+    name: str
+    """Name of the process at the other end; empty: not known."""
     key: str
     subscriptions: int
     refused: int
@@ -119,7 +122,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     messages_per_second: float
     bytes_per_second: float | None
     lag_p99_ns: int | None
-    gaps: int
+    lost: int
     repaired: int
     conditions: tuple[Condition, ...]
     slices: tuple[SliceRow, ...]
@@ -132,7 +135,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 def view_of(now: Installation, conditions: Iterable[Condition], topics: tuple[TopicRow, ...] = ()) -> View:
     """Return the state of an installation."""
-    slices, processes = tuple(_slices(now)), tuple(_processes(now))
+    conditions = tuple(conditions)
+    slices, processes = tuple(_slices(now)), (*_processes(now, conditions), *_unanswered(now))
     peers = sorted(_peers(now), key=lambda peer: (peer.behind_s, peer.unsent_bytes, peer.subscriptions), reverse=True)
     senders = [each.bytes_per_second for each in processes if each.role in ("publisher", "hub")]
     return View(
@@ -140,9 +144,9 @@ def view_of(now: Installation, conditions: Iterable[Condition], topics: tuple[To
         messages_per_second=sum(each.messages_per_second or 0.0 for each in slices),
         bytes_per_second=_total(senders) or _total(each.bytes_per_second for each in slices),
         lag_p99_ns=_worst([*(each.lag_p99_ns for each in slices), *(each.lag_p99_ns for each in processes)]),
-        gaps=sum(each.gaps for each in slices),
+        lost=sum(each.lost for each in slices),
         repaired=sum(each.repaired for each in slices),
-        conditions=tuple(conditions),
+        conditions=conditions,
         slices=slices,
         processes=processes,
         peers=tuple(peers[:_MOST_PEERS]),
@@ -183,7 +187,7 @@ def _slices(now: Installation) -> Iterator[SliceRow]:
             lag_p99_ns=_worst_lag(receivers, "p99_ns"),
             age_p50_ns=_worst_lag(receivers, "age_p50_ns"),
             age_p99_ns=_worst_lag(receivers, "age_p99_ns"),
-            gaps=int(sum(received)),
+            lost=int(sum(received)),
             repaired=int(sum(part.figure(*path, "received", "repaired") for part, path in receivers)),
             receivers=len(receivers),
         )
@@ -211,7 +215,8 @@ def _percentile(part: Part, path: Path, name: str) -> int | None:
     return int(part.figure(*path, "lag", name)) if is_known else None
 
 
-def _processes(now: Installation) -> Iterator[ProcessRow]:
+def _processes(now: Installation, conditions: tuple[Condition, ...]) -> Iterator[ProcessRow]:
+    named = {each.who: each.severity for each in reversed(conditions)}  # errors come first
     placed = [(_place_in_tree(part), part) for part in now.parts]
     for (*_, depth), part in sorted(placed, key=lambda each: each[0]):
         status, at = part.status, part.inside
@@ -227,22 +232,40 @@ def _processes(now: Installation) -> Iterator[ProcessRow]:
             feed=status.feed,
             url=part.page.url,
             depth=depth,
-            state=part.page.failure or ("failed" if not status.healthy else "ok" if status.ready else "not ready"),
+            state=_state(part, named.get(printable(part.name), "ok")),
             messages_per_second=now.rate(part, *(at if is_receiver else ()), *counter),
             bytes_per_second=now.rate(part, *size) if part.has(*size) else None,
             lag_ns=int(part.figure(*at, "lag", "last_ns")) if is_receiver else None,
             lag_p99_ns=_percentile(part, at, "p99_ns"),
-            gaps=int(part.figure(*at, "received", "gaps") + sum(figure(line, "gaps") for line in lines)),
-            repaired=int(part.figure(*at, "received", "repaired")),
             lost=int(
+                part.figure(*at, "received", "gaps") + sum(figure(line, "gaps") for line in lines) + part.figure("lost")
+            ),
+            repaired=int(part.figure(*at, "received", "repaired")),
+            dropped=int(
                 sum(part.figure(*at, "delivery", name) for name in ("dropped", "conflated", "discarded"))
-                + sum(part.figure(name) for name in ("lost", "discarded", "shared_memory_dropped", "passed_over"))
+                + sum(part.figure(name) for name in ("discarded", "shared_memory_dropped", "passed_over"))
             ),
             peers=len(part.list("peers")) + int(part.figure("other_peers") + part.figure("clients")),
             uptime_s=max(0.0, (status.now_ns - status.started_ns) / 1e9),
             version=status.version,
             reasons=status.reasons[:10],
         )
+
+
+def _state(part: Part, found: str) -> str:
+    if part.page.failure:
+        return part.page.failure
+    if not part.status.healthy:
+        return "failed"
+    return found if part.status.ready else "not ready"
+
+
+def _unanswered(now: Installation) -> Iterator[ProcessRow]:
+    """Yield rows of pages that never answered."""
+    for page in now.now.pages:
+        if page.failure and not page.parts:
+            name = page.name or page.url
+            yield ProcessRow(key=page.url, name=name, label=name, url=page.url, state=page.failure, reasons=(page.why,))
 
 
 def _label(part: Part) -> str:
@@ -270,11 +293,13 @@ def _place_in_tree(part: Part) -> tuple[str, tuple[str, ...], int, str, int]:
 def _peers(now: Installation) -> Iterator[PeerRow]:
     for part in now.parts:
         for peer in part.list("peers"):
+            address = str(peer.get("address", ""))
             yield PeerRow(
                 process=part.name,
                 slice_id=int(figure(peer, "slice_id")),
                 line=str(peer.get("line", "")),
-                address=str(peer.get("address", "")),
+                address=address,
+                name=now.process_at(address, part.status.host),
                 key=str(peer.get("key", "")),
                 subscriptions=int(figure(peer, "subscriptions")),
                 refused=int(figure(peer, "refused")),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from blackbox.services.monitor.watch.conditions import Changes, Conditions, Finding
 from blackbox.services.monitor.watch.installation import Installation
-from blackbox.services.monitor.watch.rules import findings, without_consequences
+from blackbox.services.monitor.watch.rules import explained, findings
 from blackbox.services.monitor.watch.view import TopicRow, View, view_of
 from blackbox.services.monitor.watch.watcher import Watcher
 
@@ -23,7 +23,7 @@ class Watch:
         """Look once, and return the conditions that began and ended."""
         snapshot = self.watcher.snapshot()
         self.installation.take(snapshot)
-        found = without_consequences([*alerts, *findings(self.installation)], self.conditions.now)
+        found = explained([*alerts, *findings(self.installation)], self.conditions.raised)
         return self.conditions.look(found, snapshot.at_ns, snapshot.now_ns)
 
     def view(self, topics: tuple[TopicRow, ...] = ()) -> View:

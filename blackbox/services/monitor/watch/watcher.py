@@ -15,7 +15,7 @@ from typing import Final, Self
 from blackbox.archive.consumer_positions import owned_consumers
 from blackbox.errors import ConfigError, PositionError
 from blackbox.feed.feed import Feed
-from blackbox.feed.monitor import MOST_WATCHED, check_watched
+from blackbox.feed.monitor import MOST_WATCHED, StatusPage, check_watched
 from blackbox.native.system.limits import start_thread
 from blackbox.native.system.waits import result_of
 from blackbox.services.monitor.heartbeats import Heartbeats
@@ -42,11 +42,13 @@ class Watcher:
         Raises ConfigError for too many feeds or URLs, two feeds of one name, or an invalid URL.
         """
         of_feeds = [url for feed in feeds if feed.monitor is not None for url in feed.monitor.watch]
-        self.urls = tuple(dict.fromkeys((*of_feeds, *urls)))
-        for url in self.urls:
-            check_watched(url)
-        if len(feeds) > MOST_FEEDS or len(self.urls) > MOST_WATCHED:
-            many = f"{len(feeds)} feeds and {len(self.urls)} pages"
+        found = dict[str, StatusPage]()
+        for page in map(check_watched, (*of_feeds, *urls)):
+            if page.name or page.url not in found:
+                found[page.url] = page
+        self.pages = tuple(found.values())
+        if len(feeds) > MOST_FEEDS or len(self.pages) > MOST_WATCHED:
+            many = f"{len(feeds)} feeds and {len(self.pages)} pages"
             raise ConfigError(f"{many} were to be watched, expected at most {MOST_FEEDS} and {MOST_WATCHED}")
         names = [feed.name for feed in feeds]
         if len(set(names)) < len(names):
@@ -56,7 +58,7 @@ class Watcher:
         self._consumers: tuple[ConsumerPosition, ...] = ()
         self._lock = threading.Lock()
         self._lines: dict[str, tuple[Line, ...]] = {}
-        self._pages: dict[str, Page] = {}
+        self._pages = {each.url: Page(each.url, name=each.name) for each in self.pages}
         self._began_ns = time.monotonic_ns()
         self._ending = threading.Event()
         self._error: BaseException | None = None
@@ -66,7 +68,7 @@ class Watcher:
         """Start the threads. Raises EndpointError, ConfigError for a key, or LimitError."""
         try:
             opened = [self._start(f"blackbox-watch-{feed.name}", self._listen, feed) for feed in self.feeds]
-            opened += [self._start("blackbox-watch-pages", self._request)] if self.urls else []
+            opened += [self._start("blackbox-watch-pages", self._request)] if self.pages else []
             for each in opened:
                 result_of(each)
         except BaseException:
@@ -109,7 +111,7 @@ class Watcher:
         self._read_positions()
         with self._lock:
             lines = tuple(line for lines in self._lines.values() for line in lines)
-            pages = tuple(self._pages.get(url) or Page(url) for url in self.urls)
+            pages = tuple(self._pages.values())
         return Snapshot(time.monotonic_ns(), time.time_ns(), self._began_ns, lines, pages, self._consumers)
 
     def _read_positions(self) -> None:
@@ -143,7 +145,7 @@ class Watcher:
         asyncio.run(self._request_all(opened))
 
     async def _request_all(self, opened: Future[None]) -> None:
-        tasks = [asyncio.ensure_future(follow(url, self._note)) for url in self.urls]
+        tasks = [asyncio.ensure_future(follow(each, self._note)) for each in self.pages]
         opened.set_result(None)
         while not self._ending.is_set():
             done, _ = await asyncio.wait(tasks, timeout=_LISTEN_S, return_when=asyncio.FIRST_EXCEPTION)

@@ -76,7 +76,7 @@ function showTiles(view) {
     [rate(view.messages_per_second), "messages", ""],
     [view.bytes_per_second === null ? "-" : `${bytes(view.bytes_per_second)}/s`, "bodies", ""],
     [duration(view.lag_p99_ns), "lag p99, worst", ""],
-    [count(view.gaps), "messages missing", view.gaps ? "bad" : "good"],
+    [count(view.lost), "messages lost", view.lost ? "bad" : "good"],
     [`${alive} of ${lines.length}`, "lines alive", lines.length && alive < lines.length ? "bad" : "good"],
     [`${ok} of ${view.processes.length}`, "processes ok", ok < view.processes.length ? "bad" : "good"],
   ];
@@ -97,7 +97,7 @@ function showTables(view) {
     ["lag p50", (row) => duration(row.lag_p50_ns)],
     ["lag p99", (row) => duration(row.lag_p99_ns)],
     ["age p99", (row) => duration(row.age_p99_ns)],
-    ["missing", (row) => count(row.gaps), (row) => (row.gaps ? "bad" : "")],
+    ["lost", (row) => count(row.lost), (row) => (row.lost ? "bad" : "")],
     ["repaired", (row) => count(row.repaired)],
   ]);
   fill("processes", view.processes, [
@@ -106,9 +106,9 @@ function showTables(view) {
     ["state", (row) => row.state, (row) => (row.state === "ok" ? "left up" : "left bad"), true],
     ["rate", (row) => rate(row.messages_per_second)],
     ["lag", (row) => duration(row.lag_ns)],
-    ["missing", (row) => count(row.gaps), (row) => (row.gaps ? "bad" : "")],
+    ["lost", (row) => count(row.lost), (row) => (row.lost ? "bad" : "")],
     ["repaired", (row) => count(row.repaired)],
-    ["dropped", (row) => count(row.lost), (row) => (row.lost ? "bad" : "")],
+    ["dropped", (row) => count(row.dropped), (row) => (row.dropped ? "bad" : "")],
     ["peers", (row) => count(row.peers)],
     ["up", (row) => ago(row.uptime_s)],
   ]);
@@ -116,6 +116,7 @@ function showTables(view) {
     ["of", (row) => row.process],
     ["line", (row) => `${row.slice_id} ${row.line}`, "left"],
     ["address", (row) => row.address || "-", "left"],
+    ["process", (row) => row.name || "-", "left"],
     ["key", (row) => row.key || "-", "left"],
     ["subscriptions", (row) => count(row.subscriptions)],
     ["behind", (row) => `${row.behind_s.toFixed(1)} s`, (row) => (row.behind_s >= 1 ? "bad" : "")],
