@@ -72,7 +72,7 @@ class RepeatedLog:
             return times
 
     def _forget(self, now: float) -> None:
-        """Forget subjects whose interval is over."""
+        """Remove subjects after their interval."""
         for subject, entry in list(self._entries.items()):
             if entry.next_at <= now:
                 self.waiting -= entry.waiting

@@ -121,7 +121,7 @@ def test_systemd_hears_when_a_subscriber_has_begun_is_alive_and_stops() -> None:
             notifier.look()
             assert manager.read() == ["READY=1", "STATUS=ready", "WATCHDOG=1"]
             lost = Notifier(watched, environment | {"NOTIFY_SOCKET": f"{manager.address}-not-there"})
-            lost.look()  # nobody gets it
+            lost.look()  # it does not arrive
             lost._address = manager.address
             lost.look()
             assert manager.read() == ["READY=1", "STATUS=ready", "WATCHDOG=1"]

@@ -273,7 +273,7 @@ def test_what_another_condition_explains_is_left_out() -> None:
 
 
 def waiting(seconds: range, slice_id: int = 0) -> list[ProcessStatus]:
-    """Return statuses of a publisher of two slices, one of which waits for a peer all the time."""
+    """Return statuses of a publisher of two slices: this one waits for a peer all the time."""
     slices = [[{"slice_id": each, "waits": 50 * n * (each == slice_id)} for each in (0, 1)] for n in seconds]
     return sender("publisher", *({"slices": each} for each in slices))
 

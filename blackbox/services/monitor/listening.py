@@ -13,7 +13,7 @@ from blackbox.errors import ConfigError, EndpointError
 _BACKLOG = 128
 NOT_OWN = "this server answers to its addresses and to the names of its host only\n"
 _PRIVATE = (".local", ".internal", ".localhost", ".home.arpa", ".test")
-"""Ends of names that nobody can register."""
+"""Ends of names that are reserved for private networks."""
 
 
 def address_of(text: str, default_host: str = "") -> tuple[str, int]:

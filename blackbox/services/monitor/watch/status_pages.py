@@ -35,9 +35,9 @@ class PageError(Exception):
 
 
 class Host:
-    """The host of a page. A name is looked up for each request in a thread of its own, one look-up at a time.
+    """The host of a page. Each name has its thread for look-ups, and one look-up at a time.
 
-    A name server that does not answer delays requests to other hosts in no way, nor the end of the process.
+    A slow name server therefore delays neither requests to other hosts nor the end of the process.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,7 +45,7 @@ class Host:
         self._looking: Future[list[str]] | None = None
 
     async def addresses(self) -> list[str]:
-        """Return its IP addresses. Raises OSError or UnicodeError if there is none for the name, or LimitError."""
+        """Return its IP addresses. Raises OSError or UnicodeError for an unknown name, or LimitError."""
         with suppress(ValueError):
             return [str(ipaddress.ip_address(self._name))]
         if self._looking is None:
