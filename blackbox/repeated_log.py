@@ -23,7 +23,7 @@ class _Entry:
 
 
 class RepeatedLog:
-    """Limits messages to one logger, by kind and subject. Any thread may use it. Its owner has one of its own.
+    """Limits messages to one logger, by kind and subject. Any thread may use it. Each owner makes one.
 
     A kind is a text to format, a subject what it is about. Above 1,000 of them, further ones share one limit.
     """

@@ -43,7 +43,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class StatusPage(NamedTuple):
-    """Where a process serves its status."""
+    """Address of the status of a process."""
 
     url: str
     name: str
