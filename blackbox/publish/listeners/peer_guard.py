@@ -164,7 +164,8 @@ class Guard:
 
     def _end(self, connection: Connection, why: str) -> None:
         if connection.end():
-            self._repeated.warning("", "slice %d: disconnected %s: %s", self._slice_id, connection.address, why)
+            text, host = "slice %d: disconnected %s: %s", connection.peer[0]
+            self._repeated.warning(host, text, self._slice_id, connection.address, why)
             self.put_out += 1
 
     def _note_dropped(self, taps: Iterable[Peer]) -> None:

@@ -283,7 +283,7 @@ TABLE: Final[Mapping[str, Mapping[str, Rule]]] = {
     },
     "PlainStatistics": {
         "messages": _count("plain_relay_messages"),
-        "full": _count("plain_relay_full_queue_messages"),
+        "full": _count("plain_relay_dropped_messages"),
         "source": INSIDE,
     },
     "HubStatistics": {
@@ -300,13 +300,13 @@ TABLE: Final[Mapping[str, Mapping[str, Rule]]] = {
     "CarrierStatistics": {
         "added": _count("bridge_added_messages"),
         "known": _count("bridge_known_messages"),
-        "missing": _count("bridge_missing_messages"),
+        "missing": _count("bridge_lost_messages"),
     },
     "BridgeStatistics": {
         "clients": _level("bridge_clients"),
         "prefixes": _level("bridge_prefixes"),
         "sent": _count("bridge_sent_messages"),
-        "passed_over": _count("bridge_passed_over_messages"),
+        "passed_over": _count("bridge_dropped_messages"),
         "refused": _count("bridge_refused_clients"),
     },
     "InletStatistics": {
@@ -320,7 +320,7 @@ TABLE: Final[Mapping[str, Mapping[str, Rule]]] = {
         "messages published": _count("bridge_published_messages", "Messages published."),
         "unwanted": _count("bridge_unwanted_messages", "Messages of other topics."),
         "refused": _count("bridge_refused_messages", "Messages that the feed cannot have."),
-        "told missing": _count("bridge_missing_messages", "Messages lost at the source."),
+        "told missing": _count("bridge_lost_messages", "Messages lost at the source."),
         "times away": _count("bridge_outages", "Times that the other system was unreachable."),
     },
     "ReplayStatistics": {
@@ -338,7 +338,7 @@ TABLE: Final[Mapping[str, Mapping[str, Rule]]] = {
         "packets": _count("source_packets"),
         "bytes": _count("source_bytes"),
         "gaps": _count("source_gaps"),
-        "missing": _count("source_missing_messages"),
+        "missing": _count("source_lost_messages"),
         "recovered": _count("source_recovered_messages"),
         "duplicates": _count("source_duplicate_messages"),
         "reconnects": _count("source_reconnects"),

@@ -18,6 +18,8 @@ _RATES: Final[dict[str, tuple[str, ...]]] = {
     "subscriber": ("received", "messages"),
 }
 """Counter shown as a rate, by role; other roles have `messages`."""
+_LOST: Final = ("lost", "missing")
+_DROPPED: Final = ("discarded", "shared_memory_dropped", "passed_over", "full")
 _ORDER: Final = ("publisher", "hub", "source", "replay", "relay", "recorder", "archive", "subscriber", "bridge")
 
 
@@ -238,12 +240,14 @@ def _processes(now: Installation, conditions: tuple[Condition, ...]) -> Iterator
             lag_ns=int(part.figure(*at, "lag", "last_ns")) if is_receiver else None,
             lag_p99_ns=_percentile(part, at, "p99_ns"),
             lost=int(
-                part.figure(*at, "received", "gaps") + sum(figure(line, "gaps") for line in lines) + part.figure("lost")
+                part.figure(*at, "received", "gaps")
+                + sum(figure(line, "gaps") for line in lines)
+                + sum(map(part.figure, _LOST))
             ),
             repaired=int(part.figure(*at, "received", "repaired")),
             dropped=int(
                 sum(part.figure(*at, "delivery", name) for name in ("dropped", "conflated", "discarded"))
-                + sum(part.figure(name) for name in ("discarded", "shared_memory_dropped", "passed_over"))
+                + sum(map(part.figure, _DROPPED))
             ),
             peers=len(part.list("peers")) + int(part.figure("other_peers") + part.figure("clients")),
             uptime_s=max(0.0, (status.now_ns - status.started_ns) / 1e9),
