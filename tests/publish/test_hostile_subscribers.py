@@ -246,7 +246,8 @@ def test_the_longest_deaf_peers_are_disconnected_first(
             peer.close()
         quick.stop()
     assert quick.statistics().received.gaps == 0
-    assert [peer.address in caplog.text for peer in peers] == [True, True, False, False]
+    assert peers[0].address in caplog.text  # the second one of this host is counted in the next warning
+    assert not any(peer.address in caplog.text for peer in peers[2:])
 
 
 def test_the_holder_of_most_filters_is_disconnected_and_a_newcomer_stays(caplog: pytest.LogCaptureFixture) -> None:
