@@ -46,6 +46,7 @@ _FEED_RANGES = {
     "max_lag_ns": (1, 2**63 - 1),
     "max_topics": (1, 2**31 - 1),
     "max_subscriptions": (1, 2**31 - 1),
+    "trace_every": (0, 2**62),
     "udp_payload_bytes": (576, 65_507),
     "udp_rate_bytes": (1_000_000, 2**40),
     "udp_ttl": (0, 255),
@@ -161,6 +162,11 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Further ones are refused with an error. Applies to publishers and relays."""
 
+    trace_every: int = 1_048_576
+    """One message in this many is traced, in each slice. A power of two, or 0 for none. Unit: messages. Default: 2^20.
+
+    Relays send when they had its block, and subscribers note when they did. Applies to relays and subscribers."""
+
     udp_payload_bytes: int = 1_400
     """Largest datagram of a multicast line, without the headers of IP and UDP. Unit: bytes. Default: 1,400.
 
@@ -207,6 +213,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             _check_template(self.topic)
             _ = self.symbol_rule
             check_ranges(self, _FEED_RANGES)
+            if self.trace_every & (self.trace_every - 1):
+                raise ConfigError(f"trace_every was {self.trace_every}, expected 0 or a power of two, such as 1024")
             if self.key_bytes and self.channels > 1:
                 raise ConfigError(f"key_bytes was {self.key_bytes} and channels {self.channels}, expected only one")
             _check_session(self.time_zone, self.day_start)

@@ -144,6 +144,10 @@ def set_in(settings: msgspec.Struct) -> dict[str, Any]:
         ),
         (NAMED + "interface = 'eth0'", "slices[0]: interface was 'eth0', expected an IP address"),
         ("key_bytes = 9\n" + NAMED, "feed 'x': key_bytes was 9, expected 0 to 8"),
+        (
+            "trace_every = 1000\n" + NAMED,
+            "feed 'x': trace_every was 1000, expected 0 or a power of two, such as 1024",
+        ),
         ("separator = ''\n" + NAMED, "feed 'x': separator was '', expected one ASCII character other than zero"),
     ],
 )
@@ -178,6 +182,7 @@ def test_file_that_cannot_be_read_is_refused_with_its_path(tmp_path: Path, monke
         ("heartbeat_ns", 1_000_000, 3_600_000_000_000),
         ("max_lag_ns", 1, 2**63 - 1),
         ("max_topics", 1, 2**31 - 1),
+        ("trace_every", 0, 2**62),
     ],
 )
 def test_number_outside_its_range_is_refused(setting: str, lowest: int, highest: int) -> None:

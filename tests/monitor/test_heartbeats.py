@@ -9,11 +9,12 @@ from contextlib import contextmanager
 import pytest
 
 from blackbox import Feed
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.format import HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.slice import Slice
 from blackbox.services.monitor.heartbeats import Heartbeats, LineHealth, LineState
+from blackbox.services.relay.hops import encode_times, new_hop
 from blackbox.testing import RawPublisher, wait_until
 
 
@@ -74,6 +75,15 @@ def test_a_line_from_its_first_heartbeat_to_a_new_epoch() -> None:
         publisher.heartbeat()
         listen(watcher, lambda line: line.epoch == 2)
         assert (line.state, line.heard, line.messages, line.messages_per_second) == (LineState.ALIVE, 1, 3, None)
+
+
+def test_times_of_relays_are_no_heartbeats() -> None:
+    with watched(feed_with(1)) as (publisher, watcher):
+        times = encode_times(new_hop("london"), 1, HeaderFields(sequence=5, ts_out=1, ts_in=1))
+        publisher.send_frames(times.frames)
+        publisher.heartbeat()
+        line = listen(watcher, lambda line: line.heard == 1)
+        assert (line.malformed, line.messages) == (0, 0)
 
 
 def test_each_line_of_each_slice_is_its_own() -> None:

@@ -48,6 +48,8 @@ def test_limits_and_reserved_keys() -> None:
     assert f"{layout.MAX_TOPIC_BYTES:,} bytes" in WIRE
     assert "`00 48`" in WIRE
     assert layout.HEARTBEAT_KEY == b"\x00\x48"
+    assert "`00 48 54`" in WIRE
+    assert layout.TRACE_KEY == b"\x00\x48\x54"
     assert "`00 43` + 8 bytes" in WIRE
     assert layout.CONFIRM_KEY == b"\x00\x43"
     assert "`00 41`" in WIRE

@@ -60,6 +60,11 @@ def line_of(relay: Relay, place: int = 0) -> RelayLine:
     return relay.statistics().lines[place]
 
 
+def is_traced(sequence: int, count: int, every: int) -> bool:
+    """Return True if a message of the block is the last one of a run of `every`."""
+    return any((each + 1) % every == 0 for each in range(sequence, sequence + count))
+
+
 def asked_of(publisher: Publisher) -> list[bytes]:
     """Record all later requests to a publisher except acceptances, which may arrive late after a start."""
     return changes_of(publisher, lambda change: change[:1] == SUBSCRIBE and not change[1:].startswith(ACCEPT_KEY))

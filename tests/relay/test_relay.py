@@ -194,7 +194,7 @@ def test_a_loop_is_rejected_and_its_relays_are_named() -> None:
 
 
 def test_too_many_hops_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.services.relay.hops.MOST_HOPS", 2)
+    monkeypatch.setattr("blackbox.services.relay.hops.MOST_RELAYS", 2)
     feeds = chain(3)
     text = "hop-3.* is hop 3, expected at most 2: hop-1 -> hop-2 -> h"
     with relayed(feeds[:3]), pytest.raises(RelayError, match=text):

@@ -76,11 +76,19 @@ MOST_WANT_BYTES: Final = 32
 """Longest such prefix."""
 PATH_KEY: Final = b"\0P"
 """Control block of relays: the relays that blocks pass through."""
+MOST_RELAYS: Final = 16
+"""Most relays between the source and a subscriber."""
+RELAY_ID_BYTES: Final = 8
+"""Random id of one run of a relay, before its name."""
+MOST_RELAY_NAME_BYTES: Final = 64
 LOST_KEY: Final = b"\0L"
 """Followed by an int64, little-endian: messages of the slice that the subscriber has lost so far."""
 LOST_BYTES: Final = 8
 TAP_KEY: Final = b"\0T"
 """Subscribed to by taps, which are disconnected before anything waits for them."""
+TRACE_KEY: Final = b"\0HT"
+"""Control block of relays: when one of them received and sent a traced block. It starts as the key of heartbeats, which
+every subscriber receives."""
 
 
 # layout: header and body

@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from blackbox.block.form.block import Block, HeaderFields
-from blackbox.block.form.format import FLAG_CONTROL, HEARTBEAT_KEY, MAX_BODY_BYTES
+from blackbox.block.form.format import FLAG_CONTROL, HEARTBEAT_KEY, MAX_BODY_BYTES, TRACE_KEY
 from blackbox.block.position import End
 from blackbox.errors import BlockError, ConfigError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
@@ -151,6 +151,8 @@ class Heartbeats:
         try:
             key, header, body = frames
             block = Block.decode(key, header, body)
+            if key == TRACE_KEY:  # a relay's, which the subscription to heartbeats includes
+                return
             if key != HEARTBEAT_KEY or not block.flags & FLAG_CONTROL:
                 raise BlockError("not a heartbeat")
         except (BlockError, ValueError):

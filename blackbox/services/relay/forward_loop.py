@@ -29,12 +29,13 @@ from blackbox.block.form.format import (
     layout_of,
     read_header,
 )
+from blackbox.block.form.sampling import is_traced
 from blackbox.block.form.validate import Fault, check_body, check_header
 from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at, load_word
 from blackbox.native.memory.records import load_shared
-from blackbox.native.system.posix import drain_pipe, monotonic_ns, poke
+from blackbox.native.system.posix import drain_pipe, monotonic_ns, now_ns, poke
 from blackbox.native.tables.name_table import FULL, number_of
 from blackbox.native.tables.prefix_trie import Trie, longest_prefix
 from blackbox.services.relay.key_ranges import covers
@@ -86,7 +87,7 @@ SUBSCRIPTIONS: Final = 1
 """`forward_until` returned because a peer below subscribed or unsubscribed."""
 NEWS: Final = 2
 """... because Python must handle a change in the line's state: `answered`, `has_refusal`, `began`, `ended`,
-`has_path`."""
+`has_path`, `traced_in_ns`."""
 CONNECTIONS: Final = 3
 """... because a connection towards the source was opened or closed."""
 RETRY: Final = 4
@@ -323,6 +324,14 @@ def _count_gap(state: LineState, header: Header) -> None:
 
 
 @inner
+def _begin_trace(state: LineState, header: Header) -> None:
+    """Note when a traced block was received."""
+    state.traced_in_ns = now_ns()
+    state.traced_end = header.sequence + header.count
+    state.traced_flags = header.flags & FLAG_LINE_B
+
+
+@inner
 def _take(line: LineAt) -> Any:
     """Process the block in the scratch; return what to do with it."""
     state = line_state_at(line.state)
@@ -340,6 +349,8 @@ def _take(line: LineAt) -> Any:
         _enter_epoch(line, state, header.epoch)
         state.ended = state.knows_ends = 0
         fate = _DATA
+        if is_traced(header.sequence, header.count, state.trace_mask):
+            _begin_trace(state, header)
         if size == 0:
             _count_gap(state, header)
         if state.ranges != 0 and not covers(state.ranges, state.range_count, name, size):
@@ -369,13 +380,16 @@ def _serve_line(at: SliceRelayAt, line: LineAt, readers: Trie, wanted: Trie, now
         if received < 0:
             continue
         fate = _take(line)
+        if state.traced_in_ns != 0:
+            state.traced_out_ns = now_ns()  # before it is sent: a receiver may be faster than this thread afterwards
         if fate == _DATA and not _share_wanted(at, line, readers):
             return -CLOSED
         if at.caster != NO_CASTER and fate in (_DATA, _BEAT):
             _cast(at, line, fate == _DATA)
         if fate in (_PASS, _DATA, _BEAT) and not _pass_on(at, line):
             return -FAILED if state.errno != 0 else -CLOSED
-        if state.answered | state.began | state.has_path | state.has_refusal | (state.ended ^ ended) != 0:
+        is_news = state.answered | state.began | state.has_path | state.has_refusal | state.traced_in_ns
+        if is_news | (state.ended ^ ended) != 0:
             return -NEWS
     return count
 

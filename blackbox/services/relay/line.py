@@ -9,12 +9,12 @@ from ctypes import string_at
 
 import zmq
 
-from blackbox.block.form.block import Block
+from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.encode import Origin
 from blackbox.block.form.format import CONFIRM_KEY
 from blackbox.errors import BlockError
 from blackbox.publish.listeners.peers import Why
-from blackbox.services.relay.hops import Hop, check_path, decode_path, encode_path
+from blackbox.services.relay.hops import Hop, check_path, decode_path, encode_path, encode_times
 from blackbox.services.relay.line_state import BODY_AT, HEADER_AT, UNWANTED_AT, LineMemory
 from blackbox.services.relay.upstream_socket import UpstreamSocket
 from blackbox.transport.libzmq import message_bytes, wire_bytes_of
@@ -69,11 +69,31 @@ class Line:
         now_ns = time.monotonic_ns()
         if is_wanted or now_ns >= self._path_due_ns:
             self._path_due_ns = now_ns + heartbeat_ns
-            block = encode_path((*self.above, self._me), self.origin)
-            with suppress(zmq.Again):  # a subscriber without room gets the next one
-                self.xpub.send_multipart(block.frames, zmq.DONTWAIT)
-                self.state.wire_bytes += sum(wire_bytes_of(len(frame)) for frame in block.frames)
+            self._send(encode_path((*self.above, self._me), self.origin))
         return self._path_due_ns
+
+    def send_times(self) -> None:
+        """Send below when this relay had the traced block that has just passed, if any."""
+        state = self.state
+        if state.traced_in_ns:
+            _, slice_id, key_rule, epoch = self.origin
+            traced = HeaderFields(
+                slice_id=slice_id,
+                key_rule=key_rule,
+                epoch=epoch,
+                sequence=state.traced_end,
+                ts_in=state.traced_in_ns,
+                ts_out=state.traced_out_ns,
+                flags=state.traced_flags,
+            )
+            state.traced_in_ns = 0
+            self._send(encode_times(self._me, len(self.above) + 1, traced))
+
+    def _send(self, block: Block) -> None:
+        """Send a control block below. A subscriber without room gets the next one."""
+        with suppress(zmq.Again):
+            self.xpub.send_multipart(block.frames, zmq.DONTWAIT)
+            self.state.wire_bytes += sum(wire_bytes_of(len(frame)) for frame in block.frames)
 
     def read_refusal(self) -> list[bytes]:
         """Process the refusal in the scratch, if any. Return the newly refused prefixes."""

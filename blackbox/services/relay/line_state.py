@@ -70,6 +70,16 @@ class LineState(SenderState):
     """Size plus 1 of a key in none of these ranges. The key is in the scratch; `unwanted` counts such messages."""
     has_path = Field()
     """1: the path of the relay above is in the scratch."""
+    trace_mask = Field()
+    """Chooses traced blocks: see `blackbox.block.form.sampling`."""
+    traced_in_ns = Field()
+    """Time when the last traced block was received; 0: it is known below."""
+    traced_out_ns = Field()
+    """Time just before it was sent."""
+    traced_end = Field()
+    """Sequence after its last message."""
+    traced_flags = Field()
+    """FLAG_LINE_B if it has that flag."""
 
 
 class SliceRelayState(SenderState):

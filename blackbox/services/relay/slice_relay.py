@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from blackbox.block.form.encode import Origin
 from blackbox.block.form.format import FLAG_END
+from blackbox.block.form.sampling import trace_mask
 from blackbox.errors import BlackBoxError, RelayError
 from blackbox.feed.feed import Feed
 from blackbox.feed.slice import Slice
@@ -126,6 +127,7 @@ class SliceRelay:
         origin = Origin(0, slice_id, feed.key_rule, 0)
         for addresses in sources:
             memory = LineMemory(feed.max_keys)
+            memory.state.trace_mask = trace_mask(feed.trace_every)
             cover, hold_s = settings.make_cover(), settings.hold_s
             way = UpstreamSocket(addresses, cover, hold_s, memory.state, feed.heartbeat_ns, what, self._wake)
             self.lines.append(Line(memory, way, me, origin, what))
@@ -299,6 +301,7 @@ class SliceRelay:
             state = line.state
             line.way.read_news()
             line.read_path()
+            line.send_times()
             if state.began:
                 state.began = 0
                 log.info("%s: publisher epoch %d began", self._what, state.epoch)
