@@ -33,6 +33,7 @@ from blackbox.block.form.encode import (
 )
 from blackbox.block.form.format import FLAG_NUMBERS, HEADER_BYTES, MAX_BODY_BYTES, read_header
 from blackbox.block.form.rows import PayloadColumns, as_rows
+from blackbox.block.form.sampling import trace_mask
 from blackbox.block.form.validate import check_block
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes
 from blackbox.native.tables.name_table import HINT_WORDS, Numbering
@@ -253,7 +254,8 @@ class Subject:
             0,
             NO_READER,
             NO_LINES,
-            *(0, 0, 0),
+            *(0, 0, 0, 0),
+            trace_mask(0),
         )
         self._head = numpy.frombuffer(bytearray(self.block.header), numpy.uint8)
         self._numbered = self._head.copy()

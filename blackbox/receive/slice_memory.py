@@ -106,6 +106,10 @@ class SliceAt(NamedTuple):
     """1: lost messages are an error."""
     spin_ns: int
     """Time in ns to poll after the last message before sleeping."""
+    relay_times: int
+    """Ring of the times that relays send about traced blocks."""
+    trace_mask: int
+    """Chooses traced blocks: see `trace_mask`."""
 
 
 class TableAt(NamedTuple):

@@ -17,11 +17,12 @@ from blackbox.native.tables.histogram import BUCKETS, percentiles_ns
 from blackbox.notebook import Cell, Rows, moment, view
 from blackbox.numbers import counted, duration
 from blackbox.receive.state import SliceCounters, WorkerCounters
+from blackbox.receive.trace.rings import TraceRings
 from blackbox.transport.udp.assembler import DatagramCounts
 
 
 class Counters:
-    """All counters of one slice: of its thread, its workers and its multicast lines, and histograms of lag and age."""
+    """All counters of one slice: of its thread, workers and multicast lines; histograms of lag and age; traces."""
 
     def __init__(self, workers: int, multicast_lines: int = 0) -> None:
         self.slice = SliceCounters()
@@ -31,6 +32,7 @@ class Counters:
         self.workers_address = self._workers.ctypes.data
         self.lags: NDArray[numpy.int64] = shared_array((workers, BUCKETS), numpy.int64)
         self.ages: NDArray[numpy.int64] = shared_array((workers, BUCKETS), numpy.int64)
+        self.traces = TraceRings(workers)
 
     def busy_ns(self, worker: int) -> int:
         """Return how long a callback of a worker, or IN_SLICE, has been running, in ns; 0: none."""

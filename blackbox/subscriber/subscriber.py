@@ -22,6 +22,7 @@ from blackbox.receive.statistics import Statistics
 from blackbox.receive.supervise.confirmation_wait import wait_live
 from blackbox.receive.supervise.run import run
 from blackbox.receive.supervise.supervisor import SubscriberLife
+from blackbox.receive.trace.hops import Trace, TraceReader
 from blackbox.subscriber.consumer import consumer_of
 from blackbox.subscriber.registration import Registration
 from blackbox.subscriber.start_position import Beginning, Positions, Time, beginning_of
@@ -385,6 +386,14 @@ class Subscriber(Registration):
         """Return a snapshot of all counters; exact once it has ended."""
         played = self._replays.slices
         return self._supervisor.slices.statistics() if played is None else played.statistics()
+
+    def traces(self) -> list[Trace]:
+        """Return the newest traces, up to 256 for each worker of a slice: one message in the feed's `trace_every`.
+
+        Those of the last second are left out while it runs, since relays send their times after the messages. Live
+        messages alone are traced.
+        """
+        return self._supervisor.slices.traces(TraceReader())
 
     def topics(self, slice_id: int) -> list[bytes]:
         """Return the topics seen in one slice: a batch's `topic_numbers` are indices into this list."""

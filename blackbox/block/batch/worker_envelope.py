@@ -35,6 +35,8 @@ class Envelope(SharedRecord):
     """1: part of an image: the newest message of each topic before the start."""
     late = Field()
     """1: earlier messages of the key in this epoch were not received and are not a gap."""
+    ts_match = Field()
+    """Time when the match sets were found, if the block is traced; else 0."""
     groups = Field()
     """Match sets that the rows are grouped by; 0: all topics have the same."""
 

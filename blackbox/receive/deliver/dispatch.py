@@ -23,6 +23,7 @@ from blackbox.block.form.format import (
     layout_of,
     read_header,
 )
+from blackbox.block.form.sampling import is_traced
 from blackbox.native.memory.intrinsics import (
     call_with_address,
     copy_bytes,
@@ -33,6 +34,7 @@ from blackbox.native.memory.intrinsics import (
     uint64s_at,
     unsigned,
 )
+from blackbox.native.system.posix import now_ns
 from blackbox.native.tables.name_table import FULL, HINT_BYTES, NO_HINT, number_by_hint
 from blackbox.native.tables.prefix_trie import Trie, longest_prefix
 from blackbox.receive.deliver.worker_loop import run_block
@@ -156,6 +158,15 @@ def due_of(table: TableAt, header: Header, envelope: int, first_row: int, whose:
 
 
 @inner
+def _is_traced(at: SliceAt, header: Header, block: DueBlock) -> bool:
+    """Return True if a block is traced: it is a live one, and all of it is due."""
+    if not is_traced(header.sequence, header.count, at.trace_mask):
+        return False
+    is_live = header.flags & (FLAG_RECORDED | FLAG_IMAGE) == 0
+    return is_live and block.first_row == 0 and block.conflated == 0
+
+
+@inner
 def hand_block(at: SliceAt, kind: int, head: int, body_message: int, first_row: int, now: int) -> None:
     """Call the block handler with a block. Its header is as the publisher sent it."""
     block = handed_block_at(at.handler.record)
@@ -213,6 +224,7 @@ def dispatch(at: SliceAt, table: TableAt, trie: Trie, block: DueBlock, drop: int
     envelope.first_row = first_row
     envelope.ts_recv = block.ts_recv
     envelope.conflated = block.conflated
+    envelope.ts_match = 0
     envelope.groups = 0
     envelope.recorded = numpy.int64(header.flags & FLAG_RECORDED != 0)
     envelope.image = numpy.int64(header.flags & FLAG_IMAGE != 0)
@@ -226,6 +238,8 @@ def dispatch(at: SliceAt, table: TableAt, trie: Trie, block: DueBlock, drop: int
         counters.matched += group_by_set(table, header, body, frame, first_row, header.count)
         due = due_of(table, header, frame, first_row, numpy.int64(0))
         counters.due += due
+        if _is_traced(at, header, block):
+            envelope.ts_match = now_ns()
         if drop != 0:
             counters.dropped += due
             _leave_all_untold(at, table, wanted, header.count - first_row)

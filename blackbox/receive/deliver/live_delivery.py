@@ -56,6 +56,11 @@ class LiveDelivery:
         self._gap_hooks = table.gap_hooks
         return self.delivery.set_table(table, dealer)
 
+    def deliver_traced(self) -> None:
+        """Note that the callbacks of a traced block begin, and call them."""
+        self._host.counters.traces.workers[self._number].end_trace(time.time_ns())
+        self.delivery.deliver()
+
     def enter_epoch(self) -> None:
         """Continue with another epoch; callbacks are reset."""
         delivery, (slice_id, *_) = self.delivery, self._host

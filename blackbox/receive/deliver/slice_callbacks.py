@@ -20,6 +20,7 @@ _ASK: Final = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _DELIVER: Final = int(WorkerReason.DELIVER)
 _FEW: Final = int(WorkerReason.FEW)
 _RAISED: Final = int(WorkerReason.RAISED)
+_TRACED: Final = int(WorkerReason.TRACED)
 
 
 class SliceCallbacks:
@@ -58,6 +59,8 @@ class SliceCallbacks:
                     delivery.compiled_raised()
                 if reason == _DELIVER:
                     delivery.deliver()
+            elif reason == _TRACED:
+                live.deliver_traced()
             elif reason == WorkerReason.GROW:
                 delivery.memory.grow()
             elif reason == WorkerReason.EPOCH:

@@ -23,6 +23,7 @@ from blackbox.transport.libzmq import close_messages, init_messages
 # Once per burst; a look-up in an enum takes six times as long.
 _DELIVER: Final = int(WorkerReason.DELIVER)
 _FEW: Final = int(WorkerReason.FEW)
+_TRACED: Final = int(WorkerReason.TRACED)
 
 
 class WorkerLife(Life):
@@ -117,14 +118,15 @@ class Worker:
     def _loop(self, dealer: int, table: WorkerTable) -> None:
         live, timers = self._live, self._live.timers
         delivery = live.delivery
+        deliver = {_DELIVER: delivery.deliver, _FEW: delivery.deliver_few, _TRACED: live.deliver_traced}
         address = self._use(table, dealer)
         live.begin_timers()
         while not delivery.quit:
             reason = collect(address)
             if delivery.state.raised:
                 delivery.compiled_raised()
-            if reason in (_DELIVER, _FEW):
-                delivery.deliver() if reason == _DELIVER else delivery.deliver_few()
+            if reason in deliver:
+                deliver[reason]()
                 if not delivery.is_over() and timers.next_ns != NEVER and timers.is_due(time.time_ns()):
                     self._tick()
             elif reason == WorkerReason.TICK:

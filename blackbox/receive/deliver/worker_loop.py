@@ -39,6 +39,7 @@ from blackbox.receive.deliver.worker_state import (
     worker_with_table_at,
 )
 from blackbox.receive.state import IDLE_MS, Stopping, slice_counters_at, slice_state_at, worker_counters_at
+from blackbox.receive.trace.rings import begin_trace, end_trace
 from blackbox.transport.libzmq import (
     DONTWAIT,
     EAGAIN,
@@ -83,6 +84,8 @@ class WorkerReason(IntEnum):
     """The slice thread has sent its end mark, or the subscriber was terminated."""
     FAILED = 10
     """libzmq returned an error; see `errno`."""
+    TRACED = 11
+    """Like DELIVER, for a burst of one block that is traced and only for Python callbacks."""
 
 
 class _Received(IntEnum):
@@ -231,6 +234,13 @@ def _note_lag(at: WorkerAt, frame: int) -> None:
 
 
 @inner
+def _begin_trace(at: WorkerAt, slot: int) -> None:
+    """Note the times of a traced block, the only one of its burst, before its callbacks run."""
+    begin_trace(at.traces, msg_data(slot), msg_data(slot + MESSAGE_BYTES))
+    worker_state_at(at.state).traced = 1
+
+
+@inner
 def _epoch_of(current: int, frame: int) -> int:
     """Return the epoch of a block; of an image, whose messages may be of many epochs, the current one."""
     if envelope_at(frame).image != 0:
@@ -248,6 +258,9 @@ def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
     fits = state.next_version == table.version and state.next_epoch == state.epoch
     if not fits or state.blocks == BURST_BLOCKS or not room:
         return -1
+    is_traced = envelope_at(msg_data(at.scratch + SLOT_AT)).ts_match != 0
+    if (is_traced or state.traced != 0) and state.blocks > 0:
+        return -1
     slot = state.burst + SLOT_BYTES * state.blocks
     for part in range(0, SLOT_BYTES, MESSAGE_BYTES):
         msg_init(slot + part)
@@ -262,6 +275,8 @@ def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
         return -1
     keep_place(at, msg_size(slot + MESSAGE_BYTES), numpy.int64(0))
     _note_lag(at, msg_data(slot))
+    if is_traced:
+        _begin_trace(at, slot)
     state.blocks += 1
     state.pending = 0
     state.rows_needed = 0
@@ -328,11 +343,15 @@ def _are_few(at: WorkerAt) -> bool:
 
 @inner
 def _how_to_deliver(at: WorkerAt) -> int:
-    """Return DELIVER or FEW for the burst; with FEW its callback counts as busy."""
+    """Return TRACED, DELIVER or FEW for the burst; with FEW its callback counts as busy."""
+    state = worker_state_at(at.state)
+    if state.traced != 0:
+        state.singles = _are_single(at)
+        return WorkerReason.TRACED
     if _are_few(at):
         store_shared(worker_counters_at(at.counters), "busy_since_ns", coarse_monotonic_ns())
         return WorkerReason.FEW
-    worker_state_at(at.state).singles = _are_single(at)
+    state.singles = _are_single(at)
     return WorkerReason.DELIVER
 
 
@@ -365,11 +384,23 @@ def run_compiled(at: WorkerAt, table: WorkerTableAt, first: int, origins: int) -
     return left
 
 
+@inner
+def _run_burst(at: WorkerAt, table: WorkerTableAt) -> int:
+    """Run the compiled callbacks of a burst; return the number of batches for Python callbacks."""
+    state = worker_state_at(at.state)
+    entries = state.entries
+    left = run_compiled(at, table, numpy.int64(0), numpy.int64(0))
+    if state.traced != 0 and left < entries:  # otherwise Python notes when it begins
+        end_trace(at.traces)
+        state.traced = 0
+    return left
+
+
 @njit(nogil=True, cache=True)
 def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: int, body_message: int) -> None:
     """Run the callbacks of the slice thread on one block, already checked and matched.
 
-    `ask`: address of the C function that calls Python for EPOCH, GROW, RAISED, DELIVER and FEW.
+    `ask`: address of the C function that calls Python for EPOCH, GROW, RAISED, DELIVER, FEW and TRACED.
     """
     state = worker_state_at(at.state)
     epoch = _epoch_of(state.epoch, msg_data(envelope_message))
@@ -386,7 +417,7 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
     msg_copy(slot, envelope_message)
     msg_init(slot + MESSAGE_BYTES)
     msg_copy(slot + MESSAGE_BYTES, body_message)
-    state.entries = 0
+    state.entries = state.traced = 0
     used = select(at, table, numpy.int64(0), numpy.int64(0))
     if used < 0:
         state.entries = 0
@@ -396,7 +427,9 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
     if used >= 0:
         counters.unwanted += state.left_out
         _note_lag(at, msg_data(slot))
-        left = run_compiled(at, table, numpy.int64(0), numpy.int64(0))
+        if envelope_at(msg_data(slot)).ts_match != 0:
+            _begin_trace(at, slot)
+        left = _run_burst(at, table)
     if left > 0:
         keep_place(at, msg_size(slot + MESSAGE_BYTES), numpy.int64(0))
         state.blocks = 1  # from here on the burst holds the messages: a callback may keep it
@@ -414,7 +447,7 @@ def _fill_burst(at: WorkerAt, table: WorkerTableAt) -> int:
     """Take blocks from the queue up to a burst; return the last `_receive`, or BLOCK if a block is left pending."""
     state = worker_state_at(at.state)
     state.blocks = 0
-    state.entries = 0
+    state.entries = state.traced = 0
     rows_used = numpy.int64(0)
     while True:
         if state.pending == 0:
@@ -479,7 +512,7 @@ def collect(kept: int) -> int:
         state.last = numpy.int64(status == _Received.END)
         taken = state.blocks
         if taken > 0:
-            if run_compiled(at, table, numpy.int64(0), numpy.int64(0)) > 0 or state.raised != 0:
+            if _run_burst(at, table) > 0 or state.raised != 0:
                 return _how_to_deliver(at)
             close_messages(state.burst, 2 * taken)
             state.blocks = 0

@@ -138,6 +138,7 @@ class WorkerMemory:
             few=self._few.ctypes.data,
             places_of_blocks=self.places.ctypes.data,
             slice_counters=counters.slice.address,
+            traces=counters.traces.workers[number].address,
         )
         self.kept = Kept(WorkerWithTable(at, table.at))
         return at

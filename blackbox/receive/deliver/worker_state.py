@@ -46,6 +46,8 @@ class WorkerState(SharedRecord):
     next_epoch = Field()
     """Epoch of the pending block."""
 
+    traced = Field()
+    """1: the only block of the burst is traced, and its record is not visible yet."""
     left_out = Field()
     """Rows of the last block that were left out: a callback had their message under an earlier topic."""
     notice = Field()
@@ -159,6 +161,8 @@ class WorkerAt(NamedTuple):
     few: int
     places_of_blocks: int
     slice_counters: int
+    traces: int
+    """Ring of traced blocks."""
 
 
 class WorkerTableAt(NamedTuple):

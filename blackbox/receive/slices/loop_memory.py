@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy
 
 from blackbox.block.form.format import HEADER_BYTES
+from blackbox.block.form.sampling import trace_mask
 from blackbox.native.tables.name_table import HINT_WORDS
 from blackbox.receive.callbacks.callbacks import IN_SLICE
 from blackbox.receive.callbacks.match_table import Table
@@ -83,6 +84,8 @@ class LoopMemory:
             repair_socket=repair_socket,
             stops_at_gaps=int(options.on_gap == "stop"),
             spin_ns=feed.slices[status.slice_id].spin_ns,
+            relay_times=status.counters.traces.relays.address,
+            trace_mask=trace_mask(feed.trace_every),
         )
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from blackbox.block.form.format import (
     FLAG_RECORDED,
     HEADER_BYTES,
     HEARTBEAT_KEY,
+    TRACE_KEY,
     Header,
     block_header_at,
     read_header,
@@ -47,6 +48,7 @@ from blackbox.receive.order.state import is_clean, order_state_at
 from blackbox.receive.slice_memory import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt
 from blackbox.receive.slow_subscriber import Action, act_on_stuck, may_call_python
 from blackbox.receive.state import HELD_MS, IDLE_MS, Reason, Stopping, slice_counters_at, slice_state_at
+from blackbox.receive.trace.rings import note_relay
 from blackbox.transport.libzmq import (
     POLLIN,
     is_descriptor_readable,
@@ -245,6 +247,14 @@ def _is_heartbeat(at: SliceAt, header: Header) -> bool:
 
 
 @inner
+def _is_trace(at: SliceAt) -> bool:
+    """Return True if the current control block has the times of a relay."""
+    key = at.scratch + KEY_AT
+    text = bytes_at(msg_data(key), len(TRACE_KEY))
+    return msg_size(key) == len(TRACE_KEY) and text[1] == TRACE_KEY[1] and text[2] == TRACE_KEY[2]
+
+
+@inner
 def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Header, now: int, tick: int) -> int:
     line = line_of(at, header)
     epoch = header.epoch
@@ -337,7 +347,12 @@ def _accept(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: int) ->
     counters.last_received_ns = now
     if header.flags & FLAG_CONTROL != 0:
         counters.control += 1
-        return _heartbeat(at, table, trie, keys, header, now, tick) if _is_heartbeat(at, header) else Reason.CONTROL
+        if _is_heartbeat(at, header):
+            return _heartbeat(at, table, trie, keys, header, now, tick)
+        if _is_trace(at):
+            note_relay(at.relay_times, header, msg_data(at.scratch + BODY_AT))
+            return 0
+        return Reason.CONTROL
     counters.received += header.count
     counters.blocks += 1
     counters.body_bytes += header.body_bytes

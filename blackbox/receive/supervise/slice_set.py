@@ -21,9 +21,10 @@ from blackbox.receive.slices.slice_status import Kept
 from blackbox.receive.slices.slice_thread import SliceThread, needs_of
 from blackbox.receive.slow_subscriber import end_process
 from blackbox.receive.state import SliceLife, Stopping
-from blackbox.receive.statistics import Counted, Statistics, statistics_of
+from blackbox.receive.statistics import Counted, Counters, Statistics, statistics_of
 from blackbox.receive.supervise.processes import PROCESS_NEEDS, SliceProcess
 from blackbox.receive.supervise.slice_plan import Plan
+from blackbox.receive.trace.hops import Trace, TraceReader
 from blackbox.transport.wakeup import PIPE_NEEDS
 
 log = logging.getLogger("blackbox")
@@ -231,6 +232,17 @@ class SliceSet:
         """Return by slice the position when its start was confirmed, of slices that began live."""
         found = {slice_id: thread.status.first_position for slice_id, thread in self.running.items()}
         return {slice_id: position for slice_id, position in found.items() if position is not None}
+
+    def counters(self) -> dict[int, Counters]:
+        """Return the counters of each slice, also of released ones, in ascending order."""
+        counters = {slice_id: each.counters for slice_id, each in self.released.kept.items()}
+        counters |= {slice_id: thread.status.counters for slice_id, thread in self.running.items()}
+        return dict(sorted(counters.items()))
+
+    def traces(self, reader: TraceReader) -> list[Trace]:
+        """Return the traces that a reader has not read."""
+        rings = {slice_id: each.traces for slice_id, each in self.counters().items()}
+        return reader.read(rings, have_ended=self._have_ended)
 
     def statistics(self) -> Statistics:
         """Return a snapshot of all counters; exact once they have ended."""
