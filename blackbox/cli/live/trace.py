@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,48 +19,44 @@ if TYPE_CHECKING:
 
 
 def trace(
-    feeds: Annotated[
-        list[str],
-        typer.Argument(metavar="FEED...", help="Feed file; then the feed files below its relays, one after the other."),
-    ],
+    feed: Annotated[str, typer.Argument(metavar="FEED", help="Feed file.")],
     prefix: PrefixOption = None,
     symbol: SymbolOption = None,
     every: Annotated[
-        int, typer.Option("--every", metavar="N", min=1, help="Measure one block in about N messages.")
-    ] = 1_000,
+        int, typer.Option("--every", metavar="N", min=1, help="Trace one message in N, a power of two.")
+    ] = 1_024,
     enough: CountOption = 1_000,
     timeout: ConfirmTimeout = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure where the time of messages goes: from the venue to publish, send, receive and callback.
+    """Measure where the time of messages goes: from the venue to publish, send, relays, receive, match and callback.
 
-    Subscribes like any other subscriber, and takes the times that blocks carry. With the feed files below relays it
-    subscribes there too, and compares the times at which the same block was received: the relay's part. Times at
-    different hosts are those of their clocks: a negative one means that clocks differ.
+    Subscribes like any other subscriber to FEED, that of a publisher or below a relay. "send" is the time when the
+    publisher sent the message's block, "match" when its callbacks were found. Relays send their times for one message
+    in `trace_every` of their feed files: blocks of others have the way through the relays in one.
 
-    Ends after --count sampled blocks, or at Ctrl-C, and prints p50, p99 and the longest time of each hop.
+    Times at different hosts are those of their clocks: a negative one means that clocks differ.
+
+    Ends after --count traced messages, or at Ctrl-C, and prints p50, p99 and the longest time of each hop.
 
     For example:
 
     blackbox trace feed.toml
 
-    blackbox trace feed.toml below-relay.toml --every 100 --symbol AAPL --json
+    blackbox trace below-relay.toml --every 65536 --symbol AAPL --json
     """
     with exit_statuses():
-        from blackbox.services.monitor.trace import Trace
+        from blackbox.services.monitor.trace import Tracer
 
-        shapes, names = [load_feed(each) for each in feeds], [Path(each).stem for each in feeds]
-        if len(set(names)) < len(names):
-            names = feeds
-        if len({shape.name for shape in shapes}) > 1:
-            raise ConfigError(f"FEED... had the feeds {sorted({shape.name for shape in shapes})}, expected one feed")
+        if every & (every - 1):
+            raise ConfigError(f"--every was {every}, expected a power of two, such as 1024")
+        shape = load_feed(feed)
         say("waiting for the publishers")
-        with Trace(shapes, names, prefixes_of(prefix), symbols=symbols_of(symbol), every=every) as running:
+        with Tracer(shape, prefixes_of(prefix), symbols=symbols_of(symbol), every=every) as running:
             running.start(timeout)
             say("tracing")
             try:
-                while not enough or running.samples < enough:
-                    running.check()
+                while running.look() < enough or not enough:
                     time.sleep(0.05)
             finally:
                 _print(running.times(), as_json)

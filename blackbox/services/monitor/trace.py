@@ -1,12 +1,11 @@
-"""Measure the time of each hop of a message, from the venue to a callback, by the times in blocks."""
+"""Collect the traces of a feed, and report where the time of its messages goes."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, Self
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final, Self
 
 import msgspec
 import numpy
@@ -15,158 +14,110 @@ from blackbox.block.batch.batch import Batch
 from blackbox.feed.feed import Feed
 from blackbox.receive.slow_subscriber import SlowPolicy
 from blackbox.receive.supervise.supervisor import SubscriberLife
+from blackbox.receive.trace.hops import Hop, Trace, TraceReader
 from blackbox.subscriber.subscriber import Subscriber
 
 _MOST_SAMPLES: Final = 65_536
 """Newest samples of a hop that count."""
-_MOST_WAITING: Final = 4_096
-"""Blocks received at one hop and not yet at the next."""
-
-Identity = tuple[int, int, int]
-"""Slice, epoch and first sequence of a block."""
+_NAMES: Final = ("venue", "publish", "send", "relay in", "relay out", "receive", "match", "callback")
+_Point = tuple[int, int, int]
+"""A hop, comparable in the order of the way: before, at or after relays, the relay's place, and the hop's name."""
 
 
 class HopTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Times that sampled messages took for one hop, in ns."""
+    """Times that traced messages took for one hop, in ns."""
 
     hop: str
+    """Its two ends, such as `send to receive`."""
     samples: int
     p50_ns: int
     p99_ns: int
     max_ns: int
 
 
-class Moments(NamedTuple):
-    """Times of the first message of a block, in ns since 1970."""
-
-    ts_event: int
-    """At the venue; 0: not known."""
-    ts_in: int
-    ts_out: int
-    ts_recv: int
-    called: int
-    """Time when the callback began."""
-
-
 class Hops:
     """The newest samples of each hop. Does no I/O.
 
-    `names`: of the places where blocks are received, in the order in which they pass them.
+    Attributes: `traces`, their number.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        first, *below = names
-        self._names = names
-        self._samples: dict[str, deque[int]] = {
-            hop: deque(maxlen=_MOST_SAMPLES)
-            for hop in (
-                "venue to publish",
-                "publish to send",
-                f"send to receive at {first}",
-                *(f"receive at {above} to receive at {here}" for above, here in zip(names, below, strict=False)),
-                "receive to callback",
-                "venue to callback",
-            )
-        }
-        self._received: list[OrderedDict[Identity, int]] = [OrderedDict() for _ in names]
+    def __init__(self) -> None:
+        self.traces = 0
+        # By place: names of relays come from others, and are not bounded.
+        self._samples: dict[tuple[bool, _Point, _Point], deque[int]] = {}
+        self._names: dict[tuple[bool, _Point, _Point], str] = {}
 
-    def add(self, place: int, block: Identity, at: Moments) -> None:
-        """Add what was received at a place. The hops from and to other places need the same block there."""
-        if place == 0:
-            if at.ts_event:
-                self._samples["venue to publish"].append(at.ts_in - at.ts_event)
-            self._samples["publish to send"].append(at.ts_out - at.ts_in)
-            self._samples[f"send to receive at {self._names[0]}"].append(at.ts_recv - at.ts_out)
-        if place == len(self._names) - 1:
-            self._samples["receive to callback"].append(at.called - at.ts_recv)
-            if at.ts_event:
-                self._samples["venue to callback"].append(at.called - at.ts_event)
-        received = self._received[place]
-        received[block] = at.ts_recv
-        if len(received) > _MOST_WAITING:
-            received.popitem(last=False)
-        for above in (place - 1, place):
-            self._pair(above, block)
+    def add(self, trace: Trace) -> None:
+        """Add a trace: each hop from the one before, and the whole way from the venue and from `publish`."""
+        self.traces += 1
+        for before, hop in pairwise(trace.hops):
+            self._add(before, hop, is_whole=False)
+        for hop in trace.hops:
+            if hop.name in ("venue", "publish"):
+                self._add(hop, trace.hops[-1], is_whole=True)
 
-    def _pair(self, above: int, block: Identity) -> None:
-        if 0 <= above < len(self._names) - 1:
-            first, second = self._received[above].get(block), self._received[above + 1].get(block)
-            if first is not None and second is not None:
-                hop = f"receive at {self._names[above]} to receive at {self._names[above + 1]}"
-                self._samples[hop].append(second - first)
+    def _add(self, before: Hop, hop: Hop, *, is_whole: bool) -> None:
+        ends = is_whole, _point(hop), _point(before)
+        self._samples.setdefault(ends, deque(maxlen=_MOST_SAMPLES)).append(hop.at_ns - before.at_ns)
+        self._names[ends] = f"{before.label} to {hop.label}"
 
     def times(self) -> list[HopTimes]:
-        """Return the times of each hop that has samples."""
+        """Return the times of each hop that has samples, in the order of the way."""
         found = []
-        for hop, samples in self._samples.items():
-            if values := [*samples]:
-                p50, p99 = numpy.percentile(values, (50, 99), method="higher").tolist()
-                found.append(HopTimes(hop=hop, samples=len(values), p50_ns=p50, p99_ns=p99, max_ns=max(values)))
+        for ends, samples in sorted(self._samples.items()):
+            p50, p99 = numpy.percentile([*samples], (50, 99), method="inverted_cdf").tolist()
+            name, longest = self._names[ends], max(samples)
+            found.append(HopTimes(hop=name, samples=len(samples), p50_ns=p50, p99_ns=p99, max_ns=longest))
         return found
 
 
-class Trace:
-    """Subscribes to a feed at one or several places, and samples its blocks.
+def _point(hop: Hop) -> _Point:
+    name = _NAMES.index(hop.name)
+    stage = 1 if hop.place else 2 * (name >= _NAMES.index("receive"))
+    return stage, hop.place, name
 
-    A block is sampled if it has a message whose sequence is a multiple of `every`; its first message counts, because
-    `ts_in` is that message's time. The places are feed files of the same feed: the publisher's, then those below each
-    relay. Use it in a `with` block.
-    """
+
+class Tracer:
+    """Subscribes to a feed, and traces its messages. Use it in a `with` block."""
 
     def __init__(
         self,
-        feeds: Sequence[Feed],
-        names: Sequence[str],
+        feed: Feed,
         prefixes: Iterable[bytes] = (b"",),
         *,
         symbols: Sequence[str | bytes] | None = None,
-        every: int = 1,
+        every: int | None = None,
     ) -> None:
-        """`names`: one for each place. Raises as `Subscriber.on_batch`."""
-        if every < 1:
-            raise ValueError(f"every was {every}, expected 1 or more")
-        self.samples = 0
-        """Blocks sampled at the last place."""
-        self._hops, self._every, self._lock = Hops(names), every, threading.Lock()
-        self._subscribers = [Subscriber(feed, slow=SlowPolicy("warn")) for feed in feeds]
-        for place, subscriber in enumerate(self._subscribers):
-            for prefix in prefixes:
-                subscriber.on_batch(prefix, symbols=symbols)(self._sampler(place))
-
-    def _sampler(self, place: int) -> Callable[[Batch], None]:
-        every, is_last = self._every, place == len(self._subscribers) - 1
-
-        def sample(batch: Batch) -> None:
-            called, block = time.time_ns(), batch.block
-            first = int(block.sequence)
-            if -first % every >= block.count:
-                return
-            moments = Moments(int(block.ts_event[0]), batch.ts_in, batch.ts_out, batch.ts_recv, called)
-            with self._lock:
-                self._hops.add(place, (int(block.slice_id), int(block.epoch), first), moments)
-                self.samples += is_last
-
-        return sample
+        """`every`: trace one message in this many, instead of `trace_every` of the feed. Raises as `on_batch`."""
+        if every is not None:
+            feed = msgspec.structs.replace(feed, trace_every=every)
+        self._hops, self._reader = Hops(), TraceReader()
+        self._subscriber = Subscriber(feed, workers=1, slow=SlowPolicy("warn"))
+        for prefix in prefixes:
+            self._subscriber.on_batch(prefix, symbols=symbols)(_leave)
 
     def start(self, timeout: float | None = None) -> None:
-        """Wait until all places have confirmed. Raises as `Subscriber.start`."""
-        for subscriber in self._subscribers:
-            subscriber.start(timeout)
+        """Wait until the publishers have confirmed. Raises as `Subscriber.start`."""
+        self._subscriber.start(timeout)
 
-    def check(self) -> None:
-        """Raise the error that has ended a subscriber, if any."""
-        for subscriber in self._subscribers:
-            if subscriber.state is not SubscriberLife.RUNNING:
-                subscriber.stop()
+    def look(self) -> int:
+        """Add the new traces; return the number of all. Raises the error that has ended the subscriber, if any."""
+        if self._subscriber.state is not SubscriberLife.RUNNING:
+            self._subscriber.stop()
+        for trace in self._subscriber._supervisor.slices.traces(self._reader):
+            self._hops.add(trace)
+        return self._hops.traces
 
     def times(self) -> list[HopTimes]:
         """Return the times of each hop so far."""
-        with self._lock:
-            return self._hops.times()
+        return self._hops.times()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for subscriber in self._subscribers:
-            subscriber.stop()
+        self._subscriber.stop()
+
+
+def _leave(batch: Batch) -> None:
+    """Take a batch: only its way is of interest."""

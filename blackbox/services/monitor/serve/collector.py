@@ -18,6 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from blackbox.native.tables.histogram import BOUNDS_NS as _UPPER_BOUNDS_NS
+from blackbox.services.monitor.serve.hop_counts import Histogram
 from blackbox.services.monitor.serve.metric_table import (
     HISTOGRAMS,
     MOST_PARTS,
@@ -28,7 +29,6 @@ from blackbox.services.monitor.serve.metric_table import (
     Metric,
     Total,
 )
-from blackbox.services.monitor.serve.observe import LagHistogram
 from blackbox.services.monitor.serve.status import ProcessStatus
 from blackbox.services.monitor.serve.watched import Watched
 
@@ -65,7 +65,7 @@ class MetricsCollector(Collector):
             found.add_status(status, labels)
             for statistics in (observed.statistics, *observed.more):
                 found.add(statistics, labels)
-            for histogram in observed.histograms[:MOST_PARTS]:
+            for histogram in (*observed.histograms[:MOST_PARTS], *observed.hops):
                 found.add_histogram(histogram, labels)
         yield from found.families()
 
@@ -141,12 +141,12 @@ class Families:
             self._put(own["slice_ready"], OF_ALL["slice_ready"], float(not each.reason), of_slice)
             self._put(own["slice_silence_seconds"], OF_ALL["slice_silence_seconds"], each.silence_s, of_slice)
 
-    def add_histogram(self, histogram: LagHistogram, labels: Labels) -> None:
-        """Add the lag or age of the messages of one slice."""
+    def add_histogram(self, histogram: Histogram, labels: Labels) -> None:
+        """Add the lag or age of the messages of one slice, or the time of traced ones for one hop."""
         name = f"subscriber_{histogram.of}_seconds"
         self._kinds[name] = "histogram", HISTOGRAMS[histogram.of]
         values = self._values.setdefault(name, {})
-        own = tuple({**labels, "slice": str(histogram.slice_id)}.items())
+        own = *labels.items(), histogram.label
         counts = counts_up_to(histogram.counts, BOUNDS_NS)
         for bound, count in zip(_LE, counts, strict=True):
             values["_bucket", (*own, ("le", bound))] = count

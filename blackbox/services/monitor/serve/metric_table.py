@@ -370,8 +370,9 @@ TABLE: Final[Mapping[str, Mapping[str, Rule]]] = {
 HISTOGRAMS: Final[Mapping[str, str]] = {
     "lag": "Lag of messages at delivery.",
     "age": "Age of messages at delivery, that of a block's oldest message.",
+    "hop": "Time of traced messages from one hop to the next, such as 'send to receive'.",
 }
-"""Histograms of a subscriber's slices, `subscriber_NAME_seconds`, with their help texts."""
+"""Histograms of a subscriber, `subscriber_NAME_seconds`, with their help texts."""
 OF_ALL: Final[Mapping[str, str]] = {
     "ready": "1 if the part does its work now.",
     "healthy": "0 if the part has failed or makes no progress.",

@@ -10,11 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy
-from numpy.typing import NDArray
-
 from blackbox.life import Life
 from blackbox.native.compile.compiling import is_compiling
+from blackbox.services.monitor.serve.hop_counts import Histogram, HopCounts
 from blackbox.services.monitor.serve.status import SliceDetail
 
 if TYPE_CHECKING:
@@ -46,15 +44,6 @@ Counted = Any
 """Statistics: a msgspec Struct, or a dict of counts."""
 
 
-class LagHistogram(NamedTuple):
-    """Lags or ages of the messages of one slice, as in `blackbox.native.tables.histogram`."""
-
-    of: str
-    """lag or age."""
-    slice_id: int
-    counts: NDArray[numpy.int64]
-
-
 class Observed(NamedTuple):
     """The state of a part at one moment."""
 
@@ -70,13 +59,19 @@ class Observed(NamedTuple):
     """True once it was started, even if it still waits for others."""
     more: tuple[Counted, ...] = ()
     """Further statistics."""
-    histograms: tuple[LagHistogram, ...] = ()
+    histograms: tuple[Histogram, ...] = ()
+    """Lags and ages of the messages of each slice."""
+    hops: tuple[Histogram, ...] = ()
 
 
 class Beats:
-    """Remembers since when counters have not changed."""
+    """Remembers since when counters have not changed.
+
+    Attributes: `hops`, the counted traces.
+    """
 
     def __init__(self) -> None:
+        self.hops = HopCounts()
         self._seen: dict[object, tuple[object, float]] = {}
 
     def still_s(self, name: object, value: object, now: float) -> float:
@@ -162,14 +157,15 @@ def _with_slices(
 ) -> Observed:
     """Return the state of something with a supervisor, with its histograms."""
     waits, faults, slices = _subscribed(supervisor, beats, may_block=may_block)
-    counters = {slice_id: each.counters for slice_id, each in supervisor.slices.released.kept.items()}
-    counters |= {slice_id: thread.status.counters for slice_id, thread in supervisor.slices.running.items()}
     histograms = tuple(
-        LagHistogram(of, slice_id, counts.sum(axis=0))
-        for slice_id, each in sorted(counters.items())
+        Histogram(of, ("slice", str(slice_id)), counts.sum(axis=0))
+        for slice_id, each in supervisor.slices.counters().items()
         for of, counts in (("lag", each.lags), ("age", each.ages))
     )
-    return Observed(role, feed, statistics, waits, faults, slices, histograms=histograms)
+    for trace in supervisor.slices.traces(beats.hops.reader):
+        beats.hops.add(trace)
+    hops = beats.hops.histograms()
+    return Observed(role, feed, statistics, waits, faults, slices, histograms=histograms, hops=hops)
 
 
 def _slice_of(slice_id: int, thread: SliceThread) -> SliceDetail:
