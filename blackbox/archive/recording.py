@@ -367,20 +367,21 @@ class Recording(Frames):
         message_type: str | None = None,
         prices: Prices = "decimal",
         storage_options: Mapping[str, str] | None = None,
+        progress: Callable[[int], object] | None = None,
         **selection: Unpack[Selection],
     ) -> int:
         """Append the messages of `batches` to a Delta Lake table, and return their number. Needs the extra `delta`.
 
         The day is one commit: readers see all of it or nothing. The table is created if it does not exist, with
         partitions by `date` and `slice`. Columns and arguments are those of `to_parquet`, with wider signed integers
-        for unsigned ones. `storage_options` are those of `deltalake`.
+        for unsigned ones. `storage_options` are those of `deltalake`; `progress` is called with the messages so far.
 
         Raises as `to_parquet`; JournalError if the table has rows of this day or cannot be written.
         """
         delta = needs("deltalake", "delta", "blackbox.archive.export.delta")
         content = delta.Content(self.feed, str(self.date), self.schema, message_type, prices)
         batches = self._batches_by_slice(as_bytes("prefix", prefix), selection)
-        messages: int = delta.append_day(os.fspath(table), content, batches, storage_options=storage_options)
+        messages: int = delta.append_day(os.fspath(table), content, batches, progress, storage_options)
         return messages
 
     def _batches_by_slice(self, prefix: bytes, selection: Selection) -> dict[int, Iterator[Batch]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from deltalake import DeltaTable
+
 from blackbox import Feed, Recording
 from blackbox.cli.ui.status import Status
 from tests.cli.commands import assert_one_line, invoke
@@ -27,6 +29,25 @@ def test_an_export_has_the_messages_of_its_symbols(day: Day, tmp_path: Path) -> 
     assert json.loads(ended.out)["messages"] == 20, ended.errors
     ended = invoke("export", day.path, "--out", tmp_path / "none.itch", "--symbol", "")
     assert_one_line(ended, "symbols had an empty one")
+
+
+def test_days_are_appended_to_a_delta_table_once(day: Day, tmp_path: Path) -> None:
+    table = tmp_path / "trades"
+    ended = invoke("export", day.path, "--delta", "--out", table, "--message-type", "P", "--symbol", "AAPL", "--json")
+    assert json.loads(ended.out) == {
+        "recording": str(day.path),
+        "out": str(table),
+        "messages": 20,
+        "file_bytes": None,
+    }, ended.errors
+    rows = DeltaTable(table).to_pyarrow_table()
+    assert sorted(rows["shares"].to_pylist()) == list(range(20))
+    assert {str(price) for price in rows["price"].to_pylist()} == {"12.3450"}
+    again = invoke("export", day.path, "--delta", "--out", table, "--message-type", "P")
+    assert_one_line(again, "has rows of 2026-11-20, expected a day that is not there yet")
+    ended = invoke("export", day.path.parent, "--delta", "--out", tmp_path / "all")
+    assert (ended.status, ended.text("messages")) == (0, "40"), ended.errors
+    assert invoke("export", day.path, "--delta", "--parquet", "--out", table).status == Status.USAGE
 
 
 def test_damaged_messages_are_left_out(day: Day, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`blackbox export`: write a recording in the venue's own file format, or as Parquet."""
+"""`blackbox export`: write a recording in the venue's own file format, as Parquet, or to a Delta Lake table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def export(
         typer.Option(
             "--out",
             metavar="PATH",
-            help="File to write, compressed if it ends in .gz or .zst. With --parquet: the directory to write to.",
+            help="File to write, compressed if it ends in .gz or .zst. With --parquet or --delta: the directory.",
         ),
     ],
     start: StartOption = None,
@@ -56,20 +56,26 @@ def export(
             "--parquet", help="Write Parquet instead of the venue's format. RECORDING may be a feed with its days."
         ),
     ] = False,
+    delta: Annotated[
+        bool,
+        typer.Option(
+            "--delta", help="Append to a Delta Lake table, one commit a day. RECORDING may be a feed with its days."
+        ),
+    ] = False,
     message_type: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="Parquet: only messages of this type, with their fields as columns."),
+        typer.Option(metavar="TYPE", help="Parquet, Delta: only messages of this type, with their fields as columns."),
     ] = None,
     prices: Annotated[
         Prices,
-        typer.Option(help="Parquet with --message-type: prices as exact decimals, floats or the venue's integers."),
+        typer.Option(help="With --message-type: prices as exact decimals, floats or the venue's integers."),
     ] = Prices.DECIMAL,
     order: Annotated[
         Order, typer.Option(help="Parquet: as captured; or by topic, within each million messages.")
     ] = Order.CAPTURE,
     as_json: JsonLinesOption = False,
 ) -> None:
-    """Write a recorded day in the venue's own file format, or as Parquet.
+    """Write a recorded day in the venue's own file format, as Parquet, or to a Delta Lake table.
 
     ITCH 5.0 becomes a file of messages, each after its length (2 bytes, big-endian), as NASDAQ publishes it. IEX
     becomes message blocks of IEX-TP (2 bytes of length, little-endian), without headers. Tape becomes a zip archive of
@@ -81,7 +87,10 @@ def export(
 
     With --parquet a day becomes PATH/date=DATE/slice=SLICE/part-00000.parquet, for polars, DuckDB, pandas and Spark.
 
-    JSON is one object per day, with `recording`, `out`, `messages` and `file_bytes`.
+    With --delta a day is appended to the table in one commit: readers see all of it or nothing. It is an error if the
+    table has the day.
+
+    JSON is one object per day, with `recording`, `out`, `messages` and `file_bytes`, which is null with --delta.
 
     For example:
 
@@ -96,16 +105,23 @@ def export(
     blackbox export recordings/nasdaq --parquet --out lake/nasdaq                      all its days
 
     blackbox export recordings/nasdaq/2026-11-20 --parquet --out lake/trades --message-type P
+
+    blackbox export recordings/nasdaq --delta --out lake/delta/trades --message-type P
     """
-    if message_type is not None and not parquet:
-        raise typer.BadParameter(f"was given as {message_type!r} without --parquet", param_hint="--message-type")
+    if message_type is not None and not (parquet or delta):
+        raise typer.BadParameter(
+            f"was given as {message_type!r} without --parquet or --delta", param_hint="--message-type"
+        )
+    if delta and (parquet or order is not Order.CAPTURE):
+        raise typer.BadParameter(
+            "was given with --parquet or --order, expected neither: rows keep their order", param_hint="--delta"
+        )
     with exit_statuses():
         wanted = _Wanted(start, stop, symbols_of(symbol))
-        if parquet:
+        if parquet or delta:
+            write = _write_delta if delta else _write_parquet
             paths = days_of(recording) or [recording]
-            written = [
-                _write_parquet(path, out, wanted, _Columns(message_type, prices, order), as_json) for path in paths
-            ]
+            written = [write(path, out, wanted, _Columns(message_type, prices, order), as_json) for path in paths]
             lose_damage(recording, [each for day in written for each in day.damage], out)
         else:
             _write_file(recording, out, wanted, as_json)
@@ -124,7 +140,7 @@ class _Wanted(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Columns and order of a Parquet file."""
+    """Columns and order of rows."""
 
     message_type: str | None
     prices: Prices
@@ -172,11 +188,42 @@ def _write_parquet(path: Path, out: Path, wanted: _Wanted, columns: _Columns, as
     return day
 
 
+def _write_delta(path: Path, table: Path, wanted: _Wanted, columns: _Columns, as_json: bool) -> Recording:
+    day = open_day(path)
+    first, end = wanted.times(day)
+    began = time.monotonic()
+    whole = wanted == (None, None, None) and columns.message_type is None
+    with counting(f"writing {path} to {table}", day.summary().messages if whole else None) as progress:
+        try:
+            messages = day.to_delta(
+                table,
+                start=first,
+                stop=end,
+                symbols=wanted.symbols,
+                message_type=columns.message_type,
+                prices=columns.prices.value,
+                progress=progress,
+            )
+        except ImportError as error:
+            raise ConfigError(str(error)) from error
+    elapsed_s = time.monotonic() - began
+    if as_json:
+        print_json(_object(path, table, messages, None))
+        return day
+    rows = [
+        ("message type", columns.message_type or "all, as payloads"),
+        ("messages", count(messages)),
+        ("rate", rate(messages, elapsed_s)),
+    ]
+    stdout.print(titled(f"appended {path} to the table {table}", values_table(rows)))
+    return day
+
+
 def _per_message(done: ParquetDay) -> str:
     return f"of the files, {done.file_bytes / done.messages:.1f} per message" if done.messages else "of the files"
 
 
-def _object(recording: Path, out: Path, messages: int, file_bytes: int) -> dict[str, Any]:
+def _object(recording: Path, out: Path, messages: int, file_bytes: int | None) -> dict[str, Any]:
     return {"recording": str(recording), "out": str(out), "messages": messages, "file_bytes": file_bytes}
 
 
