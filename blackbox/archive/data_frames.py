@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
 
-from blackbox.archive.read.filter import Selection, check_options
+from blackbox.archive.read.filter import Selection, Time, check_options
 from blackbox.arguments import as_bytes, message_types_of
 from blackbox.errors import ConfigError
 
@@ -166,6 +166,60 @@ class Frames(ABC):
         picks = tuple(table.Pick.of_type(self.schema, each) for each in wanted)
         columns: Columns = _arrow().Columns(self.feed, picks, **form, told_apart=not isinstance(message_type, str))
         return columns
+
+
+class InstrumentOptions(TypedDict, total=False):
+    """Value types of a table of instruments, and the messages that it is made of."""
+
+    prices: Prices
+    times: Times
+    zone: str | None
+    start: Time | None
+    stop: Time | None
+    symbols: Sequence[str | bytes] | None
+
+
+class Instruments:
+    """The instruments of a day of any feed whose schema declares them: one row for each symbol, venue and id.
+
+    Columns, null if unknown: `symbol` as in frames; `venue`; `publisher_id`; `instrument_id` (the locate in ITCH);
+    `name` at the venue; `instrument_class`; `lot_size`; `tick_size`; `price_decimals` of the feed's integer prices;
+    `contract_size`; `currency`; `strike_price`; `underlying`; `activation`, `expiration`; `status` of trading,
+    "deleted" if the venue has deleted the instrument; `mapped_from` and `mapped_until`, between which the symbol means
+    this id; `messages`, the number of definitions, and `ts_first`, `ts_last`, the times of the first and the last;
+    `source`, the schema and the message type.
+
+    A row has the values of the newest definition and the newest status. With `stop` it has what was known before that
+    time. An instrument without a definition that has a symbol mapping is a row too. Options are those of
+    `FrameOptions`. The day is read once.
+
+    All methods raise ConfigError if the schema declares no instruments, JournalError if the recording has none, and as
+    `Frames`.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        """Wrap a recording. Reads nothing."""
+        self._recording = recording
+
+    def to_arrow(self, **options: Unpack[InstrumentOptions]) -> pyarrow.Table:
+        """Return the instruments as a table, sorted by symbol."""
+        check_options(options, InstrumentOptions.__optional_keys__)
+        given: dict[str, Any] = dict(options)
+        form = {name: given.pop(name) for name in _FORM if name in given}
+        found: pyarrow.Table = needs("pyarrow", "arrow", "blackbox.archive.export.instruments").instruments_of(
+            self._recording, form, given
+        )
+        return found
+
+    def to_pandas(self, **options: Unpack[InstrumentOptions]) -> pandas.DataFrame:
+        """Return `to_arrow` as a pandas data frame."""
+        needs("pandas", "pandas")
+        return cast("pandas.DataFrame", _arrow().to_pandas(self.to_arrow(**options)))
+
+    def to_polars(self, **options: Unpack[InstrumentOptions]) -> polars.DataFrame:
+        """Return `to_arrow` as a polars data frame."""
+        needs("polars", "polars")
+        return cast("polars.DataFrame", _arrow().to_polars(self.to_arrow(**options)))
 
 
 class Ticks(Frames):

@@ -15,7 +15,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.data_frames import FrameOptions, Frames, Ticks, needs, scanned
+from blackbox.archive.data_frames import FrameOptions, Frames, Instruments, Ticks, needs, scanned
 from blackbox.archive.files.codec import Compression
 from blackbox.archive.files.day import (
     MANIFEST,
@@ -398,6 +398,11 @@ class Recording(Frames):
     def quotes(self) -> Ticks:
         """The quotes as tables and frames. Raises ConfigError if the schema declares none."""
         return Ticks(self, "quotes")
+
+    @property
+    def instruments(self) -> Instruments:
+        """The instruments as a table: definitions, statuses and symbol mappings."""
+        return Instruments(self)
 
     def time(self, value: Time, by: Clock = "ts_event") -> int:
         """Return a time as ns since 1970, int64.

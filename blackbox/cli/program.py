@@ -33,6 +33,7 @@ from blackbox.cli.recordings.dump import dump
 from blackbox.cli.recordings.export import export
 from blackbox.cli.recordings.import_ import import_
 from blackbox.cli.recordings.inspect import inspect
+from blackbox.cli.recordings.instruments import instruments
 from blackbox.cli.recordings.positions import positions
 from blackbox.cli.recordings.record import record
 from blackbox.cli.recordings.repair import repair
@@ -70,6 +71,7 @@ _PANELS: Final = {
         serve,
         positions,
         inspect,
+        instruments,
         verify,
         repair,
         dump,

@@ -34,6 +34,7 @@ REPEATABLE: Final = {"--also", "--field", "--prefix", "--slice", "--symbol", "--
 WITHOUT_JSON: Final = {"dashboard", "demo", "analyse", "bridge", "client", "unsubscribe", "feed new"}
 """Commands without output for scripts: a demo, a page, a service, a change."""
 ELSEWHERE: Final = {
+    "instruments",
     "subscribe",
     "record",
     "relay",

@@ -12,6 +12,7 @@ import numpy
 
 from blackbox.documents import Decoder
 from blackbox.errors import ConfigError
+from blackbox.feed.schema.instrument_fields import InstrumentFields
 from blackbox.feed.schema.schema import (
     ABSENT,
     DECIMALS,
@@ -105,6 +106,7 @@ class SchemaDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     orders: tuple[OrderFields, ...] = ()
     breaks: tuple[BreakFields, ...] = ()
     json: str | None = None
+    instruments: tuple[InstrumentFields, ...] = ()
 
     @staticmethod
     def of(schema: Schema) -> SchemaDocument:
@@ -154,6 +156,7 @@ def _document_of(key: _Itself) -> SchemaDocument:
         orders=schema.orders,
         breaks=schema.breaks,
         json=schema.json,
+        instruments=schema.instruments,
     )
 
 
@@ -202,5 +205,6 @@ def _schema_of(text: bytes) -> Schema:
         document.orders,
         document.breaks,
         document.json,
+        document.instruments,
     )
     return RAW if document == SchemaDocument.of(RAW) else made

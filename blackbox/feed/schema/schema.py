@@ -23,6 +23,7 @@ import numpy
 from blackbox.arguments import did_you_mean
 from blackbox.errors import ConfigError
 from blackbox.feed.schema import field_meaning
+from blackbox.feed.schema.instrument_fields import InstrumentFields
 from blackbox.feed.schema.pack import RecordPacker, kind_in
 from blackbox.feed.schema.typed_record import record_type
 
@@ -163,6 +164,8 @@ class Schema:
     """For payloads that end with a JSON document: its member that holds the fields, if the document has that member.
 
     Fields of trades and quotes are then names in it with text values, and message types are those of the topics."""
+    instruments: tuple[InstrumentFields, ...] = field(default=(), compare=False)
+    """The message types that describe instruments."""
 
     _record_types: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _packers: dict[str, RecordPacker] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -177,8 +180,13 @@ class Schema:
                 raise ConfigError(f"schema {self.name!r}: a name was {name!r}, expected printable text")
         for kind, dtype in self.records.items():
             self._check_type(kind, dtype)
-        if self.json is not None:
-            return
+        for each in self.instruments:
+            self._check(each.message_type, *each.fields)
+        if self.json is None:
+            self._check_ticks()
+
+    def _check_ticks(self) -> None:
+        """Raise ConfigError unless the records have the declared fields of trades and quotes."""
         for trade in self.trades:
             if (trade.price is None) == (trade.order is None) or (trade.order is not None and not self.orders):
                 raise ConfigError(
@@ -262,7 +270,7 @@ class Schema:
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only mapping cannot be pickled; worker processes get a plain one.
         plain = self.name, self.schema_id, dict(self.records), self.type_offset, dict(self.names)
-        return Schema, (*plain, self.trades, self.quotes, self.orders, self.breaks, self.json)
+        return Schema, (*plain, self.trades, self.quotes, self.orders, self.breaks, self.json, self.instruments)
 
     def dtype(self, message_type: str) -> numpy.dtype[Any]:
         """Return the record layout of a message type, given as a character or a name.

@@ -52,8 +52,9 @@ class DbnMetadata:
         """The start of the requested time range; 0 if it is undefined. Unit: ns since 1970-01-01 UTC."""
         self.ts_out: bool = self._decoded.ts_out
         """True if a send time is appended to each record."""
-        self._intervals = self._by_instrument()
-        bounds = {bound for each in self._intervals.values() for start, end, _ in each for bound in (start, end)}
+        self.intervals: dict[int, list[Interval]] = self._by_instrument()
+        """The symbols of each instrument."""
+        bounds = {bound for each in self.intervals.values() for start, end, _ in each for bound in (start, end)}
         self.bounds: list[int] = sorted(bounds)
         """Times at which the symbol of an instrument may change. Unit: ns since 1970-01-01 UTC."""
 
@@ -64,7 +65,7 @@ class DbnMetadata:
             SourceError: it has two symbols at that time.
         """
         time = self.bounds[segment - 1] if segment else _ALWAYS
-        names = {name for start, end, name in self._intervals.get(instrument, ()) if start <= time < end}
+        names = {name for start, end, name in self.intervals.get(instrument, ()) if start <= time < end}
         if len(names) > 1:
             raise two_symbols(self.path, instrument, *sorted(names)[:2])
         return names.pop() if names else None

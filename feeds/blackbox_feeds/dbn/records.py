@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy
 
+from blackbox.feed.schema.instrument_fields import InstrumentFields
 from blackbox.feed.schema.schema import QuoteFields, Schema, TradeFields, optional, price, utc_time
 
 PRICE_SCALE: Final = 1_000_000_000
@@ -295,6 +296,71 @@ _BEST: Final = ("mbp-1", "mbp-10", "cmbp-1", "bbo-1s", "cbbo-1s", "tcbbo", "bbo-
 _QUOTES: Final = tuple(
     QuoteFields(name, "bid_px_00", "bid_sz_00", "ask_px_00", "ask_sz_00", rank) for rank, name in enumerate(_BEST)
 )
+_IDS: Final = {"publisher_id": "publisher_id", "instrument_id": "instrument_id"}
+_CLASSES: Final = {
+    "B": "bond",
+    "C": "call",
+    "F": "future",
+    "I": "index",
+    "K": "stock",
+    "M": "mixed spread",
+    "P": "put",
+    "S": "future spread",
+    "T": "option spread",
+    "X": "FX spot",
+    "Y": "commodity spot",
+}
+_ACTIONS: Final = {
+    "0": "",
+    "1": "pre-open",
+    "2": "pre-cross",
+    "3": "quoting",
+    "4": "cross",
+    "5": "rotation",
+    "6": "new price indication",
+    "7": "trading",
+    "8": "halted",
+    "9": "paused",
+    "10": "suspended",
+    "11": "pre-close",
+    "12": "closed",
+    "13": "post-close",
+    "14": "",
+    "15": "not available for trading",
+}
+"""Actions of status records. 0 (none) and 14 (a change of the short-sale restriction) leave the status as it was."""
+_INSTRUMENTS: Final = (
+    InstrumentFields(
+        "definition",
+        {
+            **_IDS,
+            "venue": "exchange",
+            "name": "raw_symbol",
+            "instrument_class": "instrument_class",
+            "lot_size": "min_lot_size_round_lot",
+            "tick_size": "min_price_increment",
+            "contract_size": "unit_of_measure_qty",
+            "currency": "currency",
+            "strike_price": "strike_price",
+            "underlying": "underlying",
+            "activation": "activation",
+            "expiration": "expiration",
+        },
+        meanings={"instrument_class": _CLASSES},
+        deleted=("security_update_action", "D"),
+    ),
+    InstrumentFields("status", {**_IDS, "status": "action"}, part="status", meanings={"status": _ACTIONS}),
+    InstrumentFields(
+        "symbol-mapping",
+        {
+            "instrument_id": "instrument_id",
+            "name": "stype_out_symbol",
+            "mapped_from": "start_ts",
+            "mapped_until": "end_ts",
+        },
+        part="mapping",
+    ),
+)
 
 
 def _schema(name: str, number: int, *more: tuple[str, Any]) -> Schema:
@@ -304,7 +370,7 @@ def _schema(name: str, number: int, *more: tuple[str, Any]) -> Schema:
         for rtype, dtype in TYPED.values()
     }
     names = {name: chr(rtype) for name, (rtype, _) in TYPED.items()}
-    return Schema(name, number, records, RTYPE_AT, names, _TRADES, _QUOTES)
+    return Schema(name, number, records, RTYPE_AT, names, _TRADES, _QUOTES, instruments=_INSTRUMENTS)
 
 
 SCHEMA = _schema("dbn", 6)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 
+from blackbox.feed.schema.instrument_fields import InstrumentFields
 from blackbox.feed.schema.schema import BreakFields, QuoteFields, Schema, TradeFields, price, utc_time
 
 PRICE_SCALE = 10_000
@@ -40,6 +41,17 @@ _TRADE = (("size", _U4), ("price", _PRICE), ("trade_id", "<i8"))
 
 _TRADES = (TradeFields("T", "price", "size", id="trade_id"),)
 _BREAKS = (BreakFields("B", "trade_id", "price", "size"),)
+_INSTRUMENTS = (
+    InstrumentFields(
+        "D", {"name": "symbol", "lot_size": "round_lot_size"}, constants={"venue": "IEXG", "currency": "USD"}
+    ),
+    InstrumentFields(
+        "H",
+        {"status": "trading_status"},
+        part="status",
+        meanings={"status": {"T": "trading", "H": "halted", "P": "paused", "O": "order acceptance"}},
+    ),
+)
 
 _COMMON = {
     "S": numpy.dtype([("message_type", "S1"), ("system_event", "S1"), ("timestamp", _TIMESTAMP)]),
@@ -84,6 +96,7 @@ TOPS16 = Schema(
     },
     trades=_TRADES,
     breaks=_BREAKS,
+    instruments=_INSTRUMENTS,
     quotes=(QuoteFields("Q", "bid_price", "bid_size", "ask_price", "ask_size"),),
 )
 """The schema `iex_tops16`, number 2: top of book and last sale."""
@@ -99,6 +112,7 @@ DEEP10 = Schema(
     },
     trades=_TRADES,
     breaks=_BREAKS,
+    instruments=_INSTRUMENTS,
 )
 """The schema `iex_deep10`, number 3: price levels (8 buy side, 5 sell side) and last sale."""
 

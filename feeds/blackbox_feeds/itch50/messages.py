@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.feed.schema.instrument_fields import InstrumentFields
 from blackbox.feed.schema.schema import SINCE_MIDNIGHT, BreakFields, OrderFields, Schema, TradeFields, price
 from blackbox_feeds.io.dates import NEW_YORK
 
@@ -46,6 +47,26 @@ _ADD_ORDER = (
     ("stock", "S8"),
     ("price", _PRICE),
 )
+
+# Appendix A: issue classification of the stock directory.
+_CLASSES = {
+    "A": "American depositary share",
+    "B": "bond",
+    "C": "common stock",
+    "F": "depositary receipt",
+    "I": "144A",
+    "L": "limited partnership",
+    "N": "notes",
+    "O": "ordinary share",
+    "P": "preferred stock",
+    "Q": "other securities",
+    "R": "right",
+    "S": "shares of beneficial interest",
+    "T": "convertible debenture",
+    "U": "unit",
+    "V": "units of beneficial interest",
+    "W": "warrant",
+}
 
 SCHEMA = Schema(
     "itch50",
@@ -171,6 +192,25 @@ SCHEMA = Schema(
         OrderFields("A", "order_reference_number", "price"),
         OrderFields("F", "order_reference_number", "price"),
         OrderFields("U", "new_order_reference_number", "price"),
+    ),
+    instruments=(
+        InstrumentFields(
+            "R",
+            {
+                "instrument_id": "stock_locate",
+                "name": "stock",
+                "instrument_class": "issue_classification",
+                "lot_size": "round_lot_size",
+            },
+            constants={"currency": "USD"},
+            meanings={"instrument_class": _CLASSES},
+        ),
+        InstrumentFields(
+            "H",
+            {"instrument_id": "stock_locate", "status": "trading_state"},
+            part="status",
+            meanings={"status": {"T": "trading", "H": "halted", "P": "paused", "Q": "quotation only"}},
+        ),
     ),
 )
 """The schema `itch50`, number 1."""
