@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.protocol import ENCODER, AskBlocks
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import Position
+from blackbox.repeated_log import RepeatedLog
 from blackbox.testing import wait_until
 from tests.archive.archives import all_numbers, archived_feed, recorded
 from tests.process_state import linux_only
@@ -23,7 +25,7 @@ def test_readers_that_receive_nothing_delay_no_other_and_are_disconnected(
 ) -> None:
     """The first has too few waiting requests to be disconnected for their number."""
     monkeypatch.setattr(turns, "STUCK_S", 1.0)
-    monkeypatch.setattr(turns, "_NOTICE_S", -1.0)  # each is logged
+    monkeypatch.setattr(turns, "RepeatedLog", partial(RepeatedLog, every_s=0.0))  # each is logged
     feed = archived_feed()
     request = ENCODER.encode(AskBlocks(slice_id=0, start=Position(recorded(tmp_path, feed, 100_000), 0)))
     with ArchiveServer(tmp_path / feed.name, feed.archives) as archive, zmq.Context() as context:

@@ -85,19 +85,19 @@ def test_only_wanted_messages_of_late_blocks_are_counted(action: Literal["raise"
     subscriber, got = subscribed(feed, b"T", b"T1", slow=SlowPolicy(action, on_alert=heard.append, start_grace=0))
     late = [number for number in range(12) if number % 4 == 3 and (number == 3 or action != "raise")]
     blocks = range(late[-1] + 1)
+    delivered = [number for number in blocks if action == "warn" or number not in late]
     with RawPublisher(feed) as publisher:
         subscriber.start()
         for number in blocks:
             rows = [(topic, b"%d" % number) for topic in (b"T", b"T1", b"T1", b"U")]
             publisher.send(publisher.encode(rows, ts_out=time.time_ns() - (LATE_NS if number in late else 0)))
-            got.wait(5 * len([each for each in blocks[: number + 1] if each not in late]))
+            got.wait(5 * len([each for each in delivered if each <= number]))
         if action == "raise":
             with pytest.raises(SlowSubscriberError):
                 subscriber.run()
         else:
             publisher.heartbeat(end=True)
             subscriber.run(until_end=True)
-    delivered = [number for number in blocks if action == "warn" or number not in late]
     assert numbers_of(got) == [number for number in delivered for _ in range(5)]
     delivery, many = checked(subscriber), len(blocks)
     assert (subscriber.statistics().received.messages, delivery.matched, delivery.due) == (4 * many, 3 * many, 5 * many)

@@ -150,7 +150,7 @@ def test_gaps_are_reported_between_the_messages_before_and_after(
     with publishing(feed, subscriber) as publisher:
         for block in blocks:
             encoded = publisher.encode([(topic, b"") for topic in block.topics])
-            for _ in range(block.copies):
+            for _copy in range(block.copies):
                 publisher.send(encoded)
     assert logged(compiled.total()) == expected_log(blocks, key_bytes, b"A.")
     wanted_keys = (b"A", b"B") if workers else (b"A",)

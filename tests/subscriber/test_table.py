@@ -43,7 +43,7 @@ def test_a_table_is_synced_after_the_whole_image_and_then_the_newest_of_each_top
         wait_recorded(recorder, 1_000)
         subscriber = Subscriber(feed, queue_blocks=1, workers=1)
         subscriber.on_batch(prefix)(lambda _: seen.append(table.synced))
-        table = subscriber.table(prefix)
+        table: Table = subscriber.table(prefix)
         assert (table.synced, len(table)) == (False, 0)
         subscriber.start(snapshot="latest")
         assert table.wait_synced(60)

@@ -73,12 +73,10 @@ def _fetch(store: Store, name: str, keep: int) -> Path:
     digest = hashlib.sha256(repr(sorted((k, v.sha256) for k, v in files.files.items())).encode()).hexdigest()[:16]
     *_, feed, date = ["", *whole.split("/")]
     target = cached_days() / f"{hashlib.sha256(whole.encode()).hexdigest()[:8]}-{digest}" / feed / date
-    is_new = not (target / MANIFEST).exists()
-    if is_new:
+    if not (target / MANIFEST).exists():
         _download(store, name, files, target)
     os.utime(target.parent.parent)
-    if is_new:
-        _bound(target.parent.parent, keep)
+    _bound(target.parent.parent, keep)
     return target
 
 
