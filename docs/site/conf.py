@@ -10,6 +10,7 @@ version = release = __version__
 extensions = ["myst_parser"]
 root_doc = "index"
 highlight_language = "none"
+smartquotes = False  # commands within sentences are copied as they are
 lexers["hex"] = TextLexer()
 
 # Markdown as on GitHub, and definition lists for generated pages.
