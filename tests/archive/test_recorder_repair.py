@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy
 import pytest
 
 from blackbox import Feed, Publisher, Recorder, Recording
+from blackbox.archive.record import resumption
 from blackbox.block.form.format import FLAG_RECORDED
 from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import free_endpoints
@@ -86,6 +89,29 @@ def test_without_another_archive_that_answers_it_begins_live_and_keeps_the_gap(
     assert "no other archive answers" in caplog.text
     sequences = [sequence for sequence, _ in contents(tmp_path, first, 0)]
     assert sequences == [*range(1_000), *range(2_000, 3_000)]
+
+
+def test_a_slice_begins_live_if_its_end_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The day before had one slice; the end of a damaged day is not that of the day before it."""
+    monkeypatch.setattr(resumption, "_RECENT_NS", 1 << 62)
+    one, two = Feed.local("day", 1), Feed.local("day", 2)
+    topics, times = [b"%c.t" % (65 + each) for each in range(16)], numpy.full(16, 1_767_625_200 * 10**9)
+    columns = {"topic": topics, "ts_event": times, "payload": [b"x"] * 16}
+    other: Any = SimpleNamespace(feed=two, answers=lambda: True)
+    Recording.create(tmp_path, one, columns, date="2026-01-05")
+    begin = resumption.resumption(tmp_path / "day", other)
+    assert begin is not None
+    assert [begin(each) is not None for each in range(2)] == [True, False]
+    day = Recording.create(tmp_path, two, columns, date="2026-01-06").path
+    begin = resumption.resumption(tmp_path / "day", other)
+    assert begin is not None
+    assert [begin(each) is not None for each in range(2)] == [True, True]
+    index = day / "slice-00001" / "000000.index"
+    index.write_bytes(b"?" + index.read_bytes()[1:])
+    assert resumption.resumption(tmp_path / "day", other) is None
+    assert f"{day} is damaged" in caplog.text
 
 
 def test_a_gap_of_its_line_is_repaired_in_order(tmp_path: Path) -> None:

@@ -49,15 +49,22 @@ def other_archives(feed: Feed, serve: bool | str) -> ArchiveClient:
 def resumption(directory: Path, archives: ArchiveClient) -> Callable[[int], Since | None] | None:
     """Return the position after the last message of each slice; None: begin live, as no archive answers.
 
-    `directory`: of the feed, whose last days were recovered. Slices without a message of the last 24 hours begin live.
+    `directory`: of the feed, whose last days were recovered. Slices without a message of the last 24 hours begin live,
+    and those whose last day is damaged: an earlier end would record the messages after the damage again.
     """
     days, positions = ArchiveDays(directory), dict[int, Since]()
     recent_ns = time.time_ns() - _RECENT_NS
+    open_slices = set(range(len(archives.feed.slices)))
     for name in reversed(days.reload()):
-        ends = {each: days.end_of(name, each) for each in range(len(archives.feed.slices)) if each not in positions}
+        ends = {each: days.end_of(name, each) for each in open_slices if each < len(days.known(name).feed.slices)}
+        damaged = [each for each, end in ends.items() if end is None]
+        if damaged:
+            text = "%s is damaged: messages of slices %s since the last recorded ones are missing"
+            log.warning(text, directory / name, ", ".join(map(str, damaged)))
         found = {each: end for each, end in ends.items() if end is not None and end.position != Position(0, 0)}
         positions |= {each: Since(end.position) for each, end in found.items() if end.last_ns >= recent_ns}
-        if any(end.last_ns < recent_ns for end in found.values()):
+        open_slices -= {*damaged, *found}
+        if not open_slices or any(end.last_ns < recent_ns for end in found.values()):
             break
     if positions and not archives.answers():
         name = archives.feed.name
