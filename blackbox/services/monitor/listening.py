@@ -65,12 +65,12 @@ def is_own_host(header: str, host: str) -> bool:
         name = (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:
         return False
-    if name and ("." not in name or name.endswith(_PRIVATE) or name in (host.lower(), *map(str.lower, _names()))):
+    if name and ("." not in name or name.endswith(_PRIVATE) or name == host.lower()):
         return True
     try:
         ipaddress.ip_address(name)
-    except ValueError:
-        return False
+    except ValueError:  # only now: a look-up of this machine's names may take seconds
+        return name in map(str.lower, _names())
     return True
 
 
