@@ -152,7 +152,8 @@ def unhealthy(now: Installation) -> Iterator[Finding]:
             of_slices = {f"Slice {each.slice_id}: {each.reason}.": each.slice_id for each in part.status.slices}
             is_own = not of_slices.keys() >= set(part.status.reasons)
             slices = _NO_SLICE if is_own else frozenset(of_slices[each] for each in part.status.reasons)
-            hold_ns = max(0, _READY_NS - (now.now.now_ns - since_ns)) if since_ns else _READY_NS
+            lasts_ns = max(0, now.now.now_ns - since_ns) if since_ns else 0  # less than 0: its clock was set back
+            hold_ns = max(0, _READY_NS - lasts_ns)
             yield _of(part, "not_ready", reasons, hold_ns=hold_ns, since_ns=since_ns, slices=slices)
 
 
