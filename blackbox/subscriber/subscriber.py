@@ -388,7 +388,7 @@ class Subscriber(Registration):
         return self._supervisor.slices.statistics() if played is None else played.statistics()
 
     def traces(self) -> list[Trace]:
-        """Return the newest traces, up to 256 for each worker of a slice: one message in the feed's `trace_every`.
+        """Return the newest traces, up to 255 for each worker of a slice: one message in the feed's `trace_every`.
 
         Those of the last second are left out while it runs, since relays send their times after the messages. Live
         messages alone are traced.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import numpy
 
+from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.receive.trace.hops import Trace, TraceReader
 from blackbox.receive.trace.rings import KEPT_BLOCKS, KEPT_RELAYS, OneRing, TraceRings
+from blackbox.testing import wait_until
 
 DAY_NS = 1_767_571_200_000_000_000
 
@@ -67,6 +70,24 @@ def test_a_running_subscriber_waits_until_relays_have_sent_their_times() -> None
     put_block(rings, 1, noted_ns=time.monotonic_ns() + 10**12)
     assert [trace.sequence for trace in reader.read({0: rings}, have_ended=False)] == [0]
     assert [trace.sequence for trace in reader.read({0: rings}, have_ended=True)] == [1]
+
+
+def test_traces_of_a_busy_slice_become_old_enough_to_be_read() -> None:
+    """Many more blocks than a worker keeps come in the second before they are read."""
+    feed = msgspec.structs.replace(Feed.local("busy", slices=1), trace_every=1)
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy("warn"))
+    subscriber.on_batch(b"")(lambda _: None)
+    with Publisher(feed, when_full="wait") as publisher, subscriber:
+        publisher.wait_for_subscribers(timeout=60)
+
+        def is_read() -> bool:
+            for _ in range(KEPT_BLOCKS):
+                publisher.publish(b"A.t", b"x")
+                publisher.flush()
+            return bool(subscriber.traces())
+
+        wait_until(is_read, what="a trace")
+        assert len(subscriber.traces()) < KEPT_BLOCKS
 
 
 def test_a_trace_has_the_times_of_all_relays_or_of_none() -> None:

@@ -236,8 +236,8 @@ def _note_lag(at: WorkerAt, frame: int) -> None:
 @inner
 def _begin_trace(at: WorkerAt, slot: int) -> None:
     """Note the times of a traced block, the only one of its burst, before its callbacks run."""
-    begin_trace(at.traces, msg_data(slot), msg_data(slot + MESSAGE_BYTES))
-    worker_state_at(at.state).traced = 1
+    has_begun = begin_trace(at.traces, msg_data(slot), msg_data(slot + MESSAGE_BYTES))
+    worker_state_at(at.state).traced = numpy.int64(has_begun)
 
 
 @inner

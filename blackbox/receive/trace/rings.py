@@ -1,7 +1,8 @@
 """Times of traced blocks in memory that slices and their owner share: written by compiled code, read by Python.
 
 Each worker writes a ring of the blocks that its callbacks received, the slice thread a ring of the times that relays
-sent. The newest records replace the oldest.
+sent. New records replace the oldest. So that records are old enough to be read, see `TraceReader`, a worker leaves out
+blocks rather than replace a record of the last two seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from blackbox.native.memory.records import Field, Fields, SharedRecord, record_a
 from blackbox.native.system.posix import monotonic_ns, now_ns
 
 KEPT_BLOCKS: Final = 256
-"""Newest blocks of a worker."""
+"""Blocks of a worker."""
+KEPT_NS: Final = 2_000_000_000
+"""Time for which each of them is kept at least."""
 KEPT_RELAYS: Final = 1_024
 """Newest times of relays in a slice."""
 _MOST_NAME_BYTES: Final = RELAY_ID_BYTES + MOST_RELAY_NAME_BYTES
@@ -94,9 +97,15 @@ _NAME_AT: Final = 8 * RelayTimes.name.start
 
 
 @inner
-def begin_trace(ring: int, frame: int, body: int) -> None:
-    """Note the times of the block of an envelope, up to now; `end_trace` makes the record visible."""
-    head, header, envelope = ring_at(ring), read_header(frame), envelope_at(frame)
+def begin_trace(ring: int, frame: int, body: int) -> bool:
+    """Note the times of the block of an envelope, up to now; `end_trace` makes the record visible.
+
+    It then hides the oldest record. Return False, with nothing noted, if that is of the last two seconds.
+    """
+    head, header, envelope, now = ring_at(ring), read_header(frame), envelope_at(frame), monotonic_ns()
+    oldest = traced_block_at(head.records + _BLOCK_BYTES * ((head.written + 1) % KEPT_BLOCKS))
+    if head.written >= KEPT_BLOCKS - 1 and now - oldest.noted_ns < KEPT_NS:
+        return False
     block = traced_block_at(head.records + _BLOCK_BYTES * (head.written % KEPT_BLOCKS))
     block.epoch = header.epoch
     block.sequence = header.sequence
@@ -108,7 +117,8 @@ def begin_trace(ring: int, frame: int, body: int) -> None:
     block.ts_recv = envelope.ts_recv
     block.ts_match = envelope.ts_match
     block.ts_call = now_ns()
-    block.noted_ns = monotonic_ns()
+    block.noted_ns = now
+    return True
 
 
 @inner
