@@ -66,7 +66,9 @@ def _print(times: list[HopTimes], as_json: bool) -> None:
     if as_json:
         print_json(times)
         return
+    from blackbox.services.monitor.watch.conditions import printable
+
     table = columns_table(("hop", "samples", "p50", "p99", "longest"))
     for each in times:
-        table.add_row(each.hop, count(each.samples), *map(duration, (each.p50_ns, each.p99_ns, each.max_ns)))
+        table.add_row(printable(each.hop), count(each.samples), *map(duration, (each.p50_ns, each.p99_ns, each.max_ns)))
     stdout.print(titled("time of each hop", table))
