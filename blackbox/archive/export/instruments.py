@@ -158,7 +158,8 @@ def _with_status(table: pyarrow.Table, statuses: Sequence[pyarrow.Table]) -> pya
         table = table.append_column("status", pyarrow.nulls(len(table), pyarrow.string()))
     if _DELETED not in table.column_names:
         return table
-    status = compute.if_else(table[_DELETED], pyarrow.scalar("deleted"), table["status"])
+    is_deleted = table[_DELETED].fill_null(fill_value=False)  # null: of a message type that deletes nothing
+    status = compute.if_else(is_deleted, pyarrow.scalar("deleted"), table["status"])
     return table.set_column(table.column_names.index("status"), "status", status)
 
 
