@@ -80,7 +80,7 @@ class Gathered(Rows):
 
     def pick_of_row(self) -> NDArray[numpy.int16]:
         """Return the place of each row's pick."""
-        return self._found.pick
+        return self._found.pick.copy()  # the next run writes there
 
 
 def gathered(

@@ -142,12 +142,6 @@ class Installation:
         is_fresh = part.key in self._fresh and len(samples) > 1
         return max(0.0, _difference(samples[-2], samples[-1], path)) if is_fresh else 0.0
 
-    def before(self, part: Part) -> Part | None:
-        """Return a part with its status before the one that the newest snapshot brought; None if it brought none."""
-        samples = self._samples[part.key]
-        is_fresh = part.key in self._fresh and len(samples) > 1
-        return part._replace(status=samples[-2].status) if is_fresh else None
-
     def rate(self, part: Part, *path: str | int, over_s: float = RATE_S) -> float | None:
         """Return the growth of a counter per second over at least `over_s` seconds; None: not known yet."""
         samples = self._samples[part.key]
