@@ -66,7 +66,7 @@ class WorkerPool:
                     raise self._errors.first
                 if time.monotonic() > deadline:
                     text = f"slice {self._status.slice_id}: a worker did not start in {_WORKER_START_S} s"
-                    raise SubscriberError(text)
+                    raise SubscriberError(f"{text}; `blackbox warmup` compiles in advance")
             self._router.recv_multipart()
         return self._router
 
