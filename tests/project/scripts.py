@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import MAX_LAG_NS
+
 ROOT = Path(__file__).resolve().parents[2]
 _IN_TURN = """
 import runpy, sys, traceback
@@ -22,14 +24,14 @@ for path in sys.argv[1:]:
 
 
 def start(*words: object, cwd: Path = ROOT) -> subprocess.Popen[str]:
-    """Start Python with these arguments."""
+    """Start Python with these arguments. Feeds of files have a patient limit of lag: the machine may be busy."""
     return subprocess.Popen(
         [sys.executable, *map(str, words)],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds", "BLACKBOX_FEED_MAX_LAG_NS": str(MAX_LAG_NS)},
     )
 
 
