@@ -56,6 +56,29 @@ def check_counts(subscriber: Subscriber) -> Any:
     return counts
 
 
+def publish_both(publisher: Publisher, first: int = 0) -> None:
+    """Publish 300 small messages of keys A and B in turn, then large ones of B, in blocks of many parts."""
+    for number in range(first, first + 300):
+        publisher.publish(b"AB"[number % 2 : number % 2 + 1] + b".t", b"%d" % number)
+    rows = numpy.zeros((40, 1_000), numpy.int64)
+    publisher.publish_many((b"B.large",), numpy.zeros(40, numpy.int32), rows.view(numpy.uint8))
+
+
+def check_received(
+    way: str, everything: tuple[Subscriber, Collector], of_b: tuple[Subscriber, Collector], first: int = 0
+) -> None:
+    """Check that subscribers of all keys and of key B have received what `publish_both` published, by datagrams."""
+    numbers = range(first, first + 300)
+    assert sorted(int(m.payload) for m in everything[1].messages if m.topic != b"B.large") == list(numbers)
+    assert [int(m.payload) for m in of_b[1].messages if m.topic != b"B.large"] == list(numbers[1::2])
+    for subscriber, got in (everything, of_b):
+        assert [m.payload for m in got.messages if m.topic == b"B.large"] == [bytes(8_000)] * 40
+        received, counts = subscriber.statistics().received, check_counts(subscriber)
+        assert (received.transport, received.gaps, received.malformed) == ("udp", 0, 0)
+        assert counts.malformed == counts.unauthentic == counts.incomplete == counts.dropped == 0
+        assert received.duplicates == (received.messages // 2 if way == "two lines" else 0)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_subscribers_receive_every_later_message_in_order_and_sockets_carry_no_data(way: str, tmp_path: Path) -> None:
     feed = multicast_feed(*WAYS[way](), key_bytes=1)
@@ -70,24 +93,13 @@ def test_subscribers_receive_every_later_message_in_order_and_sockets_carry_no_d
         second.start()
         if way == "with control":
             publisher.wait_for_subscribers(b"B", count=2)
-        for number in range(100, 400):
-            publisher.publish(b"AB"[number % 2 : number % 2 + 1] + b".t", b"%d" % number)
-        rows = numpy.zeros((40, 1_000), numpy.int64)  # blocks of many parts
-        publisher.publish_many((b"B.large",), numpy.zeros(40, numpy.int32), rows.view(numpy.uint8))
+        publish_both(publisher, 100)
         publisher.flush()
         assert all(int(wanted) % 256 == 0 for wanted in sender_of(publisher).subscriptions.wanted)
         assert publisher.statistics().unwanted == 0
     first.run(until_end=True)
     second.run(until_end=True)
-    assert sorted(int(m.payload) for m in all_of_it.messages if m.topic != b"B.large") == list(range(100, 400))
-    assert [int(m.payload) for m in some.messages if m.topic != b"B.large"] == list(range(101, 400, 2))
-    for got in (all_of_it, some):
-        assert [m.payload for m in got.messages if m.topic == b"B.large"] == [bytes(8_000)] * 40
-    for subscriber in (first, second):
-        received, counts = subscriber.statistics().received, check_counts(subscriber)
-        assert (received.transport, received.gaps, received.malformed) == ("udp", 0, 0)
-        assert counts.malformed == counts.unauthentic == counts.incomplete == counts.dropped == 0
-        assert received.duplicates == (received.messages // 2 if way == "two lines" else 0)
+    check_received(way, (first, all_of_it), (second, some), 100)
     assert second.statistics().received.datagrams.unwanted > 0
     sent = publisher.statistics()
     assert sent.datagrams >= first.statistics().received.datagrams.datagrams

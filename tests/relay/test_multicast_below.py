@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy
 import pytest
 
 from blackbox import Feed, Publisher, Relay
@@ -14,7 +13,7 @@ from blackbox.testing import wait_until
 from tests.process_state import linux_only
 from tests.receive.multicast import multicast_feed, tcp_endpoint
 from tests.receive.subscribers import numbers_of, subscribed
-from tests.receive.test_multicast import WAYS, check_counts, secured
+from tests.receive.test_multicast import WAYS, check_counts, check_received, publish_both, secured
 
 pytestmark = linux_only
 
@@ -38,23 +37,12 @@ def test_every_message_reaches_subscribers_below_once_and_in_order(way: str, tmp
         first.start()
         second.start()
         publisher.wait_for_subscribers(b"A")
-        for number in range(300):
-            publisher.publish(b"AB"[number % 2 : number % 2 + 1] + b".t", b"%d" % number)
-        rows = numpy.zeros((40, 1_000), numpy.int64)  # blocks of many parts
-        publisher.publish_many((b"B.large",), numpy.zeros(40, numpy.int32), rows.view(numpy.uint8))
+        publish_both(publisher)
         publisher.close()
         first.run(until_end=True)
         second.run(until_end=True)
         sent = relay.statistics()
-    assert sorted(int(m.payload) for m in all_of_it.messages if m.topic != b"B.large") == list(range(300))
-    assert [int(m.payload) for m in some.messages if m.topic != b"B.large"] == list(range(1, 300, 2))
-    for got in (all_of_it, some):
-        assert [m.payload for m in got.messages if m.topic == b"B.large"] == [bytes(8_000)] * 40
-    for subscriber in (first, second):
-        received, counts = subscriber.statistics().received, check_counts(subscriber)
-        assert (received.transport, received.gaps, received.malformed) == ("udp", 0, 0)
-        assert counts.malformed == counts.unauthentic == counts.incomplete == counts.dropped == 0
-        assert received.duplicates == (received.messages // 2 if way == "two lines" else 0)
+    check_received(way, (first, all_of_it), (second, some))
     assert sent.messages == publisher.statistics().messages * below.slices[0].data_lines
     assert sent.datagrams >= first.statistics().received.datagrams.datagrams
     assert (sent.datagrams_failed, sent.faults) == (0, 0)
