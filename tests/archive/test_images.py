@@ -31,7 +31,6 @@ from blackbox.block.form.layout import VERSION
 from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
-from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded
 from tests.journals import Day, Put, Row
@@ -122,21 +121,20 @@ def test_an_image_is_the_newest_of_every_topic_at_its_position(tmp_path: Path) -
     assert subtree.position.sequence == told.following
 
 
-def test_requests_within_a_moment_share_an_image_and_later_ones_do_not(tmp_path: Path) -> None:
-    feed, told = archived_feed(), Told(0)
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
-        told.publish(publisher, 1_000)
-        wait_recorded(recorder, 1_000)
-        images = Images(Pieces(tmp_path / feed.name))
-        wait_until(lambda: answer_of(images, b"")[0].position.sequence == 1_000, 60)
-        first, _ = answer_of(images, b"")
-        told.publish(publisher, 1_000)
-        wait_recorded(recorder, 2_000)
-        again, _ = images.answer(AskImage(slice_id=0, prefixes=(b"",), image=first.image))
-        assert again == first
-        wait_until(lambda: answer_of(images, b"")[0].position.sequence == 2_000, 60)
-        assert answer_of(images, b"")[0].image != first.image
-    assert first.position.sequence == 1_000
+def test_an_image_has_all_that_was_recorded_before_its_request(tmp_path: Path) -> None:
+    """Requests that were waiting together share an image."""
+    day, images = Day(tmp_path / "tape" / "2026-01-01", feed_of()), Images(Pieces(tmp_path / "tape"))
+    ask, asked_at = AskImage(slice_id=0, prefixes=(b"",)), list[float]()
+    for number in range(3):
+        day.put(0, Put((Row(b"A", b"%d" % number),), epoch=1 + number))
+        asked_at += [time.monotonic(), time.monotonic()]
+        first, second = (images.answer(ask, received_at=at)[0] for at in asked_at[-2:])
+        assert first.position == (1 + number, 1)
+        assert first == second
+        whole = SliceImage(images.answer(ask)[1], first.position, 0)
+        assert newest_of(whole) == {b"A": (1 + number, 0, b"%d" % number)}
+        assert images.answer(msgspec.structs.replace(ask, image=first.image))[0] == first
+    assert images.answer(ask, received_at=asked_at[0])[0].position == (3, 1)
 
 
 def test_an_image_in_many_pieces_and_read_in_many_turns_is_whole(

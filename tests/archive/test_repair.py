@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from blackbox import Batch, ConfigError, Gap, Publisher, Recorder, SlowPolicy, Subscriber
 from blackbox.archive.serve.connection import ConnectionPool
 from blackbox.archive.serve.server import ArchiveServer
+from blackbox.archive.serve.turns import Turn
 from blackbox.native.system.awake_clock import awake_s
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import Sent, archive_of, archived_feed, free_endpoint, send_all
@@ -267,9 +268,9 @@ def test_a_fetch_with_progress_continues(monkeypatch: pytest.MonkeyPatch) -> Non
     seen = listen(subscriber)
     answer, clock, answers = ArchiveServer._answer, [1.0], list[int]()
 
-    def slow(self: ArchiveServer, socket: Any, reader: Any, request: Any, most_bytes: int) -> int:
+    def slow(self: ArchiveServer, socket: Any, reader: Any, turn: Turn) -> int:
         clock[0] += 0.06
-        answers.append(answer(self, socket, reader, request, 1))  # one block
+        answers.append(answer(self, socket, reader, turn._replace(most_bytes=1)))  # one block
         return answers[-1]
 
     monkeypatch.setattr(ArchiveServer, "_answer", slow)

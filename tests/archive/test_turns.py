@@ -81,7 +81,7 @@ def test_readers_that_read_are_answered_before_others_and_with_larger_pieces(mon
     for _ in range(12):
         take(b"honest")
         for turn in range(turns._LATE_TURNS):
-            reader, _, most = waiting.next() or pytest.fail("nobody was answered")
+            reader, _, most, _ = waiting.next() or pytest.fail("nobody was answered")
             if reader.identity == b"honest":
                 pieces.append(most)
                 break

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 MOST_IMAGE_BYTES: Final = 256 << 20
 """Maximum size of an image, and of all kept images but the newest, without the blocks made from them."""
-_SAME_S: Final = 0.1
-"""Equal requests within this time get the same image."""
 _KEPT_S: Final = 30.0
 """Time for which an image is kept after its last request, so that readers can fetch the rest."""
 _TURN_S: Final = 0.02
@@ -51,7 +49,8 @@ class _Made(NamedTuple):
 
     number: int
     asked: _Asked
-    made_at: float
+    read_at: float
+    """Everything recorded by then was read."""
     asked_at: float
     image: Image
     blocks: list[Block]
@@ -70,20 +69,28 @@ class Images:
         self._kept: list[_Made] = []
 
     def answer(
-        self, ask: AskImage, rights: Prefixes | None = None, most_bytes: int | None = None
+        self,
+        ask: AskImage,
+        rights: Prefixes | None = None,
+        most_bytes: int | None = None,
+        received_at: float | None = None,
     ) -> tuple[Image, list[Block]]:
         """Return the next piece of an image, or an empty one while more must be read first.
 
-        `rights`, `most_bytes`: as in `Pieces.read`.
+        The image has everything that was recorded before the request. Equal requests that were waiting together get the
+        same one. `received_at`: time of receipt, by `time.monotonic`, default now. `rights`, `most_bytes`: as in
+        `Pieces.read`.
 
         Raises ArchiveError for an invalid request or an image that is too large; StaleCursorError if the image is no
         longer kept, JournalError if files cannot be read.
         """
-        now, most_bytes = time.monotonic(), PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
+        now = time.monotonic()
+        received_at = received_at or now
+        most_bytes = PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
         self._kept = [each for each in self._kept if now - each.asked_at < _KEPT_S]
         asked = ask.slice_id, ask.of, ask.prefixes, rights
         for index, made in reversed([*enumerate(self._kept)]):
-            is_new_enough = ask.image == 0 and now - made.made_at < _SAME_S
+            is_new_enough = ask.image == 0 and made.read_at > received_at
             if made.asked == asked and (made.number == ask.image or is_new_enough):
                 self._kept[index] = made._replace(asked_at=now)
                 return _piece(made, ask.first, most_bytes)
@@ -92,7 +99,7 @@ class Images:
         scan = self._scan(ask.slice_id, ask.of)
         if not scan.go_on(self._days, now + _TURN_S):
             return Image(image=0), []
-        self._kept.append(_make(scan, asked))
+        self._kept.append(_make(scan, asked, now))
         while len(self._kept) > 1 and sum(each.size for each in self._kept[:-1]) > MOST_IMAGE_BYTES:
             del self._kept[0]
         return _piece(self._kept[-1], 0, most_bytes)
@@ -178,7 +185,7 @@ def _layout(day: Recording, of: Snapshot) -> tuple[int, int, str, SymbolRule | N
     return len(feed.slices), feed.key_rule, *((feed.schema_name, feed.symbol_rule) if of == "books" else ("", None))
 
 
-def _make(scan: _Scan, asked: _Asked) -> _Made:
+def _make(scan: _Scan, asked: _Asked, read_at: float) -> _Made:
     slice_id, _, prefixes, rights = asked
     newest = scan.newest
     blocks = newest.blocks(prefixes, (b"",) if rights is None else rights)
@@ -195,8 +202,7 @@ def _make(scan: _Scan, asked: _Asked) -> _Made:
         unreadable=scan.unreadable,
         is_unsure=blocks.is_unsure or scan.unreadable > 0,
     )
-    now = time.monotonic()
-    return _Made(image.image, asked, now, now, image, [], iter(blocks), blocks.size)
+    return _Made(image.image, asked, read_at, time.monotonic(), image, [], iter(blocks), blocks.size)
 
 
 def _piece(made: _Made, first: int, most_bytes: int) -> tuple[Image, list[Block]]:

@@ -30,7 +30,7 @@ from blackbox.archive.serve.protocol import (
     Refusal,
     TellConsumer,
 )
-from blackbox.archive.serve.turns import Turns
+from blackbox.archive.serve.turns import Turn, Turns
 from blackbox.block.form.layout import VERSION
 from blackbox.documents import DecodeError
 from blackbox.errors import BlackBoxError, ConfigError, PositionError, RightsError
@@ -199,8 +199,7 @@ class ArchiveServer:
         turn = self._turns.next()
         if turn is not None:
             began = time.monotonic()
-            asking, frames, most_bytes = turn
-            asking.note_sent(self._answer(socket, reader, frames, most_bytes))
+            turn.reader.note_sent(self._answer(socket, reader, turn))
             self._give_way(time.monotonic() - began)
 
     def _give_way(self, worked_s: float) -> None:
@@ -209,11 +208,11 @@ class ArchiveServer:
         while self._is_recording() and time.monotonic() < until:
             time.sleep(_LOOK_S)
 
-    def _answer(self, socket: zmq.Socket[bytes], reader: _Reader, request: list[zmq.Frame], most_bytes: int) -> int:
-        """Answer one request: reader, number, request. Return the size of the answer; 0 if it was dropped."""
+    def _answer(self, socket: zmq.Socket[bytes], reader: _Reader, turn: Turn) -> int:
+        """Answer one request. Return the size of the answer; 0 if it was dropped."""
         what, answer = "answered", []
         try:
-            answer = self._answer_to(reader, request[2], most_bytes)
+            answer = self._answer_to(reader, turn)
         except DecodeError as error:
             refusal = Refusal(f"request was not understood by an archive of version {VERSION}: {error}")
         except (BlackBoxError, OSError, ValueError) as error:
@@ -226,7 +225,7 @@ class ArchiveServer:
             why = why.encode(errors="backslashreplace").decode()  # a path need not be UTF-8
             what, answer = "refused", [ENCODER.encode(msgspec.structs.replace(refusal, why=why))]
         try:
-            socket.send_multipart([request[0].bytes, request[1].bytes, *answer], zmq.NOBLOCK)
+            socket.send_multipart([turn.frames[0].bytes, turn.frames[1].bytes, *answer], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
@@ -243,7 +242,8 @@ class ArchiveServer:
         name, rights = self._gate.rights_of(key)
         return name, None if rights is None or b"" in rights else rights
 
-    def _answer_to(self, reader: _Reader, frame: zmq.Frame, most_bytes: int) -> list[bytes | memoryview]:
+    def _answer_to(self, reader: _Reader, turn: Turn) -> list[bytes | memoryview]:
+        frame = turn.frames[2]
         request, (name, rights) = REQUESTS.decode(frame.bytes), self._rights_of(frame)
         if rights == ():
             raise RightsError("the key has no right to any topic")
@@ -252,14 +252,14 @@ class ArchiveServer:
         if isinstance(request, AskAbout):
             return [ENCODER.encode(reader.pieces.about(request.day))]
         if isinstance(request, AskImage):
-            image, blocks = reader.images.answer(request, rights, most_bytes)
+            image, blocks = reader.images.answer(request, rights, turn.most_bytes, turn.received_at)
             return [ENCODER.encode(image), *(frame for block in blocks for frame in block.frames)]
         if isinstance(request, AskPosition):
             return [ENCODER.encode(reader.pieces.position_at(request.slice_id, request.start_ns))]
         if isinstance(request, TellConsumer):
             self._note_consumer(reader, request, name, frame)
             return [ENCODER.encode(Noted())]
-        found = reader.pieces.read(request, rights, most_bytes)
+        found = reader.pieces.read(request, rights, turn.most_bytes)
         if found.piece.state == "later":
             self._later_at = time.monotonic()
         return [ENCODER.encode(found.piece), *(frame for block in found.blocks for frame in block.frames)]

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 
@@ -43,7 +43,8 @@ class Reader:
 
     def __init__(self, identity: bytes, connection: Connection | None) -> None:
         self.identity, self.connection = identity, connection
-        self.waiting: deque[list[zmq.Frame]] = deque()
+        self.waiting: deque[tuple[list[zmq.Frame], float]] = deque()
+        """Requests, and the times of their receipt."""
         self.piece = LEAST_PIECE
         """Maximum size of its next piece."""
         self.in_flight = 0
@@ -88,6 +89,18 @@ class Reader:
             self.in_flight += size
 
 
+class Turn(NamedTuple):
+    """The request that is answered next."""
+
+    reader: Reader
+    frames: list[zmq.Frame]
+    """Reader, number and request."""
+    most_bytes: int
+    """Maximum size of the piece."""
+    received_at: float
+    """Time of receipt, by `time.monotonic`."""
+
+
 class Turns:
     """Requests waiting at an archive. Used by its thread."""
 
@@ -117,7 +130,7 @@ class Turns:
         reader.asked_at = time.monotonic()
         if len(reader.waiting) >= MOST_WAITING:
             return 1 + self._end(reader, f"{MOST_WAITING} requests waited and it read no answer")
-        reader.waiting.append(frames)
+        reader.waiting.append((frames, reader.asked_at))
         reader.look_now()
         if len(reader.waiting) == 1:
             self._prompt.append(reader)
@@ -131,8 +144,8 @@ class Turns:
             return None
         return _LOOK_S if self._prompt or self._late else _SWEEP_S
 
-    def next(self) -> tuple[Reader, list[zmq.Frame], int] | None:
-        """Return the next reader, its request, and the maximum size of its piece; None if none can be answered now."""
+    def next(self) -> Turn | None:
+        """Return the request to answer next; None if none can be answered now."""
         self._turn += 1
         queues = [self._prompt, self._late] if self._turn % _LATE_TURNS else [self._late, self._prompt]
         for queue in queues:
@@ -148,15 +161,15 @@ class Turns:
                     self._forget(reader)
         return None
 
-    def _turn_of(self, reader: Reader) -> tuple[Reader, list[zmq.Frame], int]:
-        frames, is_prompt = reader.waiting.popleft(), not reader.waiting
+    def _turn_of(self, reader: Reader) -> Turn:
+        (frames, received_at), is_prompt = reader.waiting.popleft(), not reader.waiting
         if reader.waiting:
             (self._late if len(reader.waiting) > 1 else self._prompt).append(reader)
         share = PIECE_BYTES // (1 + len(self._prompt))
         room = MOST_IN_FLIGHT - sum(each.in_flight for each in self._readers.values())
         most = max(LEAST_PIECE, min(reader.piece, share, room)) if is_prompt else LEAST_PIECE
         reader.piece = min(2 * reader.piece, PIECE_BYTES) if is_prompt else LEAST_PIECE
-        return reader, frames, most
+        return Turn(reader, frames, most, received_at)
 
     def sweep(self) -> int:
         """Disconnect readers that receive nothing, and remove those that left. Return how many requests they had."""
