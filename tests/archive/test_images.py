@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -85,10 +86,10 @@ def newest_of(image: SliceImage) -> dict[bytes, tuple[int, int, bytes]]:
     return found
 
 
-def answer_of(images: Images, *prefixes: bytes) -> tuple[Image, list[Block]]:
-    """Return the first piece of an image, once the archive has read everything."""
+def answer_of(images: Images, *prefixes: bytes, at: float | None = None) -> tuple[Image, list[Block]]:
+    """Return the first piece of an image requested at a time, once the archive has read everything."""
     while True:
-        answer, blocks = images.answer(AskImage(slice_id=0, prefixes=prefixes))
+        answer, blocks = images.answer(AskImage(slice_id=0, prefixes=prefixes), received_at=at)
         if answer.image:
             return answer, blocks
 
@@ -124,17 +125,51 @@ def test_an_image_is_the_newest_of_every_topic_at_its_position(tmp_path: Path) -
 def test_an_image_has_all_that_was_recorded_before_its_request(tmp_path: Path) -> None:
     """Requests that were waiting together share an image."""
     day, images = Day(tmp_path / "tape" / "2026-01-01", feed_of()), Images(Pieces(tmp_path / "tape"))
-    ask, asked_at = AskImage(slice_id=0, prefixes=(b"",)), list[float]()
+    asked_at = list[float]()
     for number in range(3):
         day.put(0, Put((Row(b"A", b"%d" % number),), epoch=1 + number))
         asked_at += [time.monotonic(), time.monotonic()]
-        first, second = (images.answer(ask, received_at=at)[0] for at in asked_at[-2:])
+        first, second = (answer_of(images, b"", at=at)[0] for at in asked_at[-2:])
         assert first.position == (1 + number, 1)
         assert first == second
-        whole = SliceImage(images.answer(ask)[1], first.position, 0)
+        whole = SliceImage(answer_of(images, b"")[1], first.position, 0)
         assert newest_of(whole) == {b"A": (1 + number, 0, b"%d" % number)}
-        assert images.answer(msgspec.structs.replace(ask, image=first.image))[0] == first
-    assert images.answer(ask, received_at=asked_at[0])[0].position == (3, 1)
+        assert images.answer(AskImage(slice_id=0, prefixes=(b"",), image=first.image))[0] == first
+    assert answer_of(images, b"", at=asked_at[0])[0].position == (3, 1)
+
+
+def test_an_image_has_what_a_day_got_after_the_next_one_was_made(tmp_path: Path) -> None:
+    one, two = (Day(tmp_path / "tape" / f"2026-01-0{number}", feed_of()) for number in (1, 2))
+    one.put(0, Put((Row(b"A", b"1"),), epoch=1))
+    images = Images(Pieces(tmp_path / "tape"))
+    assert answer_of(images, b"")[0].position == (1, 1)
+    one.put(0, Put((Row(b"A", b"2"),), epoch=1, sequence=1))
+    assert answer_of(images, b"")[0].position == (1, 2)
+    one.put(0, Put((Row(b"A", b"3"),), epoch=1, sequence=2))
+    two.put(0, Put((Row(b"B", b"4"),), epoch=1, sequence=3))
+    image, blocks = answer_of(images, b"")
+    assert newest_of(SliceImage(blocks, image.position, 0)) == {b"A": (1, 2, b"3"), b"B": (1, 3, b"4")}
+
+
+def test_readers_of_large_images_do_not_drive_each_other_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.archive.serve.images.PIECE_BLOCKS", 1)
+    monkeypatch.setattr("blackbox.archive.serve.newest._BLOCK_BYTES", 1)  # a block per message
+    day = Day(tmp_path / "tape" / "2026-01-01", feed_of())
+    day.put(0, Put(tuple(Row(b"%02d" % number, b"xxxx") for number in range(10)), epoch=1))
+    images, first = Images(Pieces(tmp_path / "tape")), AskImage(slice_id=0, prefixes=(b"",))
+    answer_of(images, b"")
+    monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", images._kept.pop().size + 1)
+    clock = itertools.count(1_000)
+    monkeypatch.setattr("blackbox.archive.serve.images.time", SimpleNamespace(monotonic=lambda: next(clock) / 20))
+    asks, found, ended = [first] * 3, [0] * 3, set[int]()
+    for reader in (turn % 3 for turn in range(600)):
+        if reader not in ended:
+            image, blocks = images.answer(asks[reader])
+            found[reader] += len(blocks)
+            asks[reader] = msgspec.structs.replace(first, image=image.image, first=found[reader])
+            if image.image and found[reader] >= image.blocks:
+                ended.add(reader)
+    assert ended == {0, 1, 2}
 
 
 def test_an_image_in_many_pieces_and_read_in_many_turns_is_whole(
@@ -185,6 +220,7 @@ def test_the_size_of_kept_images_is_bounded_even_for_small_payloads(
     day = Day(tmp_path / "tape" / "2026-01-01", feed_of())
     day.put(0, Put(tuple(Row(b"%04d" % number, b"") for number in range(1_000)), epoch=1))
     monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", 1_000 * (72 + 4))
+    monkeypatch.setattr("blackbox.archive.serve.images._BUSY_S", 0.0)
     images = Images(Pieces(tmp_path / "tape"))
     for number in range(10):
         answer_of(images, b"", b"%d" % number)

@@ -36,6 +36,8 @@ MOST_IMAGE_BYTES: Final = 256 << 20
 """Maximum size of an image, and of all kept images but the newest, without the blocks made from them."""
 _KEPT_S: Final = 30.0
 """Time for which an image is kept after its last request, so that readers can fetch the rest."""
+_BUSY_S: Final = 2.0
+"""Time since its last request for which an image does not make room for another."""
 _TURN_S: Final = 0.02
 """Maximum time for reading or making blocks for one request, before other requests are served."""
 _READ_BYTES: Final = 4 << 20
@@ -75,7 +77,7 @@ class Images:
         most_bytes: int | None = None,
         received_at: float | None = None,
     ) -> tuple[Image, list[Block]]:
-        """Return the next piece of an image, or an empty one while more must be read first.
+        """Return the next piece of an image, or an empty one while more must be read, or others be fetched, first.
 
         The image has everything that was recorded before the request. Equal requests that were waiting together get the
         same one. `received_at`: time of receipt, by `time.monotonic`, default now. `rights`, `most_bytes`: as in
@@ -99,9 +101,12 @@ class Images:
         scan = self._scan(ask.slice_id, ask.of)
         if not scan.go_on(self._days, now + _TURN_S):
             return Image(image=0), []
+        if sum(each.size for each in self._kept if now - each.asked_at < _BUSY_S) > MOST_IMAGE_BYTES:
+            return Image(image=0), []  # those that are being fetched come first
         self._kept.append(_make(scan, asked, now))
         while len(self._kept) > 1 and sum(each.size for each in self._kept[:-1]) > MOST_IMAGE_BYTES:
-            del self._kept[0]
+            asked_at = [each.asked_at for each in self._kept[:-1]]
+            del self._kept[asked_at.index(min(asked_at))]
         return _piece(self._kept[-1], 0, most_bytes)
 
     def _scan(self, slice_id: int, of: Snapshot) -> _Scan:
@@ -144,11 +149,20 @@ class _Scan:
         days = archive.reload()
         for name in days[bisect_left(days, self._day) :]:
             day, made = archive.fresh(name, self.slice_id), archive.made(name)
+            if _layout(day, self._of) != self.layout:
+                continue
+            if self._day not in ("", name):
+                if not segments_of(day, self.slice_id):
+                    continue  # the day before may still be written
+                if archive.made(self._day) == self._made:  # it is complete now: read its end
+                    before = archive.fresh(self._day, self.slice_id)
+                    if not self._read(before, until):
+                        return False
             if (name, made) != (self._day, self._made):
                 if name != self._day and isinstance(self.newest, NewestBooks):
                     self.newest.begin_day()
                 self._day, self._made, self._at = name, made, Place(0, FILE_HEAD_BYTES)
-            if _layout(day, self._of) == self.layout and not self._read(day, until):
+            if not self._read(day, until):
                 return False
         return True
 

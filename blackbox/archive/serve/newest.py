@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -23,9 +23,6 @@ from blackbox.native.compile.kept_arguments import Kept, kept_at
 from blackbox.native.memory.intrinsics import copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.memory.records import Field, SharedRecord, record_at
 from blackbox.native.tables.name_table import FULL, Numbering, NumberingAt, number_of
-
-if TYPE_CHECKING:
-    pass
 
 MOST_BYTES: Final = 1 << 30
 """Maximum size of the stored payloads."""
