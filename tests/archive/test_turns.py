@@ -13,6 +13,7 @@ from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.protocol import ENCODER, AskBlocks
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import Position
+from blackbox.feed.endpoint import free_endpoints
 from blackbox.repeated_log import RepeatedLog
 from blackbox.testing import wait_until
 from tests.archive.archives import all_numbers, archived_feed, recorded
@@ -90,3 +91,22 @@ def test_readers_that_read_are_answered_before_others_and_with_larger_pieces(mon
     assert pieces[0] == turns.LEAST_PIECE
     assert pieces == sorted(pieces)
     assert pieces[-1] > 8 * pieces[0]
+
+
+def test_no_request_is_lost_where_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.archive.serve.server._MOST_TAKEN", 2)
+    archive, taken = ArchiveServer(tmp_path, free_endpoints("tcp", "turns", 1, 1)[0]), list[bytes]()
+
+    def take(frames: list[zmq.Frame]) -> int:
+        taken.append(frames[1].bytes)
+        return 0
+
+    monkeypatch.setattr(archive._turns, "take", take)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as reader:
+        router.bind("inproc://archive")
+        reader.connect("inproc://archive")
+        for number in range(10):
+            reader.send_multipart([b"%d" % number, b""])
+        for _ in range(5):
+            archive._take_all(router, [])
+    assert taken == [b"%d" % number for number in range(10)]

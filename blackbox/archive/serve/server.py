@@ -185,13 +185,14 @@ class ArchiveServer:
         """Receive the waiting requests, after a first one if given."""
         dropped = self._turns.sweep()
         for _ in range(_MOST_TAKEN):
+            if not frames:
+                if not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                    break
+                with suppress(zmq.Again):
+                    frames = receive(socket, zmq.NOBLOCK)
             if frames:
                 dropped += self._turns.take(frames) if len(frames) == _REQUEST_FRAMES else 1
-            elif not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                break
-            with suppress(zmq.Again):
-                frames = []
-                frames = receive(socket, zmq.NOBLOCK)
+            frames = []
         self._counts["dropped"] += dropped
 
     def _answer_next(self, socket: zmq.Socket[bytes], reader: _Reader) -> None:
