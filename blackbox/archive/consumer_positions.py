@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import threading
 import time
 from collections import Counter
@@ -311,15 +312,21 @@ class ConsumerStore:
         file = PositionFile(self._place / owner.directory, name)
         if file.path.exists():
             file.forget()
+            if owner.host is not None:
+                self._new[owner.host] -= self._new[owner.host] > 0
+                if not consumers(file.directory):
+                    shutil.rmtree(file.directory, ignore_errors=True)  # nobody else has the secret
 
     def _check_room(self, owner: Owner, name: str) -> None:
         """Raise PositionError if the owner, its host or the archive has no room for another name."""
-        have, what, most = len(consumers(self._place / owner.directory)), "of its key or secret", MOST_NAMES
+        mine = len(consumers(self._place / owner.directory))
+        have, what, most = mine, "of its key or secret", MOST_NAMES
         if have < most and owner.host is not None:
             have, what, most = self._new[owner.host], f"new from host {owner.host} without a key", MOST_NEW_OF_HOST
-            if have < most and not (self._place / owner.directory).is_dir():
+            if have < most and not mine:
                 found = self._place.iterdir() if self._place.is_dir() else ()
-                have, what, most = sum(each.name.startswith(_OF_SECRET) for each in found), "secrets", MOST_SECRETS
+                used = [each for each in found if each.name.startswith(_OF_SECRET) and consumers(each)]
+                have, what, most = len(used), "secrets", MOST_SECRETS
         if have >= most:
             raise PositionError(
                 f"consumer {name!r} was one too many, expected at most {most} {what}: "

@@ -57,7 +57,8 @@ def move_today(place: Path, feed: Feed, ago: int) -> Path:
     """Rename the current day, with its manifest, to a day `ago` days earlier, and return it."""
     today = session_date(feed, time.time_ns())
     date = today - datetime.timedelta(ago)
-    day = (place / feed.name / today.isoformat()).rename(place / feed.name / date.isoformat())
+    newest = max(path.parent for path in (place / feed.name).glob(f"*/{MANIFEST}"))  # midnight may have passed
+    day = newest.rename(place / feed.name / date.isoformat())
     manifest = msgspec.structs.replace(Manifest.read(day), date=date)
     (day / MANIFEST).unlink()
     manifest.write(day)
@@ -310,6 +311,22 @@ def test_a_host_without_keys_adds_a_bounded_number_of_names(tmp_path: Path) -> N
     store.note(Owner.of_key("desk"), "strategy-1", at)
     store.note(Owner.of_secret(b"0", "10.0.0.5"), "junk", {0: Position(1, 2)})
     assert len(kept_in(tmp_path / "tape")) == MOST_NEW_OF_HOST + 2
+
+
+def test_consumers_that_have_ended_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that `blackbox positions --forget` has ended."""
+    monkeypatch.setattr("blackbox.archive.consumer_positions.MOST_SECRETS", 2)
+    monkeypatch.setattr("blackbox.archive.consumer_positions.MOST_NEW_OF_HOST", 2)
+    store, at = ConsumerStore(tmp_path / "tape"), {0: Position(1, 1)}
+    for number in range(6):
+        owner = Owner.of_secret(b"%d" % number, "10.0.0.5")
+        store.note(owner, "job", at)
+        store.end(owner, "job")
+    assert list((tmp_path / "tape" / CONSUMERS).iterdir()) == []
+    for number in range(3):
+        store.note(Owner.of_secret(b"%d" % number, f"10.0.0.{number}"), "job", at)
+        (kept,) = owned_consumers(tmp_path / "tape" / CONSUMERS).values()
+        kept.forget()
 
 
 def test_positions_after_the_end_or_of_unknown_slices_are_rejected(tmp_path: Path) -> None:
