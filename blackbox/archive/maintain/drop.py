@@ -17,7 +17,6 @@ from blackbox.archive.files.codec import Compression
 from blackbox.archive.files.day import Manifest, make_directory, sync_directory
 from blackbox.archive.files.dropped import Sequences
 from blackbox.archive.files.format import OFFSET_BLOCK_HEADER
-from blackbox.archive.files.segment import Segment
 from blackbox.archive.maintain.slice_rewriter import SliceRewriter, copied_marks
 from blackbox.archive.read.reader import Recorded, read_blocks
 from blackbox.archive.recording import Recording
@@ -114,7 +113,7 @@ class _Copying:
 
     def copy(self, recording: Recording, slice_id: int) -> tuple[list[Sequences], dict[bytes, Position]]:
         """Copy segment by segment; return the sequences that it had, and the last dropped message of each topic."""
-        for segment in _segments(recording, slice_id):
+        for segment in recording.segments.filled(slice_id):
             marks = copied_marks(segment)
             mark = next(marks, None)
             for recorded in read_blocks([segment], recording.feed.key_rule, recording.segments.note):
@@ -212,7 +211,7 @@ def _part(block: Block, rows: NDArray[numpy.int64]) -> Block:
 def _count(recording: Recording, slice_id: int) -> tuple[Counter[bytes], _Ends]:
     """Return the messages of each topic in a slice, and the last ones of its segments and keys."""
     counts, ends = Counter[bytes](), _Ends()
-    for segment in _segments(recording, slice_id):
+    for segment in recording.segments.filled(slice_id):
         for recorded in read_blocks([segment], recording.feed.key_rule, recording.segments.note):
             block, topics = recorded.block, recorded.block.topics
             index = block.topic_index[recorded.first_row :]
@@ -222,7 +221,3 @@ def _count(recording: Recording, slice_id: int) -> tuple[Counter[bytes], _Ends]:
             position = Position(block.epoch, block.number_of(-1))
             ends[segment.number, block.key] = position, topic, counts[topic] - 1
     return counts, ends
-
-
-def _segments(recording: Recording, slice_id: int) -> list[Segment]:
-    return [each for _, segments in recording.segments.of([slice_id]) for each in segments if len(each.entries)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -13,7 +13,6 @@ import msgspec
 from blackbox.archive.files.day import LOCK, MANIFEST, day_end_ns, recorded_days
 from blackbox.archive.files.format import MarkKind
 from blackbox.archive.files.marks import marks_of
-from blackbox.archive.files.segment import Segment
 from blackbox.archive.objects.store import FILES, Store, StoredFile, StoredFiles, digest_of, local_files
 from blackbox.archive.recording import Recording
 from blackbox.errors import JournalError
@@ -73,17 +72,13 @@ def is_closed(recording: Recording, now_ns: int) -> bool:
     if owner_of(directory / LOCK) is None:
         return True
     later = [Recording.open(day) for day in recorded_days(directory) if day.name > recording.path.name]
-    goes_on = {slice_id for day in later for slice_id, segments in day.segments.of() if _filled(segments)}
-    for slice_id, segments in recording.segments.of():
-        filled = _filled(segments)
+    goes_on = {slice_id for day in later for slice_id, _ in day.segments.of() if day.segments.filled(slice_id)}
+    for slice_id, _ in recording.segments.of():
+        filled = recording.segments.filled(slice_id)
         kinds = [mark.kind for mark in marks_of(filled[-1:])]
         if filled and slice_id not in goes_on and kinds[-1:] != [MarkKind.SEGMENT_END]:
             return False
     return True
-
-
-def _filled(segments: Iterable[Segment]) -> list[Segment]:
-    return [each for each in segments if len(each.entries)]
 
 
 def sync(directory: Path, store: Store, progress: Callable[[int], object] = lambda _: None) -> Iterator[SyncedDay]:

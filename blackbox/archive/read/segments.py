@@ -48,6 +48,10 @@ class Segments:
         known = self.of_slice
         return [(slice_id, known[slice_id]) for slice_id in (known if slices is None else slices) if slice_id in known]
 
+    def filled(self, slice_id: int) -> list[Segment]:
+        """Return the segments of a slice that have entries."""
+        return [each for each in self.of_slice.get(slice_id, ()) if len(each.entries)]
+
     def streams(self, prefix: bytes, slices: Iterable[int] | None = None) -> list[list[Segment]]:
         """Return the segments of each slice that may hold such topics. Raises ValueError as `wanted`."""
         return [segments for _, segments in self.of(self.wanted(prefix, slices))]

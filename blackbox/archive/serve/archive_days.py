@@ -124,7 +124,7 @@ def segments_of(day: Recording, slice_id: int) -> list[Segment]:
     """Return the segments of a slice that are not empty. Raises ArchiveError if the day has no such slice."""
     if slice_id >= len(day.feed.slices):
         raise ArchiveError(f"slice was {slice_id}, expected 0 to {len(day.feed.slices) - 1}")
-    return [each for _, segments in day.segments.of([slice_id]) for each in segments if len(each.entries)]
+    return day.segments.filled(slice_id)
 
 
 def _end_of(day: Recording, slice_id: int) -> SliceEnd | None:
