@@ -112,6 +112,10 @@ def test_a_slice_begins_live_if_its_end_is_not_known(
     index.write_bytes(b"?" + index.read_bytes()[1:])
     assert resumption.resumption(tmp_path / "day", other) is None
     assert f"{day} is damaged" in caplog.text
+    monkeypatch.setattr(resumption, "_RECENT_NS", 0)
+    day = Recording.create(tmp_path, two, columns, date="2026-01-07").path
+    assert resumption.resumption(tmp_path / "day", other) is None
+    assert f"{day} ended more than 24 hours ago: messages of slices 0, 1 since then are not fetched" in caplog.text
 
 
 def test_a_gap_of_its_line_is_repaired_in_order(tmp_path: Path) -> None:

@@ -64,7 +64,11 @@ def resumption(directory: Path, archives: ArchiveClient) -> Callable[[int], Sinc
         found = {each: end for each, end in ends.items() if end is not None and end.position != Position(0, 0)}
         positions |= {each: Since(end.position) for each, end in found.items() if end.last_ns >= recent_ns}
         open_slices -= {*damaged, *found}
-        if not open_slices or any(end.last_ns < recent_ns for end in found.values()):
+        if old := [each for each, end in found.items() if end.last_ns < recent_ns]:
+            text = "%s ended more than 24 hours ago: messages of slices %s since then are not fetched"
+            log.warning(text, directory / name, ", ".join(map(str, old)))
+            break
+        if not open_slices:
             break
     if positions and not archives.answers():
         name = archives.feed.name
