@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
 from blackbox import ConfigError, Feed, Publisher, Recorder, Relay, Subscriber
+from blackbox.archive.serve.client import ArchiveClient, SliceImage
+from blackbox.errors import ArchiveError, JournalError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.services.relay import images
 from blackbox.testing import wait_until
 from tests.archive.recorders import wait_recorded
 from tests.relay.relays import BEAT_NS, PATIENCE_S
@@ -88,6 +91,30 @@ def test_a_late_subscriber_below_a_relay_continues_without_a_gap(tmp_path: Path)
             expected = {b"%d.late" % (number % 40): b"%d" % number for number in range(1_000)}
             wait_until(lambda: expected.items() <= table.snapshot()[0].items(), PATIENCE_S)
             assert subscriber.statistics().received.gaps == 0
+
+
+def test_images_go_on_after_a_late_answer_and_end_with_their_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    above, below = feeds_of()
+    asked, image = list[int](), ArchiveClient.image
+
+    def late(self: ArchiveClient, slice_id: int, prefixes: Any = (b"",), **settings: Any) -> SliceImage:
+        if prefixes == (images._NO_TOPIC,):
+            asked.append(slice_id)
+            raise ArchiveError("it was late")
+        return image(self, slice_id, prefixes, **settings)
+
+    monkeypatch.setattr(images, "_READ_EVERY_S", 0.01)
+    monkeypatch.setattr(ArchiveClient, "image", late)
+    with pytest.raises(JournalError, match="no space"), running(above, below, tmp_path) as run:
+        wait_until(lambda: len(asked) > 4, PATIENCE_S)
+        of_relay = run.relay._images
+        assert of_relay is not None
+        assert of_relay.error is None
+        assert len(values_at(below)) == 39
+        of_relay._recorder._journals.keeper.fail("no space")
+        wait_until(lambda: "no space" in str(of_relay.error), PATIENCE_S)
 
 
 def test_values_of_an_earlier_relay_do_not_come_back(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.serve.client import ArchiveClient, SliceImage
 from blackbox.archive.serve.server import ArchiveServer, ArchiveStatistics
 from blackbox.block.position import Position
-from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
+from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.native.system.limits import start_thread
+from blackbox.repeated_log import RepeatedLog
 
 log = logging.getLogger("blackbox")
 
@@ -101,9 +102,15 @@ class RelayImages:
                 stack.enter_context(archive)
                 own = stack.enter_context(ArchiveClient(replace(feed, archives=(endpoint,))).kept())
                 self.ready.set()
+                repeated = RepeatedLog(log)
                 while not self._over.wait(_READ_EVERY_S):
+                    if why := self._recorder._journals.failure():
+                        raise JournalError(why)  # its images would be old ones
                     for slice_id in range(len(feed.slices)):
-                        own.image(slice_id, (_NO_TOPIC,), timeout=_ANSWER_S)
+                        try:
+                            own.image(slice_id, (_NO_TOPIC,), timeout=_ANSWER_S)
+                        except ArchiveError as error:  # it is busy: its readers make it read on
+                            repeated.warning("", "relay of feed %r: its archive answers late: %s", feed.name, error)
         except BlackBoxError as error:
             if not self._over.is_set():
                 self.error = error
