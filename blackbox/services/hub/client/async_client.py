@@ -91,10 +91,11 @@ class AsyncHubClient:
         durable = self.client._durable
         inboxes = durable.chosen(prefix, symbols)
         while True:
+            if durable.looks % _GETS_AT_ONCE == 0:
+                durable.looks += 1  # also if it is cancelled here, so that the next call returns a message
+                await asyncio.sleep(0)  # not with a message, which a cancelled task would lose
             seen = durable.arrivals.count
             if (message := durable.look(inboxes)) is not None:
-                if durable.looks % _GETS_AT_ONCE == 0:
-                    await asyncio.sleep(0)
                 return message
             await durable.arrivals.changed(seen)
 

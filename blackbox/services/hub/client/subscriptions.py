@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -27,6 +28,8 @@ class Subscriptions:
         self._feed, self._client, self._directory = feed, client, directory
         self._queue, self._keep = queue, keep
         self._inboxes: dict[Subscription, Inbox] = {}
+        self._changing = threading.Lock()
+        """Held while a subscription begins or is reported."""
         self.arrivals = Arrivals()
         self.looks = 0
         """Number of checks of several subscriptions. Each check begins at another one."""
@@ -56,11 +59,14 @@ class Subscriptions:
         """Begin each subscription at the positions that the hub returns. `ask`: ask the hub about a prefix."""
         for each in Subscription.chosen(prefix, symbols):
             if each not in self._inboxes:
-                inbox = self._new_inbox(each)
-                inbox.subscribe(ask(each.choice(self._feed).prefix))
-                self._inboxes[each] = inbox
-                if self._reports is not None:
-                    self._reports.report([each])
+                inbox, welcome = self._new_inbox(each), ask(each.choice(self._feed).prefix)
+                with self._changing:
+                    if each in self._inboxes:
+                        continue  # another thread was faster: its caller relies on that position
+                    inbox.subscribe(welcome)
+                    self._inboxes[each] = inbox
+                    if self._reports is not None:
+                        self._reports.report([each])
 
     def unsubscribe(self, prefix: Prefixes | None, symbols: Iterable[str | bytes] | None) -> None:
         """End subscriptions, and forget their positions. Raises HubError, PositionError."""
@@ -68,7 +74,8 @@ class Subscriptions:
             inbox.unsubscribe()
             self._inboxes.pop(inbox.subscription, None)
         if self._reports is not None:
-            self._reports.report()
+            with self._changing:
+                self._reports.report()
 
     def get(self, prefix: Prefixes | None, symbols: Iterable[str | bytes] | None, timeout: float | None) -> Message:
         """Return the next message of any of these subscriptions. Raises as `HubClient.get`."""
