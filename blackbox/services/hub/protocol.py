@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import compress
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -244,12 +243,6 @@ class Columns(msgspec.Struct, frozen=True):
         last[self.index[rows]] = numpy.flatnonzero(rows)
         order = numpy.argsort(last)  # `topics` may name one twice: the later row wins
         return [(topic, row) for topic, row in zip(order.tolist(), last[order].tolist(), strict=True) if row >= 0]
-
-    def topics_of(self, topics: list[bytes], rows: NDArray[numpy.int64]) -> list[bytes]:
-        """Return the topics of some rows."""
-        used = numpy.zeros(len(topics), numpy.bool_)
-        used[self.index[rows]] = True
-        return list(compress(topics, used.tolist()))
 
     def same_of(self, rows: NDArray[numpy.int64]) -> NDArray[numpy.uint8] | None:
         """Return the column `same` of rows to encode together; None: each row is a message."""

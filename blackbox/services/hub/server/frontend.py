@@ -14,7 +14,6 @@ from blackbox.native.system.limits import Needs
 from blackbox.services.hub.protocol import (
     ENCODER,
     MOST_REQUEST_BYTES,
-    REFUSED,
     REQUESTS,
     Ended,
     FindSites,
@@ -22,8 +21,6 @@ from blackbox.services.hub.protocol import (
     Hello,
     Put,
     Refused,
-    Stored,
-    unpack_places,
 )
 from blackbox.services.hub.server.judge import Answer, Request
 from blackbox.services.hub.sites.sites import Sites
@@ -99,8 +96,6 @@ class Frontend:
 
     def send(self, client: bytes, answer: Answer, counts: dict[str, int]) -> None:
         """Answer a client. `counts`: as `Judge.counts`."""
-        if isinstance(answer, Stored) and answer.why:
-            counts["refused"] += int((unpack_places(answer.places)["is_refused"] >= REFUSED).sum())
         counts["refused"] += isinstance(answer, Refused | Ended)
         try:
             self.socket.send(client, _MORE)

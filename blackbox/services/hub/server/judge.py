@@ -16,6 +16,7 @@ from blackbox.feed.schema.schema import load_schema
 from blackbox.services.hub.protocol import (
     CONFLICT,
     PLACE,
+    REFUSED,
     Columns,
     Ended,
     Expected,
@@ -66,11 +67,6 @@ class Fresh(NamedTuple):
     rows: NDArray[numpy.int64]
     numbers: NDArray[numpy.int64] | None = None
     """Numbers of the topics, as `Topics.numbers` returns them; None: not known yet."""
-
-    @property
-    def used_topics(self) -> list[bytes]:
-        """The topics of its rows."""
-        return self.columns.topics_of(self.topics, self.rows)
 
 
 class Turn:
@@ -292,6 +288,7 @@ class Judge:
         turn: Turn,
     ) -> Stored:
         """Note the results of puts, and return the answer."""
+        turn.count("refused", int(numpy.count_nonzero(places["is_refused"] >= REFUSED)))
         answer = Stored(request.first, pack_places(places), str(why))
         self._add(
             turn,
