@@ -15,6 +15,7 @@ import pytest
 
 from blackbox import ConfigError, Feed, GapError, Publisher, Recorder, Subscriber
 from blackbox.archive.consumer_positions import Held, Kept, PositionFile
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.block.form.layout import VERSION
 from blackbox.block.position import Position
 from blackbox.errors import PositionError, SubscriberError
@@ -412,3 +413,31 @@ def test_a_release_keeps_a_position_that_was_stored_until_the_name_was_free(
     monkeypatch.setattr(PositionFile, "own", store_and_own)
     assert invoke("positions", tmp_path, "--release", "strategy-1").status == 0
     assert (kept(tmp_path).slices, kept(tmp_path).held) == ({0: Position(1, 1)}, {})
+
+
+def test_a_consumer_stopped_before_archives_have_answered_skips_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_yet(*arguments: Any, **_: Any) -> Iterator[Any]:
+        is_over = arguments[5]
+        wait_until(is_over)
+        yield from ()
+
+    feed, positions = archived_feed(), tmp_path / "positions"
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path / "days", serve=True) as recorder:
+        publish_numbered(publisher, 0, 100)
+        wait_recorded(recorder, 100)
+        with monkeypatch.context() as late:
+            late.setattr(ArchiveClient, "read", nothing_yet)
+            subscriber, got = consumer(feed, positions, checkpoint_interval=3_600)
+            subscriber.start(since={0: (publisher.epoch, 40)})
+            publish_numbered(publisher, 100, 50)
+            wait_until(lambda: subscriber.statistics().received.held > 0)
+            subscriber.stop()
+        assert (got, subscriber.statistics().received.gaps) == ([], 0)
+        assert kept(positions).slices == {0: Position(publisher.epoch, 40)}
+        wait_recorded(recorder, 150)
+        subscriber, got = consumer(feed, positions)
+        with subscriber.start():
+            wait_until(lambda: len(got) >= 110)
+        assert got == [(publisher.epoch, number) for number in range(40, 150)]

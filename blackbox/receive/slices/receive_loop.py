@@ -38,13 +38,13 @@ from blackbox.receive.deliver.arbitration import (
     take_note,
 )
 from blackbox.receive.deliver.conflation import flush, pending
-from blackbox.receive.deliver.deliver_in_order import ALL, deliver_held, line_of, look_at_held
+from blackbox.receive.deliver.deliver_in_order import ALL, deliver_held, let_all_go, line_of, look_at_held
 from blackbox.receive.deliver.dispatch import hand_block, hand_idle
 from blackbox.receive.deliver.worker_loop import WorkerReason, idle_ms
 from blackbox.receive.deliver.worker_queues import fail
 from blackbox.receive.deliver.worker_state import NEVER, worker_state_at
 from blackbox.receive.order.epochs import AHEAD_NS, EpochVerdict, epoch_state_at
-from blackbox.receive.order.state import is_clean, order_state_at
+from blackbox.receive.order.state import is_catching_up, is_clean, order_state_at
 from blackbox.receive.slice_memory import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt
 from blackbox.receive.slow_subscriber import Action, act_on_stuck, may_call_python
 from blackbox.receive.state import HELD_MS, IDLE_MS, Reason, Stopping, slice_counters_at, slice_state_at
@@ -215,8 +215,14 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
 
 @njit(nogil=True, cache=True)
 def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
-    """Deliver everything that waits in the slice thread, with gaps; after TERMINATE count it as due."""
-    deliver_held(at, table, trie, ALL)
+    """Deliver everything that waits in the slice thread, with gaps; after TERMINATE count it as due.
+
+    A slice that began in the past and is not live yet ends where it is: archives have all that follows.
+    """
+    if is_catching_up(at.order) and order_state_at(at.order.state).lives == 0:
+        let_all_go(at)
+    else:
+        deliver_held(at, table, trie, ALL)
     drop_all_doubted(at)
     if at.action == Action.CONFLATE and pending(at) > 0:
         flush(at, table, trie, now_ns(), _YES)
