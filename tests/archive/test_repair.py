@@ -5,6 +5,7 @@ The simulation checks repair with several lines, epochs and keys.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -21,9 +22,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Batch, ConfigError, Gap, Publisher, Recorder, SlowPolicy, Subscriber
-from blackbox.archive.serve.connection import ConnectionPool
+from blackbox.archive.serve.client import ArchiveClient
+from blackbox.archive.serve.connection import Connection, ConnectionPool
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.archive.serve.turns import Turn
+from blackbox.errors import SubscriberError
 from blackbox.native.system.awake_clock import awake_s
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import Sent, archive_of, archived_feed, free_endpoint, send_all
@@ -154,7 +157,7 @@ def test_many_gaps_are_requested_at_once() -> None:
 
 def test_a_subscriber_stopped_during_a_fetch_ends() -> None:
     feed = archived_feed()
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait=1)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=100)
     subscriber.on(b"")(nothing)
     blocks = [Sent(b"A", 2, lost, 0) for lost in (False, True, False)]
     with RawPublisher(feed) as publisher:  # no archive answers
@@ -167,8 +170,7 @@ def test_a_subscriber_stopped_during_a_fetch_ends() -> None:
     assert subscriber.statistics().delivery.delivered == 4
 
 
-def test_a_subscriber_waits_once_for_an_archive_that_stays_down() -> None:
-    """Messages that the other archive lacks are reported after the wait; later gaps do not wait."""
+def test_messages_that_one_archive_lacks_are_reported_while_another_stays_down() -> None:
     feed = archived_feed()
     two = msgspec.structs.replace(feed, archives=(*feed.archives, free_endpoint()))
     subscriber = Subscriber(two, on_gap="repair", repair_wait=0.6)
@@ -232,6 +234,7 @@ def hung_archive(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], C
 
     monkeypatch.setattr(ArchiveServer, "_answer", late)
     monkeypatch.setattr(ConnectionPool, "_note_silence", noted)
+    monkeypatch.setattr(Connection, "is_connected", lambda _: True)  # also if the system is slow to say so
     try:
         yield silences, answers.set
     finally:
@@ -370,3 +373,19 @@ def test_repair_after_a_night_of_pause_loses_no_archived_message(tmp_path: Path)
             publisher.flush()
             script.tell(str(count))
             script.expect(f"came {count} True [] True")
+
+
+def test_a_failure_of_the_thread_that_reads_archives_ends_the_subscriber(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Iterator[Any]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    feed = archived_feed()
+    blocks = [Sent(b"A", 2, lost) for lost in (False, True, False)]
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=600)
+    subscriber.on(b"")(nothing)
+    with archive_of(feed, blocks), RawPublisher(feed) as publisher:
+        subscriber.start()
+        monkeypatch.setattr(ArchiveClient, "read", fail)
+        send_all(publisher, blocks, [not block.is_lost for block in blocks])
+        with pytest.raises(SubscriberError, match="archives could not be read: .*too many open files"):
+            subscriber.run()

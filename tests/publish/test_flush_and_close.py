@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from typing import Any
@@ -163,3 +164,13 @@ def test_when_full_drop_causes_gaps_only_at_the_slow_subscriber(is_closed_first:
     assert slow.statistics().received.gaps > 0
     assert gate.messages + slow.statistics().received.gaps == messages
     assert (quick.statistics().received.gaps, len(got), publisher.statistics().messages) == (0, messages, messages)
+
+
+def test_a_flush_raises_the_error_of_a_sender_that_dropped_what_was_published() -> None:
+    with Publisher(one_slice()) as publisher:
+        publisher._slices[0].sender.sent.errno = errno.EIO
+        publisher.publish(b"T", b"")
+        wait_until(lambda: publisher.statistics().discarded == 1)
+        for call in (publisher.flush, publisher.wait_recorded):
+            with pytest.raises(PublisherError, match="libzmq refused a block"):
+                call()

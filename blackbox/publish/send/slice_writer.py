@@ -163,6 +163,7 @@ class SliceWriter:
                     ring.announce_wait()
                     if not ring.is_empty():
                         ring.wait()
+                self.sender.check()  # a sender that has failed empties the ring, too
                 if next_epoch:
                     self.sender.change_epoch(next_epoch, deadline)
             finally:
@@ -174,7 +175,7 @@ class SliceWriter:
         """Wait until the outbox has all messages before `sequence`, and its notes. Raises PublisherError."""
         if not self.ring.is_empty():  # it is empty if this thread has sent for the sender
             self.flush(deadline)
-        self.sender.check()  # a sender that has failed empties the ring, too
+        self.sender.check()
         position = self.sender.numbers.position
         if position < sequence:
             raise PublisherError(f"slice {self.sender.slice_id}: reached {position}, expected {sequence}")

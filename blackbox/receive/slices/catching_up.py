@@ -212,27 +212,32 @@ class CatchUp:
         threads: Sequence[threading.Thread],
         has_begun: threading.Event,
     ) -> None:
-        with context.socket(zmq.PAIR) as out, self._archives.kept() as self._archives:
-            self._outlet = _Outlet(out, self._state, wake, self._over)
-            out.connect(endpoint)
-            try:
+        try:
+            with context.socket(zmq.PAIR) as out, self._archives.kept() as self._archives:
+                self._outlet = _Outlet(out, self._state, wake, self._over)
+                out.connect(endpoint)
                 if self._since is None and self._archives.answers():
                     self._state.answers = Answers.SOME
-            finally:
                 has_begun.set()
-            if self._since is not None:
-                give_way()
-                let_others_go_first()
-                with giving_way(threads):
-                    self._begin(self._since)
-            while not self._over.is_set():
-                if self._state.phase != Phase.LIVE:
+                if self._since is not None:
+                    give_way()
+                    let_others_go_first()
                     with giving_way(threads):
-                        self._catch_up(None, self._wait_s)
-                elif not self._state.answers and self._archives.answers():
-                    self._state.answers = Answers.SOME
-                else:
-                    self._sleep(None if self._state.answers else _PROBE_S)
+                        self._begin(self._since)
+                while not self._over.is_set():
+                    if self._state.phase != Phase.LIVE:
+                        with giving_way(threads):
+                            self._catch_up(None, self._wait_s)
+                    elif not self._state.answers and self._archives.answers():
+                        self._state.answers = Answers.SOME
+                    else:
+                        self._sleep(None if self._state.answers else _PROBE_S)
+        except Exception as error:  # noqa: BLE001 - any error that ends this thread must be raised by run()
+            failure = SubscriberError(f"slice {self._slice_id}: archives could not be read: {error}")
+            failure.__cause__ = error
+            self._errors.report(failure)
+        finally:
+            has_begun.set()
 
     def _sleep(self, most_s: float | None) -> None:
         """Sleep until the slice has a request, or for about `most_s`."""

@@ -222,6 +222,7 @@ class Supervisor:
                 os.read(news, 4096)
             with self.lock:
                 threads = dict(self.slices.running)
+            done = [self.slices.runner(slice_id).is_done for slice_id in threads]  # first: errors come before the end
             for slice_id, thread in threads.items():
                 warnings.check(thread.status)
                 self._look_at(slice_id, thread)
@@ -231,7 +232,6 @@ class Supervisor:
                 self.request_end(at_once=False)
             for share in [e for e in self.stop_at_end if e.state is SubscriberLife.RUNNING and e.is_finished]:
                 share.request_end()
-            done = [self.slices.runner(slice_id).is_done for slice_id in threads]
             if self.state is SubscriberLife.STOPPING:
                 for slice_id, thread in threads.items():
                     if slice_id not in self.slices.processes and thread.status.state.stopping == Stopping.TERMINATE:
