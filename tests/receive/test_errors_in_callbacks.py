@@ -171,3 +171,24 @@ def test_every_compiled_callback_that_raises_in_a_burst_is_reported(
     assert told == ([] if policy == "stop" else ["early", "too_far"])
     assert subscriber.statistics().delivery.callback_errors == 5
     assert [count.total().tolist() for count in counts] == [[2, 0, 1], [0, 2, 0]]
+
+
+@pytest.mark.parametrize("callbacks", [1, 2])
+def test_a_callback_that_raises_stop_iteration_is_no_end_of_its_messages(callbacks: int) -> None:
+    subscriber = Subscriber(feed := one_slice(), workers=1)
+
+    def fail_at_three(message: Message) -> None:
+        if message.payload == b"\3":
+            next(iter(()))
+
+    for _ in range(callbacks):
+        subscriber.on(b"T")(fail_at_three)
+    rows = (numpy.arange(2_000) % 256).astype(numpy.uint8).reshape(-1, 1)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.publish_many((b"T",), numpy.zeros(len(rows), numpy.int32), rows)
+        with pytest.raises(CallbackError, match="raised StopIteration: of the callback"):
+            subscriber.run()
+    delivery = subscriber.statistics().delivery
+    assert delivery.callback_errors == 1
+    assert delivery.delivered + delivery.failed + delivery.discarded == delivery.due

@@ -6,9 +6,8 @@ the previous one. So each gets a run of messages in turn, in the order of the bl
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import repeat
 from operator import length_hint
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +19,7 @@ from blackbox.block.batch.batch_rows import warm_up_batches
 from blackbox.block.batch.received_block import ReceivedBlock
 from blackbox.native.compile.jit import njit, warm_up
 from blackbox.native.memory.intrinsics import inner, int32s_at
-from blackbox.receive.callbacks.callbacks import Callback
+from blackbox.receive.callbacks.callbacks import Callback, run_calls
 from blackbox.receive.deliver.select_rows import entry_at
 from blackbox.receive.deliver.worker_loop import call_compiled
 from blackbox.receive.deliver.worker_state import (
@@ -176,11 +175,7 @@ class Taker:
     def _take_messages(self, count: int) -> bool:
         end = length_hint(self._left) - count
         while (left := length_hint(self._left)) > end:
-            error: BaseException | None = None
-            try:
-                deque(islice(self.calls, left - end), maxlen=0)
-            except BaseException as raised:  # noqa: BLE001
-                error = raised
+            error = run_calls(self.calls, self._left, left - end)
             self.taken += left - length_hint(self._left)
             if error is not None and not self.failed(error):
                 return False
@@ -202,11 +197,9 @@ def give_message_by_message(takers: Sequence[Taker], turns: NDArray[numpy.int64]
     calls: list[Any] = [taker.calls for taker in takers]
     run = map(next, map(calls.__getitem__, each))
     while length_hint(each) and not is_over():
-        try:
-            deque(islice(run, _STRIDE), maxlen=0)
-        except BaseException as error:  # noqa: BLE001
-            if not takers[int(turns[len(turns) - length_hint(each) - 1])].failed(error):
-                break
+        error = run_calls(run, each, _STRIDE)
+        if error is not None and not takers[int(turns[len(turns) - length_hint(each) - 1])].failed(error):
+            break
     done = turns[: len(turns) - length_hint(each)]
     for taker, taken in zip(takers, numpy.bincount(done, minlength=len(takers)).tolist(), strict=True):
         taker.taken += taken

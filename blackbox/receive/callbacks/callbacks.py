@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from operator import length_hint
@@ -42,6 +41,16 @@ def callback_error(who: str, error: BaseException, where: str = "") -> CallbackE
     failure = CallbackError(f"{who} raised {type(error).__name__}: {text}{where and f' ({where})'}")
     failure.__cause__ = error
     return failure
+
+
+def run_calls(calls: Iterator[object], left: Iterator[object], most: int) -> BaseException | None:
+    """Make up to `most` calls in a C loop, one for each of `left`. Return the exception that ended it, if any."""
+    expected = min(most, length_hint(left))
+    try:
+        done = len(list(islice(calls, most)))
+    except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, even SystemExit
+        return error
+    return None if done == expected else StopIteration("of the callback")  # `islice` takes it for the end
 
 
 class MisfitError(Exception):
@@ -151,9 +160,7 @@ class Callback:
         calls, left = self.calls(batch)
         failed = 0
         while length_hint(left) and not is_over():
-            try:
-                deque(islice(calls, _STRIDE), maxlen=0)  # the loop runs in C and continues after an error
-            except BaseException as error:  # noqa: BLE001
+            if (error := run_calls(calls, left, _STRIDE)) is not None:
                 failed += 1
                 if not on_error(self, error, batch, len(batch) - length_hint(left) - 1):
                     break
