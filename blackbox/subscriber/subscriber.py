@@ -193,8 +193,8 @@ class Subscriber(Registration):
         """
         beginning = Beginning(since, back, snapshot)
         self._begin_live()
+        self._share.check_new()  # before tables and books are emptied
         if self._consumer is not None:
-            self._share.check_new()
             beginning = self._consumer.begin(beginning)
         try:
             begin = self._begin_at(beginning, timeout)

@@ -19,6 +19,7 @@ from blackbox.errors import NotConfirmedError, SubscriberError
 from blackbox.receive.callbacks.callbacks import CompiledCallback
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.book.sessions import order
 from tests.callbacks import count_rows
 from tests.examples import examples
 from tests.process_state import held, linux_only, wait_given_back
@@ -375,3 +376,17 @@ def test_a_forked_process_can_use_none_of_them_and_an_error_in_a_with_block_ends
         publisher.publish(b"T", b"2")
         assert [int(message.payload) for message in got.wait(2)] == [1, 2]
         assert first.state is SubscriberLife.RUNNING
+
+
+def test_a_book_of_a_sharer_that_joins_late_is_not_synced() -> None:
+    feed = one_slice(schema="itch50")
+    first, got = subscribed(feed)
+    second = first.share()
+    book = second.book(b"")
+    with Publisher(feed) as publisher, first.start():
+        publisher.publish(b"A", order(1, b"B", 100))
+        got.wait(1)
+        with second.start():
+            publisher.publish(b"A", order(2, b"B", 101))
+            wait_until(lambda: book.symbols == [b"A"])
+            assert not book.synced

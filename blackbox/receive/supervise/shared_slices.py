@@ -103,6 +103,9 @@ class Share:
         if self.registered.timers:
             raise SubscriberError("every was called, but the shared slices run already: call it before start")
         begin_checkpoint(self.supervisor, self.registered.streams)
+        for callback in self.registered.callbacks:  # a book lacks what the slices have delivered
+            for slice_id in range(len(self.supervisor.feed.slices)):
+                callback.restart(slice_id)
         self.supervisor.renew()
 
     def _foreign(self) -> frozenset[int]:
