@@ -98,6 +98,8 @@ class Registry:
         """Call a function for lost messages of some topics."""
         with self.supervisor.lock:
             self._check_may_change()
+            if self.replays.current is not None:
+                raise SubscriberError("on_gap was called during a replay: call it before")
             self.registered.gap_hooks.append(GapHook(topics.starts, function, group, self._owner))
             self._renew()
 
@@ -116,13 +118,16 @@ class Registry:
             timers = [timer for timer in registered.timers if timer.function == function]
             hooks = [hook for hook in registered.gap_hooks if hook.function == function]
             self._check_may_change()
-            if not callbacks and not timers and not hooks:
+            of_slices: list[list[Any]] = [each for each in registered.hooks if function in each]
+            if not callbacks and not timers and not hooks and not of_slices:
                 raise ValueError(f"{function!r} was not registered as a callback")
             for timer in timers:
                 timer.active = False
                 registered.timers.remove(timer)
             for hook in hooks:
                 registered.gap_hooks.remove(hook)
+            for each in of_slices:
+                each.remove(function)
             for callback in callbacks:
                 self._forget(callback)
             self._renew()

@@ -32,7 +32,11 @@ def failing(feed: Feed, on_error: Any, error: BaseException) -> tuple[Subscriber
 
 @pytest.mark.parametrize(
     ("on_error", "error", "raised"),
-    [("stop", ValueError("five"), CallbackError), ("log", KeyboardInterrupt(), KeyboardInterrupt)],
+    [
+        ("stop", ValueError("five"), CallbackError),
+        ("stop", StopIteration("five"), CallbackError),
+        ("log", KeyboardInterrupt(), KeyboardInterrupt),
+    ],
 )
 def test_no_message_is_delivered_after_an_error_that_stops_and_another_replay_can_run(
     tmp_path: Path, on_error: Any, error: BaseException, raised: type[BaseException]
@@ -138,3 +142,24 @@ def test_topic_numbers_and_states_continue_across_replays(tmp_path: Path) -> Non
     assert compiled.total()[0] == 3 + 4_001 + 3
     assert subscriber.topics(0)[:4] == [b"S0", b"S1", b"S2", b"A0"]
     assert subscriber.statistics().received.messages == 4_007
+
+
+@pytest.mark.parametrize("on_error", ["log", "stop"])
+def test_a_hook_for_a_reset_that_raises_is_an_error_of_a_callback(tmp_path: Path, on_error: Any) -> None:
+    day = simple_day(tmp_path, range(START, START + 12), rows=2)
+    subscriber = Subscriber(day.feed, on_error=on_error)
+    subscriber.on(b"")(lambda message: None)
+
+    @subscriber.on_reset
+    def fail() -> None:
+        raise ValueError("no reset")
+
+    if on_error == "log":
+        assert subscriber.replay(Recording.open(tmp_path), loops=2).messages == 24
+    else:
+        with pytest.raises(CallbackError, match="on_reset raised ValueError: no reset"):
+            subscriber.replay(Recording.open(tmp_path), loops=2)
+    subscriber.remove(fail)
+    assert subscriber.replay(Recording.open(tmp_path), loops=2).messages == 24
+    with pytest.raises(ValueError, match="was not registered"):
+        subscriber.remove(fail)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Batch, CallbackError, Gap, Message, Recorder, Recording, Subscriber
+from blackbox.errors import SubscriberError
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import days, feed_of
 from tests.examples import examples
@@ -175,3 +176,23 @@ def test_gaps_of_several_feeds_have_the_numbers_of_played_slices(tmp_path: Path)
     subscriber.on_gap(b"")(lambda gap: told.append((gap.slice_id, gap.sequence)))
     subscriber.replay(found)
     assert sorted(told) == [(slice_id, first) for slice_id in (0, 1) for first, _ in GAPS]
+
+
+def test_a_hook_for_gaps_is_removed_but_not_added_during_a_replay(tmp_path: Path) -> None:
+    day = recorded(tmp_path, BROKEN)
+    subscriber, gaps, errors = Subscriber(day.feed), list[Gap](), list[str]()
+
+    @subscriber.on_gap(b"")
+    def once(gap: Gap) -> None:
+        gaps.append(gap)
+        subscriber.remove(once)
+
+    @subscriber.on(b"")
+    def add(_: Message) -> None:
+        with pytest.raises(SubscriberError, match="on_gap was called during a replay") as caught:
+            subscriber.on_gap(b"")(once)
+        errors.append(str(caught.value))
+
+    subscriber.replay(day)
+    assert len(gaps) == 1
+    assert errors

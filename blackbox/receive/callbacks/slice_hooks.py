@@ -35,7 +35,7 @@ class _Gate:
         self._workers = workers
         self._changed = threading.Condition()
         self._reached: dict[int, int] = {}
-        """Last turn that each worker has reached; it only increases."""
+        """Last turn that each worker has reached. A publisher whose clock was set back begins an earlier epoch."""
         self._passed = 0
 
     def pass_through(
@@ -57,7 +57,7 @@ class _Gate:
                 do(before)
 
     def _have_all_come(self, turn: int) -> bool:
-        return all(self._reached.get(each.number, 0) >= turn or each.is_idle() for each in self._workers)
+        return all(self._reached.get(each.number, 0) == turn or each.is_idle() for each in self._workers)
 
 
 class SliceHookCaller:

@@ -11,7 +11,7 @@ import numpy
 from blackbox.archive.read.reader import UNCHECKED
 from blackbox.block.form.validate import Fault
 from blackbox.errors import CallbackError, SubscriberError
-from blackbox.receive.callbacks.callbacks import Callback, CompiledCallback, Kind
+from blackbox.receive.callbacks.callbacks import Callback, CompiledCallback, Kind, callback_error
 from blackbox.receive.callbacks.timers import Timers
 from blackbox.receive.supervise.sharers import Registered
 from blackbox.replay.play.loss_reports import LossReports
@@ -54,8 +54,7 @@ class CallbackPlayer:
             kinds = {callback.kind for callback in registered.callbacks}
             recordings = playlist.recordings if registered.gap_hooks or kinds & _HEAR_OF_GAPS else ()
             gaps = RecordedGaps(recordings, playlist.feeds, playlist.topics.prefix, playlist.slices)
-        hooks = tuple(registered.gap_hooks)
-        self._losses = LossReports(gaps, hooks, self._workers.one.raised, self._workers.is_over)
+        self._losses = LossReports(gaps, (), self._workers.one.raised, self._workers.is_over)
         self._set_callbacks(registered.callbacks)
         for books in self._losses.books:
             books.played_prefixes = playlist.topics.prefixes
@@ -63,6 +62,7 @@ class CallbackPlayer:
 
     def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
+        self._losses.hooks = tuple(self._registered.gap_hooks)
         self._losses.set_callbacks(self._callbacks)
         self._is_compiled = not self._registered.timers and all(
             isinstance(callback, CompiledCallback) for callback in self._callbacks
@@ -168,7 +168,12 @@ class CallbackPlayer:
         for callback in self._callbacks if is_back else ():
             callback.reset()
         for hook in self._registered.hooks.on_reset if is_back else ():
-            hook()
+            try:
+                hook()
+            except BaseException as error:  # a user's function may raise anything, even SystemExit
+                failure = callback_error("on_reset", error)
+                if not self._workers.one.raised(failure):
+                    raise failure from error
 
     def close(self) -> None:
         """End the threads and free the last bursts. Also used after an error."""
