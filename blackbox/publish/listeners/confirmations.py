@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, NONCE_BYTES
@@ -134,10 +134,10 @@ class Confirmations:
         if place is not None and place in self.asked and self.asked[place].fd == peer.fd:
             del self.asked[place]
 
-    def accepted_on(self, line: int, *, of_this_epoch: bool = False) -> int:
-        """Return the number of subscribers on a line that have accepted a confirmation."""
+    def accepted_on(self, line: int, *, of_this_epoch: bool = False, without: Collection[int] = ()) -> int:
+        """Return the number of subscribers on a line, `without` some connections, that have accepted a confirmation."""
         ending = self._endings[line] if of_this_epoch else b""
-        fds = [fd for accepted, fd in self._accepted[line].items() if accepted.endswith(ending)]
+        fds = [fd for accepted, fd in self._accepted[line].items() if accepted.endswith(ending) and fd not in without]
         return sum(fd < 0 for fd in fds) + len({fd for fd in fds if fd >= 0})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection
 from itertools import islice
 from typing import Final, Protocol
 
@@ -288,7 +288,9 @@ class Subscriptions:
         key = self._feed.subscription_of(prefix, whole=whole)
         for line, filters in enumerate(self._filters):
             if _any_matches(filters, key):
-                best = max(best, self.confirmations.accepted_on(line) if HEARTBEAT_KEY in filters else 1)
+                others = {peer.fd for peer in self.peers(line) if not _any_matches(peer.filters, key)} if key else set()
+                accepted = self.confirmations.accepted_on(line, without=others)
+                best = max(best, accepted if HEARTBEAT_KEY in filters else 1)
         return best
 
     def subscriber_count(self, *, of_this_epoch: bool = False) -> int:
@@ -320,10 +322,10 @@ def is_want(prefix: bytes, size: int) -> bool:
     return prefix.startswith(WANT_KEY) and size <= 1 + len(WANT_KEY) + MOST_WANT_BYTES
 
 
-def _any_matches(filters: Mapping[bytes, object], key: bytes) -> bool:
+def _any_matches(filters: Collection[bytes], key: bytes) -> bool:
     """Return True if a filter can match a key that starts with `key`."""
     if not key:
         return any(has not in _CONTROL and not has.startswith(WANT_KEY) for has in filters)
-    if any({key[:size], SHARED_KEY + key[:size]} & filters.keys() for size in range(len(key) + 1)):
+    if any(key[:size] in filters or SHARED_KEY + key[:size] in filters for size in range(len(key) + 1)):
         return True
     return any(has.startswith((key, SHARED_KEY + key)) for has in filters)

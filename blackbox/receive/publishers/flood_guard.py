@@ -72,11 +72,12 @@ class FloodGuard:
         self._repeated = RepeatedLog(log)
         self._ended = threading.Event()
         self._connections = Connections(sub) if self._addresses else None
+        self._reports = any(transport_of(endpoint) in ("tcp", "ipc") for endpoint in status.lines)
         self._thread = threading.Thread(target=self._watch, name=f"blackbox-guard-{status.slice_id}", daemon=True)
 
     def start(self) -> None:
-        """Start checking if there are TCP connections."""
-        if self._connections is not None:
+        """Start checking if there are connections: those by ipc have only their losses reported."""
+        if self._reports:
             start_thread(self._thread)
 
     def close(self) -> None:
@@ -103,10 +104,11 @@ class FloodGuard:
 
     def look(self) -> None:
         """Check every connection's bytes against the blocks received."""
-        assert self._connections is not None
         if (lost := self._status.counters.slice.gaps) != self._lost:
             self._lost = lost
             self._has_lost(lost)
+        if self._connections is None:
+            return
         state, heard_ns = self._status.state, self._status.order.epochs.heard_ns
         body_bytes = max(self._status.feed.block_bytes, state.largest_body)
         limit, reads = self._hwm_blocks * body_bytes + MAX_BODY_BYTES + _SLACK_BYTES, state.reads
