@@ -152,7 +152,7 @@ def test_end_of_a_session_that_fell_silent_does_not_end_the_next_one() -> None:
     protocol = PROTOCOLS[0]
     port, dead = _free_ports(2)
     messages = [protocol.message(number) for number in range(1, 41)]
-    source = source_of(protocol, port, stale=0.3, hold=60, rerequest=f"127.0.0.1:{dead}")
+    source = source_of(protocol, port, stale=2, hold=60, rerequest=f"127.0.0.1:{dead}")
     with Client(source) as client, Line(source, port) as line:
         line.send(protocol.datagram(1, messages[:10]))
         line.send(mold(15, [], count=0xFFFF))  # 11 to 14 are missing until the session is silent
@@ -175,11 +175,12 @@ def test_iex_begins_its_numbers_again() -> None:
     source = source_of(protocol, port)
     with Client(source) as client, Line(source, port) as line:
         line.send(protocol.datagram(1, messages[:10], sent_ns=1))
+        line.send(protocol.datagram(11, messages[:1], sent_ns=(1 << 63) - 1))  # forged
         line.send(protocol.datagram(1, messages[:10], sent_ns=900_000_000))  # a late copy
         line.send(protocol.datagram(1, messages[10:], sent_ns=2_000_000_000))
         client.wait_for(20)
     assert client.found == messages
-    assert source.statistics().duplicates == 10
+    assert (source.statistics().duplicates, source.statistics().malformed) == (10, 1)
 
 
 def test_forged_datagram_far_ahead_does_not_begin_the_numbers_of_iex_again() -> None:

@@ -33,7 +33,8 @@ from blackbox_feeds.live.gap_holder import Arrived, Form
 from blackbox_feeds.live.settings import LineSettings
 
 FORM: Final = Form(HEADER_BYTES, sequence_at=24, count_at=14, payload_bytes_at=12, is_big_endian=False)
-_MOST_SEQUENCE: Final = 1 << 62
+_MOST: Final = 1 << 62
+"""Sequences and send times are less."""
 _RESTART_NS: Final = 1_000_000_000
 """Numbers begin again if a datagram with an earlier sequence was sent this much later; a copy has the same time."""
 _RANGES: Final = 16
@@ -85,7 +86,8 @@ def _read(
             continue
         first, count = little_64(data, start + 24), little_16(data, start + 14)
         payload_end = start + HEADER_BYTES + little_16(data, start + 12)
-        if payload_end != start + length or not 1 <= first < _MOST_SEQUENCE:
+        sent_ns = little_64(data, start + 32)
+        if payload_end != start + length or not 1 <= first < _MOST or not 0 <= sent_ns < _MOST:
             continue
         if little_16(data, start + 2) != protocol:
             arrived.first[row] = OTHER_PROTOCOL
@@ -95,7 +97,6 @@ def _read(
         if not has_session or little_32(data, start + 8) != session or little_32(data, start + 4) != channel:
             arrived.first[row] = FOREIGN
             continue
-        sent_ns = little_64(data, start + 32)
         if is_line and first < expected and sent_ns > latest_ns[0] + _RESTART_NS:
             arrived.first[row] = RESTART
             return

@@ -149,6 +149,7 @@ class DatagramSource(LiveSource):
             self._requests.answered(int((arrived.end[:n] - first)[first >= 0].max(initial=0)))
         elif (row := self._new_session(first, now_ns)) is not None:
             # The datagrams before it belong to the old session; those from it on are read again.
+            self._count_wrong(first[:row])
             yield from self._arrange(row, is_line=True, now_ns=now_ns)
             yield from self._flush()
             self._session, begin = self._session_at(arrived, row)
@@ -159,14 +160,18 @@ class DatagramSource(LiveSource):
             arrived.lengths[: n - row] = arrived.lengths[row:n].copy()
             yield from self._take(n - row, is_line=True, now_ns=now_ns)
             return
-        self.counts.malformed += int((first == MALFORMED).sum())
-        self.counts.foreign += int((first <= FOREIGN).sum())
+        self._count_wrong(first)
         if is_line and (first >= 0).any():
             self._heard_ns = now_ns
             self.counts.connected = True
         if ended_at is not None:
             self._ended_at = ended_at
         yield from self._arrange(n, is_line=is_line, now_ns=now_ns)
+
+    def _count_wrong(self, first: numpy.ndarray) -> None:
+        """Count the datagrams that are not of this session."""
+        self.counts.malformed += int((first == MALFORMED).sum())
+        self.counts.foreign += int((first <= FOREIGN).sum())
 
     def _new_session(self, first: numpy.ndarray, now_ns: int) -> int | None:
         """Return the row of the datagram that begins a new session, if there is one."""
