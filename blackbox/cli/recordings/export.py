@@ -119,9 +119,8 @@ def export(
     with exit_statuses():
         wanted = _Wanted(start, stop, symbols_of(symbol))
         if parquet or delta:
-            write = _write_delta if delta else _write_parquet
-            paths = days_of(recording) or [recording]
-            written = [write(path, out, wanted, _Columns(message_type, prices, order), as_json) for path in paths]
+            paths, columns = days_of(recording) or [recording], _Columns(message_type, prices, order)
+            written = [_write_day(path, out, wanted, columns, to_delta=delta, as_json=as_json) for path in paths]
             lose_damage(recording, [each for day in written for each in day.damage], out)
         else:
             _write_file(recording, out, wanted, as_json)
@@ -147,75 +146,42 @@ class _Columns(NamedTuple):
     order: Order
 
 
-def _write_parquet(path: Path, out: Path, wanted: _Wanted, columns: _Columns, as_json: bool) -> Recording:
+def _write_day(
+    path: Path, out: Path, wanted: _Wanted, columns: _Columns, *, to_delta: bool, as_json: bool
+) -> Recording:
+    """Write a day as Parquet, or append it to a Delta Lake table. Return it."""
     day = open_day(path)
     first, end = wanted.times(day)
     began = time.monotonic()
     whole = wanted == (None, None, None) and columns.message_type is None
     with counting(f"writing {path} to {out}", day.summary().messages if whole else None) as progress:
+        options: dict[str, Any] = {
+            "start": first,
+            "stop": end,
+            "symbols": wanted.symbols,
+            "message_type": columns.message_type,
+            "prices": columns.prices.value,
+            "progress": progress,
+        }
         try:
-            done: ParquetDay = day.to_parquet(
-                out,
-                start=first,
-                stop=end,
-                symbols=wanted.symbols,
-                message_type=columns.message_type,
-                prices=columns.prices.value,
-                order=columns.order.value,
-                progress=progress,
-            )
+            done = None if to_delta else day.to_parquet(out, order=columns.order.value, **options)
+            messages = day.to_delta(out, **options) if done is None else done.messages
         except ImportError as error:
             raise ConfigError(str(error)) from error
     elapsed_s = time.monotonic() - began
     if as_json:
-        print_json(_object(path, done.path, done.messages, done.file_bytes))
+        print_json(_object(path, done.path if done else out, messages, done.file_bytes if done else None))
         return day
-    stdout.print(
-        titled(
-            f"exported {path} to {done.path}",
-            values_table(
-                [
-                    ("message type", columns.message_type or "all, as payloads"),
-                    ("messages", count(done.messages)),
-                    ("files", count(done.files), "one per slice"),
-                    ("row groups", count(done.row_groups)),
-                    ("bytes", count(done.file_bytes), _per_message(done)),
-                    ("rate", rate(done.messages, elapsed_s)),
-                ]
-            ),
-        )
-    )
-    return day
-
-
-def _write_delta(path: Path, table: Path, wanted: _Wanted, columns: _Columns, as_json: bool) -> Recording:
-    day = open_day(path)
-    first, end = wanted.times(day)
-    began = time.monotonic()
-    whole = wanted == (None, None, None) and columns.message_type is None
-    with counting(f"writing {path} to {table}", day.summary().messages if whole else None) as progress:
-        try:
-            messages = day.to_delta(
-                table,
-                start=first,
-                stop=end,
-                symbols=wanted.symbols,
-                message_type=columns.message_type,
-                prices=columns.prices.value,
-                progress=progress,
-            )
-        except ImportError as error:
-            raise ConfigError(str(error)) from error
-    elapsed_s = time.monotonic() - began
-    if as_json:
-        print_json(_object(path, table, messages, None))
-        return day
-    rows = [
-        ("message type", columns.message_type or "all, as payloads"),
-        ("messages", count(messages)),
-        ("rate", rate(messages, elapsed_s)),
-    ]
-    stdout.print(titled(f"appended {path} to the table {table}", values_table(rows)))
+    title = f"exported {path} to {done.path}" if done else f"appended {path} to the table {out}"
+    rows: list[tuple[str, str] | tuple[str, str, str]]
+    rows = [("message type", columns.message_type or "all, as payloads"), ("messages", count(messages))]
+    if done:
+        rows += [
+            ("files", count(done.files), "one per slice"),
+            ("row groups", count(done.row_groups)),
+            ("bytes", count(done.file_bytes), _per_message(done)),
+        ]
+    stdout.print(titled(title, values_table([*rows, ("rate", rate(messages, elapsed_s))])))
     return day
 
 
