@@ -29,23 +29,23 @@ pytestmark = linux_only
     st.integers(1, 2),
     st.sampled_from(Transport),
     st.sampled_from([(0, 1), (8, 1), (0, 128)]),
-    st.booleans(),
+    st.integers(0, 3),
     st.sampled_from(["127.0.0.1", "::1", "md.example"]),
 )
 def test_a_new_file_has_the_settings_of_the_options(
-    slices: int, lines: int, transport: Transport, keys: tuple[int, int], archive: bool, host: str
+    slices: int, lines: int, transport: Transport, keys: tuple[int, int], archives: int, host: str
 ) -> None:
     import tomllib
 
     file = Path("made.toml")
-    text = "".join(_text(file, "made", "itch50", keys, _Shape(slices, lines, archive), _Place(transport, host, 6_000)))
+    text = "".join(_text(file, "made", "itch50", keys, _Shape(slices, lines, archives), _Place(transport, host, 6_000)))
     feed = msgspec.convert(tomllib.loads(text), Feed)
     assert (feed.name, feed.schema, len(feed.slices)) == ("made", "itch50", slices)
     assert (feed.key_bytes, feed.channels) == keys
     assert [part.share for part in feed.slices] == [(number, slices) for number in range(slices)]
     assert all(len(part.lines) == lines for part in feed.slices)
     assert all(bool(part.shared_memory) == (transport is Transport.SHM) for part in feed.slices)
-    assert len(feed.archives) == archive
+    assert len(feed.archives) == archives
     addresses = [each for part in feed.slices for each in part.lines] + list(feed.archives)
     assert len(set(addresses)) == len(addresses)
     if transport is not Transport.IPC:

@@ -95,7 +95,9 @@ def new(
             "--lines", metavar="N", min=1, max=MAX_LINES, help="Redundant lines of each slice: 2 are A and B."
         ),
     ] = 1,
-    archive: Annotated[bool, typer.Option("--archive", help="Add an archive, where `record --serve` answers.")] = False,
+    archives: Annotated[
+        int, typer.Option("--archives", metavar="N", min=0, max=9, help="Archives, where `record --serve` answers.")
+    ] = 0,
 ) -> None:
     """Write a commented feed file. An existing file is not changed.
 
@@ -105,17 +107,17 @@ def new(
 
     blackbox feed new quotes.toml --schema itch50 --slices 4 --transport shm
 
-    blackbox feed new quotes.toml --host 10.0.0.5 --port 6000 --lines 2 --archive
+    blackbox feed new quotes.toml --host 10.0.0.5 --port 6000 --lines 2 --archives 1
     """
     with exit_statuses():
         load_schema(schema)
         if not str(file).isprintable():
             raise ConfigError(f"file was {str(file)!r}, expected a name without control characters")
-        many = slices * lines + archive
+        many = slices * lines + archives
         if transport is not Transport.IPC and port + many - 1 > 65_535:
             raise ConfigError(f"port was {port} and {many} are needed, expected at most {65_536 - many}")
         name = file.stem if name is None else name
-        shape, place = _Shape(slices, lines, archive), _Place(transport, host, port)
+        shape, place = _Shape(slices, lines, archives), _Place(transport, host, port)
         text = "".join(_text(file, name, schema, (key_bytes, channels), shape, place))
         from_document(tomllib.loads(text), Feed)  # raises ConfigError for an invalid name or host
         try:
@@ -131,7 +133,7 @@ class _Shape(NamedTuple):
 
     slices: int
     lines: int
-    archive: bool
+    archives: int
 
 
 class _Place(NamedTuple):
@@ -144,7 +146,7 @@ class _Place(NamedTuple):
 
 def _text(file: Path, name: str, schema: str, keys: tuple[int, int], shape: _Shape, place: _Place) -> Iterator[str]:
     """Yield the parts of a feed file. `keys`: `key_bytes` and `channels`."""
-    slices, lines, archive = shape
+    slices, lines, archives = shape
     transport, host, port = place
     key_bytes, channels = keys
     ports = iter(range(port, 65_536))
@@ -164,8 +166,9 @@ def _text(file: Path, name: str, schema: str, keys: tuple[int, int], shape: _Sha
         endpoints = [endpoint(f"{slice_id}{letter}") for letter in "AB"[:lines]]
         endpoints += [f"shm://{name[:48]}-{slice_id}"] * (transport is Transport.SHM)
         parts.append(f"\n[[slices]]\nendpoints = {json.dumps(endpoints)}\nshare = [{slice_id}, {slices}]\n")
-    if archive:
-        yield f"archives = {json.dumps([endpoint('archive')])}  # where `blackbox record --serve` answers\n"
+    if archives:
+        places = [endpoint(f"archive-{number}") for number in range(archives)]
+        yield f"archives = {json.dumps(places)}  # where `blackbox record --serve` answers\n"
     yield _SETTINGS
     yield _SECURITY
     yield "\n# Each slice has its own socket and threads. `share = [index, of]` spreads symbols by a hash.\n"
