@@ -227,7 +227,7 @@ def test_an_epoch_waits_no_longer_for_a_missing_archive_than_a_gap(tmp_path: Pat
         send(publisher, 3)
         wait_recorded(recorder, 3)
     with RawPublisher(feed, FIRST) as live:
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait=3)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=7)  # ten times as long would exceed the 60 s below
         told = Order(subscriber).told
         with ArchiveServer(tmp_path / feed.name, feed.archives):
             subscriber.start()

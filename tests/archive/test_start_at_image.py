@@ -200,7 +200,7 @@ def test_slow_callbacks_for_the_image_do_not_delay_the_confirmation(tmp_path: Pa
         thread.start()
         wait_until(lambda: any(each.status.is_ready for each in subscriber._supervisor.slices.running.values()))
         with Publisher(feed):
-            assert started.wait(15)  # before any callback has returned
+            assert started.wait(50)  # before any callback has returned
             go_on.set()
             subscriber.wait_live()
             thread.join()

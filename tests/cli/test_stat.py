@@ -26,7 +26,7 @@ def test_figures_come_from_heartbeats_without_a_subscription(place: Place) -> No
     assert [(line["slice_id"], line["line"], line["epoch"]) for line in lines] == [(0, "A", epoch), (1, "A", epoch)]
     assert sum(line["messages"] for line in lines) == 3
     assert all(line["state"] == "alive" and line["messages_per_second"] == 0.0 for line in lines)
-    assert all(0 < line["heartbeat_lag_ns"] < 10**9 and line["last_heard_ns"] > 0 for line in lines)
+    assert all(0 < line["heartbeat_lag_ns"] < 60 * 10**9 and line["last_heard_ns"] > 0 for line in lines)
     assert table.status == 0, table.errors
     assert re.search(r"│ 0 +│ A +│ tcp://127.0.0.1:\d+ +│ alive +│", table.out)
 
@@ -52,7 +52,7 @@ def test_it_ends_when_the_publisher_closes_or_falls_silent(place: Place, has_clo
             publisher.heartbeat(end=has_closed)
 
         with beside(beat):
-            ended = invoke("stat", "--feed", place.path, "--json", "--timeout", 30 if has_closed else 2)
+            ended = invoke("stat", "--feed", place.path, "--json", "--timeout", 30 if has_closed else 10)
     last = msgspec.json.decode(ended.out.splitlines()[-1])
     if has_closed:
         assert ended.status == 0, ended.errors
@@ -60,5 +60,5 @@ def test_it_ends_when_the_publisher_closes_or_falls_silent(place: Place, has_clo
         assert all(line["state"] == "closed" for line in last)
     else:
         assert ended.status == Status.ERROR
-        assert_one_line(ended, r"feed 'cli': no heartbeat of the publisher for 2 s at tcp://")
+        assert_one_line(ended, r"feed 'cli': no heartbeat of the publisher for 10 s at tcp://")
         assert all(line["epoch"] == 1 for line in last)

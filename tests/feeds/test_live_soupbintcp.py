@@ -176,7 +176,7 @@ def test_silent_server_is_noticed_and_heartbeats_are_sent() -> None:
         return Accepted("S1", 1).pack() + (sequenced(1, 3) + packet(END_OF_SESSION) if number > 1 else b"")
 
     listener = socket.create_server(("127.0.0.1", 0))
-    source = SoupBinTcpClient(f"//bob@127.0.0.1:{listener.getsockname()[1]}?retry=0.001&stale=1.5", "2019-12-30")
+    source = SoupBinTcpClient(f"//bob@127.0.0.1:{listener.getsockname()[1]}?retry=0.001&stale=5", "2019-12-30")
     found: list[bytes] = []
     errors: list[BlackBoxError] = []
 

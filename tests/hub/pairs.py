@@ -149,7 +149,7 @@ def _address(endpoint: str) -> tuple[str, int]:
 class Hubs:
     """Two hubs, each in a process that may be killed. `lives()` returns their states."""
 
-    def __init__(self, feed: Feed, prepare: str = "", silence_ns: int = 1_000_000_000) -> None:
+    def __init__(self, feed: Feed, prepare: str = "", silence_ns: int = 3_000_000_000) -> None:
         self.feed, self._silence_ns = feed, silence_ns
         self._stack = ExitStack()
         self.of = {role: self._stack.enter_context(Nursery(feed, prepare + SERVE, notes=3)) for role in ROLES}

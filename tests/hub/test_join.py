@@ -442,7 +442,7 @@ def test_a_hub_that_names_no_sites_or_too_many_is_not_down(tmp_path: Path, caplo
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.linger, socket.rcvtimeo = 0, int(1e3 * WAIT_S)
         socket.bind(ldn.hub)
-        join = msgspec.structs.replace(joining(tmp_path, ldn), every_ns=500_000_000)
+        join = msgspec.structs.replace(joining(tmp_path, ldn), every_ns=5_000_000_000)
         with Hub(ams, tmp_path / "ams", join=join):
             for number in range(1, 7):
                 peer, _ = socket.recv_multipart()

@@ -114,7 +114,7 @@ def test_a_paused_hub_that_resumes_answers_nothing_and_follows(tmp_path: Path, h
 def test_two_hubs_that_continued_alone_are_detected_and_the_lower_claim_ends(
     tmp_path: Path, hubs: Hubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hubs, "_silence_ns", 2_000_000_000)  # a busy machine must not look like a cut
+    monkeypatch.setattr(hubs, "_silence_ns", 3_000_000_000)  # a busy machine must not look like a cut
     hubs.begin_both(tmp_path, "go_on")
     with HubClient(hubs.feed, "desk") as client:
         client.put(b"A", b"1", timeout=PATIENCE_S)

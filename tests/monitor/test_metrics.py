@@ -230,6 +230,7 @@ def test_scraped_text_has_the_values_of_the_statistics() -> None:
             publisher.publish(b"AAPL.trade", b"12345")
         wait_until(lambda: subscriber.statistics().delivery.delivered == 11, what="messages")
         publisher.flush()
+        wait_until(lambda: publisher.statistics().subscribers == 2, what="both acceptances")
         text, content_type = exposition.text("text/plain")
         assert content_type.startswith("text/plain; version=")
         found = {

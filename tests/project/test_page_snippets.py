@@ -290,7 +290,7 @@ def test_images_and_tables_of_the_page_start_with_recorded_messages(
     names: dict[str, Any] = {"feed": feed, "Subscriber": Subscriber, "Batch": Batch, "got": got}
     run(code, names)
     with names["subscriber"]:
-        wait_until(lambda: got != [], 10)
+        wait_until(lambda: got != [])
     assert got == [(b"101", True)]
     names = {"subscriber": Subscriber(feed)}
     run(table, names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -25,15 +26,12 @@ from tests.receive.subscribers import error_of_start, nothing, one_slice, publis
 
 
 def test_start_names_the_slice_without_a_publisher() -> None:
-    subscriber, _ = subscribed(feed := sliced(2))
-    with (
-        Publisher(msgspec.structs.replace(feed, slices=(msgspec.structs.replace(feed.slices[0], share=None),))),
-        pytest.raises(NotConfirmedError) as caught,
-    ):
-        subscriber.start(timeout=2.0)  # enough for slice 0 on a busy machine
-    endpoint = feed.slices[1].endpoints[0]
-    assert f"slice 1: no publisher at {endpoint} confirmed the subscription in 2.0 s" in str(caught.value)
-    assert isinstance(caught.value, TimeoutError)
+    feed = sliced(2)
+    endpoint = re.escape(feed.slices[1].endpoints[0])
+    with Publisher(msgspec.structs.replace(feed, slices=(msgspec.structs.replace(feed.slices[0], share=None),))):
+        text = f"slice 1: no publisher at {endpoint} confirmed the subscription in "
+        subscriber = error_of_start(lambda: subscribed(feed)[0], text)
+    assert issubclass(NotConfirmedError, TimeoutError)
     assert subscriber.state is SubscriberLife.ENDED
 
 

@@ -175,7 +175,7 @@ def test_messages_and_ticks_continue_after_steps_of_the_clock(tmp_path: Path) ->
     code = f"""
         {STEP_CLOCK.strip()}
         import queue
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=2))
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=600))
         got, ticks = Collector(), queue.Queue()
         subscriber.on(b"")(got.message)
         subscriber.every(0.02)(ticks.put)

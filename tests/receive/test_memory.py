@@ -126,7 +126,7 @@ def test_a_callback_left_behind_never_writes_to_a_reused_descriptor(tmp_path: Pa
         subscriber.start()
         publisher.publish(b"A.trade", b"")
         assert began.wait(60)
-        subscriber.terminate(timeout=1.0)
+        subscriber.terminate(timeout=60.0)
         publisher.close(timeout=0.1)
     (left,) = (t for t in set(threading.enumerate()) - others if t.name.startswith("blackbox-slice-"))
     del subscriber

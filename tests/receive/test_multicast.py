@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy
 import pytest
 
 from blackbox import ConfigError, Feed, Gap, Publisher, Recorder, Relay, Subscriber
-from blackbox.errors import NotConfirmedError
+from blackbox.errors import SubscriberError
 from blackbox.feed.security import Security
 from blackbox.services.monitor.heartbeats import Heartbeats
 from blackbox.services.monitor.tap import Tap
@@ -205,12 +206,14 @@ def test_datagrams_without_the_group_key_are_counted_and_confirm_nothing(tmp_pat
     ours, theirs = secured(feed, tmp_path, "ours"), secured(feed, tmp_path, "theirs")
     for sends, takes in ((ours, theirs), (feed, ours), (ours, feed)):
         subscriber, _ = subscribed(takes)
-        with Publisher(sends) as publisher:
-            with pytest.raises(NotConfirmedError):
-                subscriber.start(timeout=0.1)
+        with Publisher(sends) as publisher, ThreadPoolExecutor(1) as pool:
+            started = pool.submit(subscriber.start)
             publisher.publish(b"T", b"0")
-            wait_until(lambda: subscriber.statistics().received.datagrams.unauthentic > 2)
-        subscriber.terminate()
+            wait_until(lambda: getattr(subscriber.statistics().received.datagrams, "unauthentic", 0) > 2)
+            assert not started.done()
+            subscriber.terminate()
+            with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
+                started.result()
         counts = check_counts(subscriber)
         assert counts.parts == counts.blocks == 0
         assert subscriber.statistics().received.messages == 0

@@ -156,6 +156,7 @@ def test_a_signal_to_the_whole_group_stops_cleanly() -> None:
         subscriber.start(timeout=60)
         def interrupt():
             wait_until(lambda: subscriber.statistics().delivery.delivered == 10)
+            wait_until(lambda: signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)  # run() handles signals
             os.killpg(0, signal.SIGINT)
         threading.Thread(target=interrupt, daemon=True).start()
         say("started")

@@ -93,8 +93,8 @@ def test_channels_are_sent_to_their_groups() -> None:
 
 def test_a_second_source_replaces_the_first_one_below_a_single_multicast_line() -> None:
     below = multicast_feed(*WAYS["with control"]())
-    first, second = (above(below, heartbeat_ns=100_000_000) for _ in range(2))
-    below = msgspec.structs.replace(below, heartbeat_ns=100_000_000)
+    first, second = (above(below, heartbeat_ns=1_000_000_000) for _ in range(2))
+    below = msgspec.structs.replace(below, heartbeat_ns=1_000_000_000)
     subscriber, got = subscribed(below)
     with Relay(first, below, spares=[second]) as relay:
         for number, source in enumerate((first, second), 1):

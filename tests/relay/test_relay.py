@@ -130,7 +130,8 @@ def test_a_filter_that_returns_soon_is_not_withdrawn_above() -> None:
 
 
 def test_the_other_line_is_a_spare_of_a_relay_with_one_line_below() -> None:
-    above, below = chain(0, lines=2)[0], chain(0)[0]
+    slow = 2_000_000_000  # a source with a spare is left after three silent heartbeats
+    above, below = chain(0, lines=2, heartbeat_ns=slow)[0], chain(0, heartbeat_ns=slow)[0]
     subscriber, got = collected(below)
     with RawPublisher(above) as publisher, Relay(above, below, name="one line") as relay:
         subscriber.start(PATIENCE_S)
@@ -148,7 +149,7 @@ def test_the_other_line_is_a_spare_of_a_relay_with_one_line_below() -> None:
 
 
 def test_a_relay_switches_to_its_spare_when_its_source_is_silent() -> None:
-    source, first, second, below = chain(3)
+    source, first, second, below = chain(3, heartbeat_ns=1_000_000_000)
     subscriber, got = collected(below)
     with (
         Publisher(source) as publisher,

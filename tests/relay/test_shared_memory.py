@@ -139,7 +139,7 @@ def test_subscribers_on_sockets_and_in_memory_get_the_bytes_of_the_publisher(
     assert sorted(in_memory.blocks) == sorted(on_tcp.blocks) == sorted(direct.blocks)
     received = in_memory.subscriber.statistics().received
     assert (received.gaps, received.malformed) == (0, 0)
-    assert received.duplicates == (0 if lines == 1 else received.duplicates)
+    assert (received.duplicates > 0) == (lines == 2)
 
 
 def test_only_wanted_blocks_are_read_from_memory_and_written_to_it() -> None:

@@ -157,7 +157,7 @@ def test_a_silent_connection_is_replaced() -> None:
 
 
 def test_a_connection_that_is_about_to_end_is_replaced_without_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "OVERLAP_S", 0.3)
+    monkeypatch.setattr(client_module, "OVERLAP_S", 5.0)
     has_second = threading.Event()
     shutdown = combined("!serverShutdown", {"e": "serverShutdown", "E": 1_770_123_456_789})
 
