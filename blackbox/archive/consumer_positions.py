@@ -315,7 +315,7 @@ class ConsumerStore:
             if owner.host is not None:
                 self._new[owner.host] -= self._new[owner.host] > 0
                 if not consumers(file.directory):
-                    shutil.rmtree(file.directory, ignore_errors=True)  # nobody else has the secret
+                    shutil.rmtree(file.directory, ignore_errors=True)  # it was one owner's
 
     def _check_room(self, owner: Owner, name: str) -> None:
         """Raise PositionError if the owner, its host or the archive has no room for another name."""
