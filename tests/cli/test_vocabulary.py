@@ -21,8 +21,8 @@ from tests.cli.test_program import COMMANDS, command_of
 from tests.journals import Day, Put, Row, feed_of
 
 VOCABULARY: Final = """
-alone also archives block-kib broken channels command compression console control count date delta durable endpoint epoch
-every feed field forget fsync history hold host id images in in-the-clear json keep keep-days keep-gaps keep-gib
+alone also archives block-kib broken channels command compression console control count date delta durable endpoint
+epoch every feed field forget fsync history hold host id images in in-the-clear json keep keep-days keep-gaps keep-gib
 key-bytes line lines listen log-format log-level loop master max-lag max-peer-age max-silence message-type metrics
 most-days most-gib name on-slow once option order out parquet password-file picture plain port positions prefix prices
 processes queue-blocks rate release repair replace report schema segment-mib serve show silence-timeout slice slices

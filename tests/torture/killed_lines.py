@@ -50,6 +50,12 @@ def attack(random: Random, seconds: float) -> Outcome:
             publish_numbered(publisher, 0, published, COUNT)
             published += COUNT
 
+    def is_subscribed() -> bool:
+        """Return True if the publisher has all subscriptions of the line that was started again."""
+        peers = publisher.statistics().peers
+        mine = [each.subscriptions for each in peers if each.line == "AB"[line] and each.since_ns > begun_ns]
+        return bool(mine) and max(mine) >= max(each.subscriptions for each in peers)
+
     def both_carry() -> bool:
         publish(COUNT)
         return subscriber.statistics().received.duplicates > duplicates
@@ -70,8 +76,12 @@ def attack(random: Random, seconds: float) -> Outcome:
             lines[line].kill()
             killed += 1
             publish(random.randrange(COUNT, 100 * COUNT))
-            duplicates = subscriber.statistics().received.duplicates
+            begun_ns = time.time_ns()
             lines[line].begin((near[line], source.slices[0].endpoints[line]))
+            wait_until(
+                is_subscribed, 60, f"line {'AB'[line]} is subscribed"
+            )  # messages of the killed one may still wait
+            duplicates = subscriber.statistics().received.duplicates
             wait_until(both_carry, 30, f"line {'AB'[line]} carries again")
         got.wait(0, published)
     subscriber.run(until_end=True)
