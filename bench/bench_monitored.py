@@ -1,25 +1,36 @@
-"""The cost of metrics that are scraped each second from a subscriber.
+"""The cost of watching a feed while it runs.
 
-    scraped   PUB process ==blocks, TCP loopback==> SUB process, compiled callbacks <--HTTP, each second-- scraper
     without   PUB process ==blocks, TCP loopback==> SUB process, compiled callbacks
+    scraped   the same, and its metrics <--HTTP, each second-- scraper
+    watched   the same, and processes of `blackbox tap --rate`, `top --json` and `dashboard`, whose page a browser has
 
-The scraper is a thread of the bench's own process. A round whose scrapes did not succeed is void.
+All use the same two cores. Traces are on where it is watched: one message in 2^20. Scraper and browser are threads of
+the bench's own process. A round is void if one of them received nothing.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 from urllib.request import urlopen
+
+import msgspec
 
 from bench.measure.contest import WAITS, Contest, Figure, Lost
 from bench.processes.pair import Pair, Work
 from bench.rivals.servers import free_port
 from bench.workload.load import Load
 from blackbox import Feed
+from blackbox.feed.toml import to_toml
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from pytest_benchmark.fixture import BenchmarkFixture
 
 MESSAGES: Final = 30_000_000
@@ -27,7 +38,8 @@ MESSAGES: Final = 30_000_000
 PACED_MESSAGES: Final = 300_000
 RATE: Final = 100_000
 SCRAPED: Final = "metrics scraped each second"
-WITHOUT: Final = "without metrics"
+WATCHED: Final = "metrics, tap, top, page and trace"
+WITHOUT: Final = "none of these"
 _EVERY_S: Final = 1.0
 _FIRST_S: Final = 0.05
 
@@ -59,15 +71,104 @@ class Scraper:
         self._thread.join()
 
 
-def scraped(pair: Pair, load: Load, work: Work, contest: Contest | None) -> Figure:
+class _Program:
+    """A process of `blackbox`, and the lines that it prints. `begin` waits for the first."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "blackbox.cli", *words]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+
+    def begin(self) -> str:
+        """Return the first line."""
+        assert self._process.stdout is not None
+        if not (first := self._process.stdout.readline()):
+            raise Lost(f"{self._process.args!r} ended")
+        self._reader.start()
+        return first
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self.lines.extend(self._process.stdout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        if self._reader.ident is not None:
+            self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process.wait()
+
+
+class _Browser:
+    """Receives the states of a page in a thread, until the block is left."""
+
+    def __init__(self, url: str) -> None:
+        from websockets.sync.client import connect
+        from websockets.typing import Origin
+
+        self.states = 0
+        self._connection = connect(
+            url.replace("http://", "ws://").rstrip("/") + "/state", origin=Origin(url.rstrip("/"))
+        )
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        for _ in self._socket:
+            self.states += 1
+
+    def __enter__(self) -> Self:
+        self._socket = self._connection.__enter__()
+        self._socket.recv(timeout=60)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.__exit__(None, None, None)
+        self._thread.join()
+
+
+@contextmanager
+def _watching(feed: Path, metrics: str) -> Iterator[None]:
+    """Tap and show a feed in separate processes. Raises Lost if one of them received nothing."""
+    watch = ("--watch", f"http://{metrics}")
+    with ExitStack() as stack:
+        tap = stack.enter_context(_Program("tap", str(feed), "--rate", "--json"))
+        top = stack.enter_context(_Program("top", str(feed), *watch, "--json"))
+        page = stack.enter_context(_Program("dashboard", str(feed), *watch, "--listen", "127.0.0.1:0"))
+        (url,) = (word for word in page.begin().split() if word.startswith("http://"))
+        browser = stack.enter_context(_Browser(url))
+        for each in (tap, top):
+            each.begin()
+        yield
+    tapped = [msgspec.json.decode(line)["received"] for line in tap.lines if line.startswith("{")]
+    for name, told in (("tap", sum(tapped)), ("top", len(top.lines)), ("page", browser.states)):
+        if not told:
+            raise Lost(f"{name} received nothing")
+
+
+def scraped(pair: Pair, load: Load, work: Work, contest: Contest | None, address: str = "") -> Figure:
     """Run a round while its metrics are scraped. With a contest, note the percentiles of a paced load."""
-    address = f"127.0.0.1:{free_port()}"
+    name, address = (WATCHED if address else SCRAPED), address or f"127.0.0.1:{free_port()}"
     monitored = Work(form=work.form, prefixes=work.prefixes, workers=work.workers, metrics=address)
     with Scraper(address) as scraper:
-        figure = _figure(pair, load, monitored, contest, SCRAPED)
+        figure = _figure(pair, load, monitored, contest, name)
     if scraper.scrapes == 0:
         raise Lost("successful scrapes were 0, expected at least 1")
     return figure
+
+
+def watched(pair: Pair, load: Load, work: Work, contest: Contest | None, place: Path) -> Figure:
+    """Run a round while all programs watch it, and its metrics are scraped."""
+    address, file = f"127.0.0.1:{free_port()}", place / "feed.toml"
+    assert load.feed is not None
+    file.write_text(to_toml(load.feed))
+    with _watching(file, address):
+        return scraped(pair, load, work, contest, address)
 
 
 def _figure(pair: Pair, load: Load, work: Work, contest: Contest | None, name: str) -> Figure:
@@ -78,24 +179,47 @@ def _figure(pair: Pair, load: Load, work: Work, contest: Contest | None, name: s
     return Figure(percentiles["p99"], figure.spent)
 
 
-def test_monitored(benchmark: BenchmarkFixture) -> None:
+Way = tuple[str, Feed, "Callable[[Pair, Load, Work, Contest | None], Figure]"]
+
+
+def _ways(place: Path) -> list[Way]:
+    """Return the contenders, each with a feed."""
+    feeds = [Feed.local("monitored", slices=1) for _ in range(2)]
+    off = msgspec.structs.replace(feeds[0], trace_every=0)
+    return [
+        (WATCHED, feeds[1], partial(watched, place=place)),
+        (SCRAPED, off, scraped),
+        (WITHOUT, off, partial(_figure, name=WITHOUT)),
+    ]
+
+
+def test_monitored(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """M messages/s from the publisher's first call to the last callback."""
-    feed = Feed.local("monitored", slices=1)
-    load, work = Load(feed=feed, messages=MESSAGES), Work(form="compiled")
-    contest = Contest("Delivery while metrics are scraped", "M messages/s", topology=__doc__)
-    with Pair.ours(feed, when_full="wait") as pair:
-        contest.add(SCRAPED, partial(scraped, pair, load, work, None), promise=WAITS)
-        contest.add(WITHOUT, partial(pair.round, load, work), promise=WAITS)
+    work = Work(form="compiled")
+    contest = Contest("Delivery while it is watched", "M messages/s", topology=__doc__)
+    with ExitStack() as stack:
+        pairs: dict[str, Pair] = {}
+        for name, feed, run in _ways(tmp_path):
+            place = feed.slices[0].endpoints[0]
+            if place not in pairs:
+                pairs[place] = stack.enter_context(Pair.ours(feed, when_full="wait"))
+            load = Load(feed=feed, messages=MESSAGES)
+            contest.add(name, partial(run, pairs[place], load, work, None), promise=WAITS)
         contest.run(benchmark)
-        contest.show("scraped / without", f"{contest.ratio(SCRAPED, WITHOUT):.3f} x")
+        for name in (WATCHED, SCRAPED):
+            contest.show(f"{name} / {WITHOUT}", f"{contest.ratio(name, WITHOUT):.3f} x")
 
 
-def test_monitored_latency(benchmark: BenchmarkFixture) -> None:
+def test_monitored_latency(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """µs since due at 100,000 messages a second: the median over rounds of each round's p99."""
-    feed = Feed.local("monitored", slices=1)
-    load, work = Load(feed=feed, messages=PACED_MESSAGES, rate=RATE, at_once=1), Work(form="late")
-    contest = Contest("Latency while metrics are scraped: p99", "µs", lower=True, topology=__doc__)
-    with Pair.ours(feed, hwm_blocks=1_000_000) as pair:
-        contest.add(SCRAPED, partial(scraped, pair, load, work, contest), promise=WAITS)
-        contest.add(WITHOUT, partial(_figure, pair, load, work, contest, WITHOUT), promise=WAITS)
+    work = Work(form="late")
+    contest = Contest("Latency while it is watched: p99", "µs", lower=True, topology=__doc__)
+    with ExitStack() as stack:
+        pairs: dict[str, Pair] = {}
+        for name, feed, run in _ways(tmp_path):
+            place = feed.slices[0].endpoints[0]
+            if place not in pairs:
+                pairs[place] = stack.enter_context(Pair.ours(feed, hwm_blocks=1_000_000))
+            load = Load(feed=feed, messages=PACED_MESSAGES, rate=RATE, at_once=1)
+            contest.add(name, partial(run, pairs[place], load, work, contest), promise=WAITS)
         contest.run(benchmark)
