@@ -16,7 +16,7 @@ import threading
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.request import urlopen
 
 import msgspec
@@ -179,47 +179,40 @@ def _figure(pair: Pair, load: Load, work: Work, contest: Contest | None, name: s
     return Figure(percentiles["p99"], figure.spent)
 
 
-Way = tuple[str, Feed, "Callable[[Pair, Load, Work, Contest | None], Figure]"]
-
-
-def _ways(place: Path) -> list[Way]:
-    """Return the contenders, each with a feed."""
-    feeds = [Feed.local("monitored", slices=1) for _ in range(2)]
-    off = msgspec.structs.replace(feeds[0], trace_every=0)
-    return [
-        (WATCHED, feeds[1], partial(watched, place=place)),
-        (SCRAPED, off, scraped),
-        (WITHOUT, off, partial(_figure, name=WITHOUT)),
-    ]
+def _run(
+    contest: Contest,
+    benchmark: BenchmarkFixture,
+    place: Path,
+    work: Work,
+    load: Callable[[Feed], Load],
+    noting: Contest | None = None,
+    **settings: Any,
+) -> None:
+    """Run the three contenders: one pair of processes that is watched, and one with traces off that is not."""
+    feed = Feed.local("monitored", slices=1)
+    off = msgspec.structs.replace(Feed.local("monitored", slices=1), trace_every=0)
+    with Pair.ours(feed, **settings) as pair, Pair.ours(off, **settings) as plain:
+        contest.add(WATCHED, partial(watched, pair, load(feed), work, noting, place), promise=WAITS)
+        contest.add(SCRAPED, partial(scraped, plain, load(off), work, noting), promise=WAITS)
+        contest.add(WITHOUT, partial(_figure, plain, load(off), work, noting, WITHOUT), promise=WAITS)
+        contest.run(benchmark)
 
 
 def test_monitored(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """M messages/s from the publisher's first call to the last callback."""
-    work = Work(form="compiled")
     contest = Contest("Delivery while it is watched", "M messages/s", topology=__doc__)
-    with ExitStack() as stack:
-        pairs: dict[str, Pair] = {}
-        for name, feed, run in _ways(tmp_path):
-            place = feed.slices[0].endpoints[0]
-            if place not in pairs:
-                pairs[place] = stack.enter_context(Pair.ours(feed, when_full="wait"))
-            load = Load(feed=feed, messages=MESSAGES)
-            contest.add(name, partial(run, pairs[place], load, work, None), promise=WAITS)
-        contest.run(benchmark)
-        for name in (WATCHED, SCRAPED):
-            contest.show(f"{name} / {WITHOUT}", f"{contest.ratio(name, WITHOUT):.3f} x")
+    load = partial(_load, messages=MESSAGES)
+    _run(contest, benchmark, tmp_path, Work(form="compiled"), load, when_full="wait")
+    for name in (WATCHED, SCRAPED):
+        contest.show(f"{name} / {WITHOUT}", f"{contest.ratio(name, WITHOUT):.3f} x")
 
 
 def test_monitored_latency(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """µs since due at 100,000 messages a second: the median over rounds of each round's p99."""
-    work = Work(form="late")
     contest = Contest("Latency while it is watched: p99", "µs", lower=True, topology=__doc__)
-    with ExitStack() as stack:
-        pairs: dict[str, Pair] = {}
-        for name, feed, run in _ways(tmp_path):
-            place = feed.slices[0].endpoints[0]
-            if place not in pairs:
-                pairs[place] = stack.enter_context(Pair.ours(feed, hwm_blocks=1_000_000))
-            load = Load(feed=feed, messages=PACED_MESSAGES, rate=RATE, at_once=1)
-            contest.add(name, partial(run, pairs[place], load, work, contest), promise=WAITS)
-        contest.run(benchmark)
+    load = partial(_load, messages=PACED_MESSAGES, rate=RATE, at_once=1)
+    _run(contest, benchmark, tmp_path, Work(form="late"), load, contest, hwm_blocks=1_000_000)
+
+
+def _load(feed: Feed, **settings: Any) -> Load:
+    return Load(feed=feed, **settings)

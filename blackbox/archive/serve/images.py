@@ -154,10 +154,9 @@ class _Scan:
             if self._day not in ("", name):
                 if not segments_of(day, self.slice_id):
                     continue  # the day before may still be written
-                if archive.made(self._day) == self._made:  # it is complete now: read its end
-                    before = archive.fresh(self._day, self.slice_id)
-                    if not self._read(before, until):
-                        return False
+                is_same = archive.made(self._day) == self._made
+                if is_same and not self._read(archive.fresh(self._day, self.slice_id), until):
+                    return False  # the end of the day before, which is complete now
             if (name, made) != (self._day, self._made):
                 if name != self._day and isinstance(self.newest, NewestBooks):
                     self.newest.begin_day()

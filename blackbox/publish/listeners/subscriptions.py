@@ -288,10 +288,10 @@ class Subscriptions:
         key = self._feed.subscription_of(prefix, whole=whole)
         for line, filters in enumerate(self._filters):
             if _any_matches(filters, key):
-                others = {peer for peer in self.peers(line) if not _any_matches(peer.filters, key)} if key else set()
-                confirms = any(HEARTBEAT_KEY in peer.filters for peer in self.peers(line) if peer not in others)
-                accepted = self.confirmations.accepted_on(line, without={peer.fd for peer in others})
-                best = max(best, accepted if confirms else 1)
+                peers = self.peers(line)
+                others = {peer.fd for peer in peers if key and not _any_matches(peer.filters, key)}
+                confirms = any(HEARTBEAT_KEY in peer.filters for peer in peers if peer.fd not in others)
+                best = max(best, self.confirmations.accepted_on(line, without=others) if confirms else 1)
         return best
 
     def subscriber_count(self, *, of_this_epoch: bool = False) -> int:

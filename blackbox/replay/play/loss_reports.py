@@ -23,18 +23,17 @@ class LossReports:
     def __init__(
         self,
         gaps: RecordedGaps,
-        hooks: Sequence[GapHook],
         on_error: Callable[[CallbackError], bool],
         is_over: Callable[[], bool],
     ) -> None:
         """`on_error` gets exceptions of hooks, and returns whether to continue. No hook is called once `is_over`."""
-        self.gaps, self.hooks = gaps, hooks
+        self.gaps = gaps
         self._on_error, self._is_over = on_error, is_over
         self.skipped: frozenset[tuple[int, int]] = frozenset()
 
-    def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
-        """Report to these callbacks."""
-        self._callbacks = callbacks
+    def set_callbacks(self, callbacks: Sequence[Callback], hooks: Sequence[GapHook]) -> None:
+        """Report to these callbacks and hooks."""
+        self._callbacks, self.hooks = callbacks, tuple(hooks)
         self._selected = GapHooks(callbacks, GapRules(self.hooks))
         self.books: list[Any] = [callback.function for callback in callbacks if callback.kind == "book"]
 

@@ -54,7 +54,7 @@ class CallbackPlayer:
             kinds = {callback.kind for callback in registered.callbacks}
             recordings = playlist.recordings if registered.gap_hooks or kinds & _HEAR_OF_GAPS else ()
             gaps = RecordedGaps(recordings, playlist.feeds, playlist.topics.prefix, playlist.slices)
-        self._losses = LossReports(gaps, (), self._workers.one.raised, self._workers.is_over)
+        self._losses = LossReports(gaps, self._workers.one.raised, self._workers.is_over)
         self._set_callbacks(registered.callbacks)
         for books in self._losses.books:
             books.played_prefixes = playlist.topics.prefixes
@@ -62,8 +62,7 @@ class CallbackPlayer:
 
     def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
-        self._losses.hooks = tuple(self._registered.gap_hooks)
-        self._losses.set_callbacks(self._callbacks)
+        self._losses.set_callbacks(self._callbacks, self._registered.gap_hooks)
         self._is_compiled = not self._registered.timers and all(
             isinstance(callback, CompiledCallback) for callback in self._callbacks
         )
