@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -249,6 +250,30 @@ def test_signals_are_ignored_outside_the_main_thread() -> None:
         assert signal.getsignal(signal.SIGTERM) is before
         subscriber.stop()
         running.join()
+
+
+def test_run_that_is_stopped_before_a_confirmation_delivers_and_ends_without_an_error() -> None:
+    feed, gate, got = one_slice(), Gate(), Collector()
+    subscriber = Subscriber(feed)
+
+    @subscriber.on_batch(b"")
+    def slow(batch: Batch) -> None:
+        gate.wait()
+        got.batch(batch)
+
+    with RawPublisher(feed) as publisher, ThreadPoolExecutor(1) as pool:
+        publisher.confirms = False
+        running = pool.submit(subscriber.run)
+        wait_until(lambda: b"" in publisher.subscriptions())
+        for number in range(3):
+            publisher.send(publisher.encode([(b"T", b"%d" % number)]))
+        wait_until(lambda: subscriber.statistics().received.messages == 3)
+        assert not running.done()
+        subscriber.request_stop()
+        assert not running.done()
+        gate.open.set()
+        running.result(60)
+    assert numbers_of(got) == [0, 1, 2]
 
 
 def test_signals_received_by_its_threads_change_nothing() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from blackbox.errors import SilentPublisherError, SubscriberError
-from blackbox.receive.supervise.shared_slices import Share
+from blackbox.receive.supervise.shared_slices import EndedEarlyError, Share
 from blackbox.receive.supervise.stop_signals import stopping_at_signals
 from blackbox.receive.supervise.supervisor import TICK_S, SubscriberLife
 
@@ -37,9 +37,10 @@ def run(
         if share.state is SubscriberLife.NEW:
             try:
                 start(timeout)
-            except SubscriberError:
+            except SubscriberError as error:
                 _raise_signal(came)  # it interrupted the start
-                raise
+                if not isinstance(error, EndedEarlyError):
+                    raise
         with supervisor.lock:
             supervisor.stop_at_end = (*supervisor.stop_at_end, *[share] * until_end)
         try:

@@ -26,6 +26,10 @@ _COMPILING_END_S = 1.0
 """Longest wait of `terminate` for a slice that compiles."""
 
 
+class EndedEarlyError(SubscriberError):
+    """`start` was interrupted by an end that was asked for."""
+
+
 class Share:
     """Adds and removes one subscriber's callbacks, while others use the same slices. The last one ends the slices.
 
@@ -89,6 +93,9 @@ class Share:
                 else:
                     self._join(is_live=since is None)
             self.wait_confirmed(timeout)
+        except EndedEarlyError:
+            supervisor.is_own_thread() or self.wait_ended()  # which may deliver what was received
+            raise
         except BaseException:
             self.terminate() if supervisor.is_watched else supervisor.abandon()
             raise
@@ -97,7 +104,7 @@ class Share:
         """Use running slices."""
         self.raise_failure()
         if self.state is not SubscriberLife.RUNNING:
-            raise SubscriberError("the subscriber ended before it had started")
+            raise EndedEarlyError("the subscriber ended before it had started")
         if not is_live:
             raise SubscriberError("start was called with since or back, but the shared slices run already")
         if self.registered.timers:
@@ -135,7 +142,7 @@ class Share:
                 if is_confirmed:
                     return
                 if self.state is not SubscriberLife.RUNNING:
-                    raise SubscriberError("the subscriber ended before its subscriptions were confirmed")
+                    raise EndedEarlyError("the subscriber ended before its subscriptions were confirmed")
                 if wait.is_over(slices, are_all=are_all):
                     return
                 supervisor.changed.wait(TICK_S)
