@@ -20,8 +20,8 @@ from blackbox.block.batch.received_block import ReceivedBlock
 from blackbox.native.compile.jit import njit, warm_up
 from blackbox.native.memory.intrinsics import inner, int32s_at
 from blackbox.receive.callbacks.callbacks import Callback, run_calls
+from blackbox.receive.deliver.call_compiled import call_compiled
 from blackbox.receive.deliver.select_rows import entry_at
-from blackbox.receive.deliver.worker_loop import call_compiled
 from blackbox.receive.deliver.worker_state import (
     ALL_ROWS,
     ENTRY_BYTES,

@@ -11,8 +11,7 @@ from blackbox.receive.callbacks.callback_turns import warm_up_python_callbacks
 from blackbox.receive.callbacks.callbacks import IN_SLICE
 from blackbox.receive.callbacks.match_table import Table
 from blackbox.receive.deliver.live_delivery import CallbackHost, LiveDelivery
-from blackbox.receive.deliver.worker_loop import WorkerReason
-from blackbox.receive.deliver.worker_state import WorkerAt
+from blackbox.receive.deliver.worker_state import WorkerAt, WorkerReason
 from blackbox.receive.state import Stopping
 
 _ASK: Final = ctypes.CFUNCTYPE(None, ctypes.c_int64)

@@ -15,8 +15,8 @@ from blackbox.native.compile.jit import warm_up
 from blackbox.receive.callbacks.callback_turns import warm_up_python_callbacks
 from blackbox.receive.callbacks.match_table import WorkerTable
 from blackbox.receive.deliver.live_delivery import CallbackHost, LiveDelivery
-from blackbox.receive.deliver.worker_loop import SLOT_AT, WorkerReason, collect
-from blackbox.receive.deliver.worker_state import NEVER
+from blackbox.receive.deliver.worker_loop import SLOT_AT, collect
+from blackbox.receive.deliver.worker_state import NEVER, WorkerReason
 from blackbox.transport.context import pin_thread
 from blackbox.transport.libzmq import close_messages, init_messages
 

@@ -8,7 +8,7 @@ import numpy
 
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int64s_at
 from blackbox.native.system.posix import now_ns
-from blackbox.receive.deliver.worker_loop import run_notice
+from blackbox.receive.deliver.call_compiled import run_notice
 from blackbox.receive.deliver.worker_state import GAP_NOTICE_BYTES, gap_notice_at
 from blackbox.receive.order.epochs import epoch_state_at
 from blackbox.receive.order.losses import Loss, has_losses, next_loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 from blackbox.native.compile.kept_arguments import kept_at
@@ -11,6 +12,33 @@ NEVER: Final = (1 << 63) - 1
 """No timer is due."""
 ALL_ROWS: Final = 0
 """Instead of an address of row numbers: every row that was not delivered before."""
+
+
+class WorkerReason(IntEnum):
+    """Reason for compiled code to need Python."""
+
+    DELIVER = 1
+    """There are batches for Python callbacks."""
+    FEW = 2
+    """Like DELIVER, for a burst of one block of at most MOST_FEW messages that are all for one Python callback."""
+    SWITCH = 3
+    """The next block was matched with another version of the table: `next_version`."""
+    EPOCH = 4
+    """The next block is of another epoch: `next_epoch`."""
+    GAP = 5
+    """Hooks or books must process the gap in `notice`."""
+    GROW = 6
+    """`rows` must hold `rows_needed` for the current block."""
+    TICK = 7
+    """A timer is due."""
+    RAISED = 8
+    """Compiled callbacks raised, in a slice thread."""
+    ENDED = 9
+    """The slice thread has sent its end mark, or the subscriber was terminated."""
+    FAILED = 10
+    """libzmq returned an error; see `errno`."""
+    TRACED = 11
+    """Like DELIVER, for a burst of one block that is traced and only for Python callbacks."""
 
 
 class WorkerState(SharedRecord):

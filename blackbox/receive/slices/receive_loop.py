@@ -40,9 +40,9 @@ from blackbox.receive.deliver.arbitration import (
 from blackbox.receive.deliver.conflation import flush, pending
 from blackbox.receive.deliver.deliver_in_order import ALL, deliver_held, let_all_go, line_of, look_at_held
 from blackbox.receive.deliver.dispatch import hand_block, hand_idle
-from blackbox.receive.deliver.worker_loop import WorkerReason, idle_ms
+from blackbox.receive.deliver.worker_loop import idle_ms
 from blackbox.receive.deliver.worker_queues import fail
-from blackbox.receive.deliver.worker_state import NEVER, worker_state_at
+from blackbox.receive.deliver.worker_state import NEVER, WorkerReason, worker_state_at
 from blackbox.receive.order.epochs import AHEAD_NS, EpochVerdict, epoch_state_at
 from blackbox.receive.order.state import is_catching_up, is_clean, order_state_at
 from blackbox.receive.slice_memory import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt

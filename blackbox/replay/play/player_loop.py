@@ -16,13 +16,10 @@ from blackbox.native.memory.intrinsics import copy_bytes, inner, int32s_at, int6
 from blackbox.native.memory.records import load_shared
 from blackbox.native.tables.name_table import FULL, NumberingAt, number_of
 from blackbox.native.tables.prefix_trie import Trie, longest_prefix
+from blackbox.receive.deliver.call_compiled import run_compiled
 from blackbox.receive.deliver.dispatch import due_of, group_by_set, match_topics
 from blackbox.receive.deliver.select_rows import SLOT_BYTES, add_entry, entry_at, select
-from blackbox.receive.deliver.worker_loop import (
-    BURST_BLOCKS,
-    keep_place,
-    run_compiled,
-)
+from blackbox.receive.deliver.worker_loop import BURST_BLOCKS, keep_place
 from blackbox.receive.deliver.worker_state import ALL_ROWS, WorkerAt, WorkerTableAt, worker_state_at
 from blackbox.receive.slice_memory import TableAt
 from blackbox.receive.state import slice_counters_at, slice_state_at, worker_counters_at
