@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import CallbackError, Feed, Message, Recording, Replay, Subscriber
+from blackbox import Batch, CallbackError, Feed, Message, Recording, Replay, Subscriber
 from blackbox.errors import SubscriberError
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
@@ -142,6 +142,25 @@ def test_topic_numbers_and_states_continue_across_replays(tmp_path: Path) -> Non
     assert compiled.total()[0] == 3 + 4_001 + 3
     assert subscriber.topics(0)[:4] == [b"S0", b"S1", b"S2", b"A0"]
     assert subscriber.statistics().received.messages == 4_007
+
+
+@pytest.mark.parametrize("order", ["sent", "event"])
+def test_blocks_with_topics_above_the_limit_are_counted(tmp_path: Path, order: Any) -> None:
+    day = Day(tmp_path, feed_of(2, max_topics=4))
+    for n in range(2):  # every block's times lie between those of a block of the other slice
+        topics = [Row(b"S%d.%d" % (n, number % 7), b"", START + 2 * number + n) for number in range(24)]
+        day.put(n, *(Put(tuple(topics[first : first + 6]), first, ts_recv=START) for first in range(0, 24, 6)))
+    subscriber, numbers = Subscriber(day.feed), list[list[int]]()
+
+    @subscriber.on_batch(b"")
+    def keep(batch: Batch) -> None:
+        numbers.append(batch.topic_numbers.tolist())
+
+    for _ in range(3):
+        subscriber.replay(Recording.open(tmp_path), order=order)
+    statistics = subscriber.statistics()
+    assert statistics.received.messages == 3 * 48
+    assert statistics.delivery.unnumbered == sum(-1 in batch for batch in numbers) >= 3
 
 
 @pytest.mark.parametrize("on_error", ["log", "stop"])

@@ -104,7 +104,7 @@ def _match(slices: int, trie: Trie, header: Header, block: BlockRow, frame: int)
     sets = int32s_at(frame + TOPICS_AT + 4 * header.topics, header.topics)
     slice_of = int64s_at(block.origins + 8 * ORIGINS * header.count, header.topics)
     matched = int64s_at(block.origins + 8 * (ORIGINS * header.count + header.topics), header.topics)
-    wanted = 0
+    wanted = unnumbered = 0
     for topic in range(header.topics):
         played = _played_slice(slices + 8 * SLICE_WORDS * slice_of[topic])
         set_of_topic = int32s_at(played.set_of_topic, played.topics.capacity)
@@ -121,7 +121,7 @@ def _match(slices: int, trie: Trie, header: Header, block: BlockRow, frame: int)
             number = number_of(played.topics, text, size)
             if number == FULL:
                 found = longest_prefix(trie, text, size)
-                slice_counters_at(played.counters).unnumbered = 1
+                unnumbered = 1
             else:
                 if number >= before:
                     set_of_topic[number] = longest_prefix(trie, text, size)
@@ -130,6 +130,7 @@ def _match(slices: int, trie: Trie, header: Header, block: BlockRow, frame: int)
         numbers[topic] = number
         sets[topic] = found
         wanted |= found
+    slice_counters_at(_played_slice(words).counters).unnumbered += unnumbered
     return wanted
 
 
