@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -12,7 +13,7 @@ from blackbox.archive.files.day import day_end_ns, session_date
 from blackbox.archive.serve.protocol import MOST_PREFIXES, Snapshot
 from blackbox.arguments import check_integers
 from blackbox.block.position import Position
-from blackbox.errors import ConfigError
+from blackbox.errors import ArchiveError, ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.routing.prefixes import common_prefix
 from blackbox.receive.slices.catching_up import Since
@@ -20,6 +21,8 @@ from blackbox.timestamps import check_unit, ns_of, parse_time
 
 if TYPE_CHECKING:
     from blackbox.archive.serve.client import ArchiveClient
+
+log = logging.getLogger("blackbox")
 
 Time = int | str | datetime.datetime
 Positions = Mapping[int, tuple[int, int]]
@@ -120,19 +123,40 @@ def _image(archives: ArchiveClient, of: Snapshot, prefixes: Collection[bytes], t
 
 
 def _counted_back(archives: ArchiveClient, count: int, timeout: float) -> Callable[[int], Since]:
-    """Return the position of the `count`-th last recorded message of each slice, or of its first message."""
-    newest = archives.about(timeout=timeout)
-    found: dict[int, Since] = {}
-    left = dict.fromkeys(range(len(archives.feed.slices)), count)
-    for day in reversed(newest.days):
-        about = newest if day == newest.day else archives.about(day)
-        for slice_id, held in about.slices.items():
-            epochs = zip(held.epochs, held.first_sequences, held.last_sequences, strict=True)
-            for epoch, first, last in reversed(list(epochs)):
-                if left.get(slice_id, 0) > 0:
-                    many = min(left[slice_id], last + 1 - first)
-                    left[slice_id] -= many
-                    found[slice_id] = Since(Position(epoch, last + 1 - many))
-        if not any(left.values()):
-            break
+    """Return the position of the `count`-th last message of each slice, or of the first that any archive has."""
+    archives.about(timeout=timeout)  # from now on one answers
+    feed, failures = archives.feed, list[str]()
+    held: dict[int, dict[int, tuple[int, int]]] = {slice_id: {} for slice_id in range(len(feed.slices))}
+    for endpoint in feed.archives:
+        try:
+            with archives.only(endpoint).kept() as archive:
+                _add_ranges(held, archive, count)
+        except ArchiveError as error:
+            log.warning("messages are counted without those of an archive: %s", error)
+            failures.append(str(error))
+    if len(failures) == len(feed.archives):
+        raise ArchiveError("; ".join(failures))
+    found = dict[int, Since]()
+    for slice_id, ranges in held.items():
+        left = count
+        for epoch, (first, stop) in sorted(ranges.items(), reverse=True):
+            many = min(left, stop - first)
+            left -= many
+            if many > 0:
+                found[slice_id] = Since(Position(epoch, stop - many))
     return lambda slice_id: found.get(slice_id, Since())
+
+
+def _add_ranges(held: dict[int, dict[int, tuple[int, int]]], archive: ArchiveClient, count: int) -> None:
+    """Add the first sequence, and that after the last, of each epoch, back to at least `count` messages a slice."""
+    newest = archive.about()
+    left = dict.fromkeys(held, count)
+    for day in reversed(newest.days):
+        about = newest if day == newest.day else archive.about(day)
+        for slice_id, told in about.slices.items():
+            for epoch, first, last in zip(told.epochs, told.first_sequences, told.last_sequences, strict=True):
+                known = held[slice_id].get(epoch, (first, last + 1))
+                held[slice_id][epoch] = min(known[0], first), max(known[1], last + 1)
+                left[slice_id] -= last + 1 - first
+        if max(left.values()) <= 0:
+            break

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,15 +20,19 @@ import zmq
 
 from blackbox import Batch, CallbackError, ConfigError, Feed, Publisher, Recorder, Subscriber
 from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.gap import Gap
-from blackbox.block.position import End
+from blackbox.block.position import End, Position
 from blackbox.errors import ArchiveError, SubscriberError
 from blackbox.receive.slices import catching_up
+from blackbox.receive.slices.catching_up import Since
+from blackbox.subscriber.start_position import Beginning, beginning_of
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import Sent, archive_of, archived_feed
 from tests.archive.recorders import MIB, days, feed_of, wait_recorded
+from tests.journals import Day, Put, Row
 from tests.lossy_proxy import LossyProxy
 from tests.receive.subscribers import nothing
 
@@ -252,6 +256,31 @@ def test_a_number_of_messages_back_over_days_and_epochs(tmp_path: Path, back: in
     check_all(heard, {run: sent[run][-len(counts) :] for run, counts in heard.counts.items()})
     assert heard.count == min(back, 1_000) + 500
     assert heard.epochs == sorted({epoch for epoch, _ in heard.counts})
+
+
+@pytest.mark.parametrize(
+    ("ranges", "back", "expected"),
+    [
+        ([(0, 10), (0, 100)], 10, 90),  # the first archive stopped earlier
+        ([(0, 98), (97, 100)], 10, 90),  # the second began later
+        ([(0, 98), (97, 100)], 200, 0),
+        ([(50, 60), None], 4, 56),  # the second does not answer
+    ],
+)
+def test_messages_back_are_counted_from_the_last_that_any_archive_has(
+    tmp_path: Path, ranges: list[tuple[int, int] | None], back: int, expected: int
+) -> None:
+    feed = archived_feed(2)
+    with ExitStack() as stack:
+        for endpoint, held in zip(feed.archives, ranges, strict=True):
+            if held is not None:
+                directory = tmp_path / endpoint[-5:] / feed.name
+                day = Day(directory / "2026-11-20", feed)
+                day.put(0, *(Put((Row(b"T", b""),), sequence, epoch=5) for sequence in range(*held)))
+                stack.enter_context(ArchiveServer(directory, (endpoint,)))
+        begin = beginning_of(feed, ArchiveClient(feed, timeout=0.5), Beginning(back=back), 60)
+        assert begin is not None
+        assert begin(0) == Since(Position(5, expected))
 
 
 def test_a_callback_for_other_keys_is_rejected_during_catch_up() -> None:

@@ -79,6 +79,10 @@ class ArchiveClient:
         with closing(client._pool):
             yield client
 
+    def only(self, endpoint: str) -> ArchiveClient:
+        """Return a client of one of its archives."""
+        return ArchiveClient(msgspec.structs.replace(self.feed, archives=(endpoint,)), timeout=self._pool.timeout)
+
     def about(self, day: str | None = None, timeout: float = 0.0) -> About:
         """Return the contents of the first archive that answers, in detail for `day`; default: the last day.
 
