@@ -16,8 +16,9 @@ from tests.patience import be_patient
 # Workers of xdist set their own width, which would change the output of commands.
 os.environ.pop("COLUMNS", None)
 
-# Background processes of a shell ignore Ctrl-C, and every command that a test starts would inherit that.
+# Background processes of a shell ignore Ctrl-C, and those of nohup SIGHUP; every command of a test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Queries of tests are short: optimising their code or verifying Spark's classes would take longer than running them.
 os.environ.setdefault(

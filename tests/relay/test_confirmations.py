@@ -73,10 +73,10 @@ def test_a_silent_source_keeps_its_open_connection(
         return why_switch(source, silent_since, now, has_unread, is_answered)
 
     monkeypatch.setattr(Failover, "why_switch", note)
-    monkeypatch.setattr(failover, "_ALONE_S", 0.0)
     feeds = chain(heartbeat_ns=10_000_000, transport=transport)
     with RawPublisher(feeds[0]), relayed(feeds) as (relay,):
         wait_until(lambda: line_of(relay).is_connected, what="a connection")
+        monkeypatch.setattr(failover, "_ALONE_S", 0.0)  # not earlier: it also limits the time to connect
         so_far = len(looks)
         wait_until(lambda: len(looks) > so_far + 5, what="looks at a silent source")
         assert line_of(relay).reconnects == 0
