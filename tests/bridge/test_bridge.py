@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from blackbox import ConfigError, Feed
+from blackbox.cli.ui.feeds import named_options
 from blackbox.services.bridge.bridge import open_bridge
 from tests.cli.commands import assert_one_line, invoke
 
@@ -19,6 +20,10 @@ class Lines:
 
     def carry(self, say):
         say(self.told)
+
+class Queued(Lines):
+    def __init__(self, feed, url, prefix, *, queue: "str" = ""):
+        self.told = repr(queue)
 
 class Chosen(Lines):
     def __init__(self, feed, url, prefix, *, symbols=None):
@@ -35,6 +40,7 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lines-bridge\nVersion: 1\n")
     (about / "entry_points.txt").write_text(
         "[blackbox.bridges_in]\nlines = lines_bridge:Lines\nchosen = lines_bridge:Chosen\n"
+        "queued = lines_bridge:Queued\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -49,6 +55,21 @@ def test_options_and_symbols_are_checked(plug_in: None) -> None:
     assert_one_line(told, "option was size=3, expected one of lines://: count")
     told = invoke("bridge", "lines://here", "--in", "--symbol", "AAPL")
     assert_one_line(told, r"symbols were \[b'AAPL'\], expected none with lines://")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("7", 7), (str(10**19 - 1), 10**19 - 1)]
+    + [(text, text) for text in ("007", "00", "-1", "+1", "1_000", "", "\N{ARABIC-INDIC DIGIT SEVEN}", "1" * 5_000)],
+    ids=lambda each: str(each)[:20],
+)
+def test_only_plain_digits_are_a_number(text: str, value: int | str) -> None:
+    assert named_options([f"count={text}"]) == {"count": value}
+
+
+def test_a_name_of_digits_stays_as_it_is(plug_in: None) -> None:
+    told = invoke("bridge", "queued://here", "--in", "-o", "queue=0012")
+    assert (told.status, told.errors.strip()) == (0, "'0012'")
 
 
 def test_a_bridge_gets_its_symbols(plug_in: None) -> None:

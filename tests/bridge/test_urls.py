@@ -45,6 +45,8 @@ def test_a_password_of_any_characters_works_and_is_not_shown(user: str, password
         "desk:SECRET@",
         "desk:SECRET@host:99999",
         "desk:SECRET@[::1",
+        "desk:SECRET@a..b:1",
+        f"desk:SECRET@{'a' * 64}:1",
     ],
 )
 def test_unknown_parts_of_a_url_are_one_error_without_the_password(rest: str) -> None:

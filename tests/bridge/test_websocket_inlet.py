@@ -22,6 +22,7 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.services.bridge.websocket import inlet as websocket_inlet
 from blackbox.services.bridge.websocket import server
 from blackbox.services.bridge.websocket.inlet import WebSocketInlet
+from blackbox.services.monitor.serve.observe import Beats, observe
 from tests.bridge.serving import serve_while, told, until
 from tests.bridge.test_websocket import narrow_socket
 from tests.cli.commands import Command, write_feed
@@ -62,6 +63,36 @@ def test_a_put_is_answered_with_its_position(tmp_path: Path) -> None:
     values = [(b"A.x", b"\x00\xff"), (b"B.x", "größer".encode()), (b"A.x", None)]
     assert published(tmp_path, feed) == sorted((*place, *value) for place, value in zip(places, values, strict=True))
     assert (bridge.statistics().put, bridge.statistics().failed) == (3, 0)
+
+
+def test_conditions_and_times_to_live_reach_the_hub(tmp_path: Path) -> None:
+    feed = hub_feed("orders", slices=1)
+
+    async def work(_: WebSocketInlet, url: str) -> None:
+        async with connect(url) as one:
+            place = await put(one, "A", text="1", if_at="nowhere", ttl_s=3_600)
+            refused = await put(one, "A", text="2", if_at="nowhere")
+            assert refused["error"] == "ConflictError"
+            assert refused["found"] | {"number": 0} == place
+            assert "sequence" in await put(one, "A", text="3", if_at=place)
+            assert "ttl was of -1.0 s" in (await put(one, "A", text="4", ttl_s=-1))["why"]
+
+    with Hub(feed, tmp_path):
+        serving(feed, work)
+    assert [payload for *_, payload in published(tmp_path, feed)] == [b"1", b"3"]
+
+
+def test_it_is_ready_while_clients_can_put() -> None:
+    ready = list[tuple[str, ...]]()
+
+    async def work(bridge: WebSocketInlet, url: str) -> None:
+        ready.append(observe(bridge, Beats()).waits)
+
+    bridge = WebSocketInlet(hub_feed(), "127.0.0.1")
+    ready.append(observe(bridge, Beats()).waits)
+    serve_while(bridge, work)
+    ready.append(observe(bridge, Beats()).waits)
+    assert ready == [("The bridge has not started.",), (), ("The bridge has ended.",)]
 
 
 def test_puts_of_one_client_keep_their_order(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from blackbox.subscriber.subscriber import Subscriber
 log = logging.getLogger("blackbox")
 
 _REPAIR_WAIT_S: Final = 10.0
-_AGAIN_S: Final = 0.05
-_MOST_AGAIN_S: Final = 2.0
-_LAST_S: Final = 2.0
+AGAIN_S: Final = 0.05
+MOST_AGAIN_S: Final = 2.0
+LAST_S: Final = 2.0
 """Time to wait for an unreachable system when the bridge ends."""
 GAP_TOPIC: Final = b"blackbox.gap"
 """Key under which gaps are reported."""
@@ -148,7 +148,7 @@ class Carrier(ABC):
 
     def _until_there(self, attempt: Callable[[], Done], give_up: Callable[[Away], None]) -> Done:
         """Retry `attempt` while the other system is unreachable, unless `give_up` raises; return its result."""
-        pause_s = _AGAIN_S
+        pause_s = AGAIN_S
         while True:
             try:
                 done = attempt()
@@ -158,11 +158,11 @@ class Carrier(ABC):
             else:
                 self.away = ""
                 return done
-            if pause_s == _AGAIN_S:
+            if pause_s == AGAIN_S:
                 log.warning(AWAY, self.url, why)
             give_up(why)
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MOST_AGAIN_S)
+            pause_s = min(2 * pause_s, MOST_AGAIN_S)
 
     def _until_taken(self, attempt: Callable[[], Done], count: int) -> Done:
         """Retry as `_until_there`, until some time after the end. `count`: messages at stake."""
@@ -172,7 +172,7 @@ class Carrier(ABC):
             nonlocal ended_s
             if self._subscriber.state is not SubscriberLife.RUNNING:
                 ended_s = ended_s or time.monotonic()
-                if time.monotonic() - ended_s >= _LAST_S:
+                if time.monotonic() - ended_s >= LAST_S:
                     raise BridgeError(f"{self.url} was unreachable as the bridge ended: {count} messages are lost")
 
         return self._until_there(attempt, give_up)

@@ -13,16 +13,14 @@ from blackbox.block.position import Place
 from blackbox.errors import BridgeError, ConfigError, HubError, NotStoredError, RefusedError
 from blackbox.feed.feed import Feed
 from blackbox.feed.routing.prefixes import Prefixes
-from blackbox.services.bridge.carrier import Away
-from blackbox.services.bridge.inlet import Inlet
+from blackbox.services.bridge.carrier import LAST_S, Away
+from blackbox.services.bridge.inlet import Inlet, time_of
 from blackbox.services.hub.client.client import HubClient
 from blackbox.services.hub.protocol import MOST_ID_BYTES
 
 IN_FLIGHT: Final = 1_000
 """Most messages in flight to the hub."""
 _PUT_S: Final = 10.0
-_LAST_S: Final = 2.0
-"""Time for the hub to answer when the bridge ends."""
 _LOOK_S: Final = 0.05
 
 
@@ -64,7 +62,7 @@ class HubInlet(Inlet):
             self._on_their_way.append(Put(name))
             return True
         try:
-            future = self._client.put_soon(topic, payload, _id_of(put_id), ts_event=_time_of(ts_event), timeout=_PUT_S)
+            future = self._client.put_soon(topic, payload, _id_of(put_id), ts_event=time_of(ts_event), timeout=_PUT_S)
         except ConfigError as error:
             return self._refuse(str(error))
         except NotStoredError as error:
@@ -106,7 +104,7 @@ class HubInlet(Inlet):
             while future is not None and not future.done():
                 wait([future], _LOOK_S)
                 if self._over.is_set():
-                    ends = ends or time.monotonic() + _LAST_S
+                    ends = ends or time.monotonic() + LAST_S
                     if time.monotonic() > ends:
                         return False
         return True
@@ -117,7 +115,3 @@ def _id_of(text: str | None) -> bytes | None:
         return None
     found = text.encode("utf-8", "surrogatepass")
     return found if len(found) <= MOST_ID_BYTES else hashlib.sha256(found).hexdigest().encode()
-
-
-def _time_of(ts_event: object) -> int:
-    return ts_event if type(ts_event) is int and -(1 << 63) <= ts_event < 1 << 63 else 0

@@ -17,15 +17,13 @@ from blackbox.feed.routing.prefixes import Prefixes
 from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.native.system.limits import start_thread
 from blackbox.services.bridge.bridge import Say
-from blackbox.services.bridge.carrier import AWAY, Away
+from blackbox.services.bridge.carrier import AGAIN_S, AWAY, MOST_AGAIN_S, Away
 from blackbox.transport.wakeup import Pipe, readable
 
 log = logging.getLogger("blackbox")
 
-_AGAIN_S: Final = 0.05
-_MOST_AGAIN_S: Final = 2.0
 _END_S: Final = 10.0
-_WAIT_S: Final = 1.0
+WAIT_S: Final = 1.0
 
 
 class Inlet(ABC):
@@ -43,7 +41,7 @@ class Inlet(ABC):
         self._failure: BaseException | None = None
         self._pipe = Pipe()
         self._counts = {"refused": 0, "told missing": 0, "times away": 0}
-        self._pause_s = _AGAIN_S
+        self._pause_s = AGAIN_S
         self.away = ""
         """Why the other system is unreachable; empty: it is reachable."""
         self._thread = threading.Thread(target=self._work, name="blackbox-bridge", daemon=True)
@@ -61,7 +59,7 @@ class Inlet(ABC):
 
     def run(self) -> None:
         """Wait until it ends. Raises the error that ended it."""
-        while not self._over.wait(_WAIT_S):
+        while not self._over.wait(WAIT_S):
             pass
         if self._failure is not None:
             raise self._failure
@@ -125,11 +123,11 @@ class Inlet(ABC):
                 try:
                     self._serve()
                 except Away as error:
-                    if self._pause_s == _AGAIN_S:
+                    if self._pause_s == AGAIN_S:
                         log.warning(AWAY, self.url, error)
                     self.away = str(error) or "no connection"
                     self._over.wait(self._pause_s)
-                    self._pause_s = min(2 * self._pause_s, _MOST_AGAIN_S)
+                    self._pause_s = min(2 * self._pause_s, MOST_AGAIN_S)
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             self._failure = error
         finally:
@@ -138,10 +136,10 @@ class Inlet(ABC):
     def _note_there(self, lost: str) -> None:
         """Note that the other system is reachable; `lost` says what happened to messages during the outage."""
         self.away = ""
-        if self._pause_s != _AGAIN_S:
+        if self._pause_s != AGAIN_S:
             log.warning("%s is back: %s", self.url, lost)
             self._counts["times away"] += 1
-            self._pause_s = _AGAIN_S
+            self._pause_s = AGAIN_S
 
     def _refuse(self, why: str) -> bool:
         """Count a message that the feed cannot have. Return False."""
@@ -155,10 +153,15 @@ class Inlet(ABC):
         log.warning("%s: %d messages %s", self.url, count, why)
         self._counts["told missing"] += count
 
-    def _wait_for(self, socket: int, timeout: float = _WAIT_S) -> bool:
+    def _wait_for(self, socket: int, timeout: float = WAIT_S) -> bool:
         """Wait for input or a wake-up of the thread; return True for input."""
         ready = readable(socket, self._pipe.reader, timeout=timeout)
         if self._pipe.reader in ready:
             with suppress(BlockingIOError):
                 os.read(self._pipe.reader, 1 << 16)
         return socket in ready
+
+
+def time_of(ts_event: object) -> int:
+    """Return the time of a received message, ns since 1970; 0 if it is missing or invalid."""
+    return ts_event if type(ts_event) is int and -(1 << 63) <= ts_event < 1 << 63 else 0

@@ -12,6 +12,7 @@ import pytest
 from bench.rivals.servers import Missing
 from blackbox import ConfigError, Feed
 from blackbox.errors import BridgeError
+from blackbox.services.bridge import hub_inlet
 from blackbox.services.bridge.amqp.connection import Address, hang_up, message_of, routing_key
 from blackbox.services.bridge.amqp.exchange import AmqpExchange
 from blackbox.services.bridge.amqp.queue import AmqpQueue, amqp_inlet
@@ -53,6 +54,36 @@ def test_each_message_is_stored_once_when_the_broker_is_killed(
     hang_up(connection)
     found = [int(payload or b"") for *_, payload in published(tmp_path / "hub", feed)]
     assert sorted(found) == list(range(3_100))
+
+
+def test_messages_without_ids_are_stored_once_by_bridges_that_are_closed(
+    rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a connection is closed the broker still delivers messages: they stay in the queue."""
+    monkeypatch.setattr(hub_inlet, "LAST_S", 60.0)
+    feed, count = hub_feed("closed", slices=1), 3_000
+    channel.queue_declare("closed", durable=True, auto_delete=False)
+    for number in range(count):
+        channel.basic_publish(message_of(b"A.x", b"%d" % number, {"topic": b"A.x"}), "", "closed")
+    with Hub(feed, tmp_path) as hub:
+        while (stored := hub.statistics().stored) < count:
+            with AmqpQueue(feed, rabbit.url):
+                wait_until(lambda before=stored: hub.statistics().stored > before)  # type: ignore[misc]
+    assert sorted(int(payload or b"") for *_, payload in published(tmp_path, feed)) == list(range(count))
+
+
+def test_a_connection_is_freed_if_a_callback_fails_while_it_is_closed(rabbit: RabbitMq) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("no room")
+
+    connection = Address.of(rabbit.url).connect()
+    channel = connection.channel()
+    queue = channel.queue_declare(exclusive=True).queue
+    channel.basic_publish(amqp.Message(b"1"), "", queue)
+    channel.basic_consume(queue, callback=fail)
+    with pytest.raises(RuntimeError, match="no room"):
+        hang_up(connection)
+    assert connection.channels is None
 
 
 def test_an_unreachable_hub_is_waited_for(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
@@ -145,7 +176,8 @@ def test_an_unreadable_message_ends_it(rabbit: RabbitMq, channel: amqp.Channel, 
     """Otherwise it would be redelivered forever, together with all later ones."""
     feed = hub_feed("unreadable", slices=1)
     with Hub(feed, tmp_path), AmqpQueue(feed, rabbit.url, exchange="unreadable") as bridge:
-        channel.basic_publish(amqp.Message(b""), "unreadable", b"\xff")
+        for _ in range(3):  # further ones arrive while the connection is closed
+            channel.basic_publish(amqp.Message(b""), "unreadable", b"\xff")
         wait_until(lambda: bridge._over.is_set() or bridge.statistics()["times away"] > 1)
         with pytest.raises(BridgeError, match=r"queue 'unreadable' of amqp://.* has a message whose routing key"):
             bridge.run()

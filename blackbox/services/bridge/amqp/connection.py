@@ -116,10 +116,12 @@ def is_pending(connection: Connection) -> bool:
 
 
 def hang_up(connection: Connection) -> None:
-    """Close a connection, gracefully if the broker answers."""
-    with suppress(AMQPError, OSError):
-        connection.close()
-    connection.collect()
+    """Close a connection, gracefully if the broker answers. Until it does, callbacks get further messages."""
+    try:
+        with suppress(AMQPError, OSError, UnicodeDecodeError):  # the last: of a further message
+            connection.close()
+    finally:
+        connection.collect()
 
 
 def has_queue(connection: Connection, queue: str) -> bool:

@@ -60,6 +60,8 @@ class AmqpQueue(HubInlet):
         self._address = Address.of(url, ca)
         super().__init__(feed, self._address.shown, prefix, symbols)
         self.queue, self.exchange = queue or feed.name, exchange
+        self._takes = False
+        """True until the connection is being closed: messages that arrive after that stay in the queue."""
 
     def _check(self) -> None:
         connection = self._address.connect()
@@ -78,6 +80,7 @@ class AmqpQueue(HubInlet):
             with self._address.errors():
                 channel = self._declare(connection)
                 channel.basic_qos(0, IN_FLIGHT, False)
+                self._takes = True
                 channel.basic_consume(self.queue, callback=self._take)
                 self._note_there("its messages are in the queue")
                 while not self._over.is_set():
@@ -87,6 +90,7 @@ class AmqpQueue(HubInlet):
                 self._wait_stored()
                 self._let_go(channel)
         finally:
+            self._takes = False
             hang_up(connection)
 
     def _drain(self, connection: Any) -> None:
@@ -113,6 +117,8 @@ class AmqpQueue(HubInlet):
         return channel
 
     def _take(self, message: Any) -> None:
+        if not self._takes:
+            return
         topic, payload = content_of(message)
         tag, put_id = message.delivery_info["delivery_tag"], message.properties.get("message_id")
         if count := gap_of(message):

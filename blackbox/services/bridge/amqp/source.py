@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 from blackbox.errors import ConfigError, RightsError
 from blackbox.feed.feed import Feed
@@ -22,10 +22,7 @@ from blackbox.services.bridge.amqp.connection import (
     is_pending,
     may_bind,
 )
-from blackbox.services.bridge.inlet import Inlet
-
-_WAIT_S: Final = 1.0
-_INT64: Final = 1 << 63
+from blackbox.services.bridge.inlet import WAIT_S, Inlet, time_of
 
 
 class AmqpSource(Inlet):
@@ -107,7 +104,7 @@ class AmqpSource(Inlet):
             self._pipe.poke()
             version = self._version
             while self._bound_version < version and not self._over.is_set():
-                self._changed.wait(_WAIT_S)
+                self._changed.wait(WAIT_S)
             if is_wanted and (refused := sorted(self._refused.intersection(keys))):
                 raise RightsError(f"{self.url} refused to bind {refused[0]!r} to exchange {self.exchange!r}")
 
@@ -157,11 +154,8 @@ class AmqpSource(Inlet):
         if not self._topics.has(topic) or not self._publisher.wants(topic):
             self._counts["unwanted"] += 1  # a binding matches whole words only
             return
-        time_ns = headers_of(message).get("ts_event")
-        if type(time_ns) is not int or not -_INT64 <= time_ns < _INT64:
-            time_ns = 0
         try:
-            self._publisher.publish(topic, payload, time_ns)
+            self._publisher.publish(topic, payload, time_of(headers_of(message).get("ts_event")))
         except ConfigError as error:
             self._refuse(str(error))
         else:

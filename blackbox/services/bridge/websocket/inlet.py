@@ -41,7 +41,7 @@ class InletStatistics(msgspec.Struct, frozen=True, kw_only=True):
     clients: int
     """Clients connected now."""
     put: int
-    """Messages whose positions were sent to their clients."""
+    """Messages whose positions the hub has returned."""
     failed: int
     """Requests answered with an error."""
     refused: int
@@ -83,6 +83,8 @@ class WebSocketInlet:
         self._client = HubClient(feed)
         self._server = LimitedServer(host, port, [*origins, None], most_clients)
         self._put = self._failed = 0
+        self.waits = "The bridge has not started."
+        """Why no client can put; empty: clients can."""
 
     @classmethod
     def of_url(
@@ -132,9 +134,11 @@ class WebSocketInlet:
         self._client.start()
         try:
             async with self._server.open(self._serve_one, MOST_ASKED_BYTES, _MOST_REQUESTS):
+                self.waits = ""
                 bound()
                 await self._over
         finally:
+            self.waits = "The bridge has ended."
             self._client.end()
 
     async def _serve_one(self, connection: ServerConnection) -> None:
@@ -181,10 +185,12 @@ class WebSocketInlet:
         for topic in topics:
             if not self._topics.has(topic):
                 raise ConfigError(f"topic was {topic[:40]!r}, expected one {self._topics}")
-        value = asked.value()
+        value, at = asked.value(), asked.expected()
         while True:
             try:
-                future = self._client.put_soon(topics, value, put_id, ts_event=asked.ts_event, timeout=0)
+                future = self._client.put_soon(
+                    topics, value, put_id, ts_event=asked.ts_event, timeout=0, if_at=at, ttl=asked.ttl_s
+                )
             except NotStoredError:  # there is no room
                 if self._loop.time() >= until:
                     raise

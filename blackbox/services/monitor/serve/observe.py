@@ -337,7 +337,7 @@ def _live_source(thing: LiveSource, _: Beats) -> Observed:
 
 
 def _websocket_inlet(thing: WebSocketInlet, _: Beats) -> Observed:
-    return Observed("bridge", thing.feed.name, thing.statistics())
+    return Observed("bridge", thing.feed.name, thing.statistics(), (thing.waits,) if thing.waits else ())
 
 
 _OBSERVERS: Final[Mapping[str, Callable[[Any, Beats], Observed]]] = {
