@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -78,6 +79,28 @@ def test_history_is_bounded_and_survives_a_cut_last_line(tmp_path: Path) -> None
     again.close()
 
 
+@pytest.mark.parametrize("step", ["replace", "open"])
+def test_a_history_that_cannot_begin_a_file_loses_nothing_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The number of a closed descriptor would soon be that of another file or socket."""
+    history = History(tmp_path, file_bytes=100, files=3)  # a file for each event
+
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    for number in range(3):
+        history.append(event(number))
+        with monkeypatch.context() as patch:
+            patch.setattr(*((Path, "replace", fail) if step == "replace" else (history, "_open", fail)))
+            for _ in range(2 * (number < 2)):
+                with pytest.raises(HistoryError, match="Permission denied"):
+                    history.append(event(9))
+                os.fstat(history._file)
+    assert [each.at_ns for each in history.events()] == [0, 1, 2]
+    history.close()
+
+
 def test_a_full_disk_of_the_history_is_an_error_and_earlier_events_stay(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.append(event(1))
@@ -109,6 +132,11 @@ class _Hook(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.got.append(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(type(self).answer)
+        self.send_header("Location", "/moved")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -123,19 +151,21 @@ def test_events_are_posted_to_a_webhook_and_failures_are_counted() -> None:
         hook = forward.webhook(f"http://127.0.0.1:{server.server_port}/alerts?token=1")
         hook.put(event(1))
         wait_until(lambda: hook.counts.sent == 1)
-        _Hook.answer = 500
-        hook.put(event(2))
-        wait_until(lambda: hook.counts.failed == 1)
+        for number, answer in enumerate((500, 301, 302, 303, 307), 2):  # after a redirect, a GET would have no event
+            _Hook.answer = answer
+            hook.put(event(number))
+            wait_until(lambda: sum(msgspec.structs.astuple(hook.counts)) == number)
         hook.close()
+        assert hook.counts == forward.Forwarded(sent=1, failed=5)
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-    assert [msgspec.json.decode(each, type=Event) for each in _Hook.got] == [event(1), event(2)]
+    assert [msgspec.json.decode(each, type=Event) for each in _Hook.got] == [event(number) for number in range(1, 7)]
 
 
 def test_a_command_gets_each_event_and_a_slow_one_delays_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "events"
     script = tmp_path / "script.py"
@@ -160,8 +190,25 @@ def test_a_command_gets_each_event_and_a_slow_one_delays_nothing(
     for number in range(10):
         stuck.put(event(number))
     assert stuck.counts == forward.Forwarded(dropped=7)
+    assert "a stuck one is too slow, and an event was dropped" in caplog.text
     stuck.close()
+    assert stuck.counts == forward.Forwarded(dropped=11)
+    assert "a stuck one did not get the last 4 events" in caplog.text
     gate.set()
+
+
+def test_waits_at_the_end_of_a_forwarder_share_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = forward.Forwarder("a slow one", lambda _: None)
+    put, limits = slow._queue.put, list[float]()
+
+    def put_late(item: None, timeout: float) -> None:
+        time.sleep(0.2)
+        put(item, timeout=timeout)
+
+    monkeypatch.setattr(slow._queue, "put", put_late)
+    monkeypatch.setattr(slow._thread, "join", limits.append)
+    slow.close()
+    assert limits[0] <= forward._END_S - 0.2
 
 
 @pytest.mark.parametrize("text", ["", "'"])

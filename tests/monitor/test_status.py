@@ -22,9 +22,9 @@ from blackbox.services.monitor.listening import NOT_OWN, address_of, is_own_host
 from blackbox.services.monitor.serve import http_server
 from blackbox.services.monitor.serve.http_server import HttpServer
 from blackbox.services.monitor.serve.metrics import serve_metrics
-from blackbox.services.monitor.serve.observe import STUCK_S, Beats, observe
+from blackbox.services.monitor.serve.observe import STUCK_S, Beats, Observed, observe
 from blackbox.services.monitor.serve.status import ProcessStatus, decode_statuses
-from blackbox.services.monitor.serve.watched import FRESH_S, Watched
+from blackbox.services.monitor.serve.watched import FRESH_S, Watched, _Part
 from blackbox.services.relay.plain_clients import PlainRelay
 from blackbox.testing import wait_until
 
@@ -208,6 +208,24 @@ def test_a_status_says_since_when_it_is_so_unless_nobody_looked(monkeypatch: pyt
     assert (look().ready, look().since_ns) == (False, 0)
 
 
+def test_the_time_of_a_state_stays_while_only_its_reasons_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, faults = list[str](), ["It has failed."]
+
+    def seen(*_: object) -> Observed:
+        return Observed("bridge", "f", {}, tuple(waits), tuple(faults))
+
+    monkeypatch.setattr("blackbox.services.monitor.serve.watched.observe", seen)
+    part = _Part(None)
+    since_ns = part.since_ns
+    assert since_ns > 0
+    waits.append("redis://x is unreachable.")
+    part.look()
+    assert part.since_ns == since_ns
+    faults.clear()
+    part.look()
+    assert part.since_ns > since_ns
+
+
 def test_peers_of_a_publisher_are_the_addresses_of_its_receivers() -> None:
     feed = Feed.local("joined", slices=1)
     below = Feed.local("joined", slices=1)
@@ -233,9 +251,19 @@ def test_addresses() -> None:
         ("::1", 9100),
         ("host", 0),
     ]
-    for text in ("", "host", "host:", "::1", "::1:80", "host:65536", "host:-1"):
+    for text in ("", "host", "host:", "::1", "::1:80", "host:65536", "host:-1", "host:" + "1" * 5_000):
         with pytest.raises(ConfigError, match="expected HOST:PORT"):
             address_of(text, "127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_host_that_cannot_be_a_name_is_one_error(host: str) -> None:
+    thing = Publisher(Feed.local("nowhere", slices=1))
+    with (
+        pytest.raises(EndpointError, match=f"metrics address {host}: it cannot be the name of a host"),
+        serve_metrics(thing, f"{host}:0"),
+    ):
+        pass
 
 
 def test_a_page_of_another_site_cannot_read_the_status() -> None:

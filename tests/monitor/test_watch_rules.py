@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from blackbox.cli.watch.tables import TABS, details, rows_of
+from blackbox.documents import DecodeError
 from blackbox.receive.alerts import Alert
 from blackbox.services.monitor.heartbeats import LineState
-from blackbox.services.monitor.serve.status import ProcessStatus, SliceDetail
+from blackbox.services.monitor.serve.status import ProcessStatus, SliceDetail, decode_statuses
 from blackbox.services.monitor.watch.conditions import MOST_CONDITIONS, Condition, Conditions, Finding, finding_of
 from blackbox.services.monitor.watch.snapshot import Page
-from blackbox.services.monitor.watch.view import view_of
+from blackbox.services.monitor.watch.view import View, view_of
 from tests.monitor.stories import START_NS, S, Story, growing, received, status
 
 LATE_NS = 1_500_000_000
@@ -248,6 +250,60 @@ def test_loss_is_named_at_the_first_relay_that_misses_messages() -> None:
         story.answer(status("subscriber", received(received_gaps=gaps[1]) | of_slices, pid=9), url="http://desk:9")
         story.look()
     assert [(each.kind, each.who) for each in story.conditions.now] == [("loss_above_relay", "relay 0 on desk")]
+
+
+def test_a_loss_hides_none_of_another_slice_or_feed() -> None:
+    story = Story()
+    for lost in (0, 9):
+        for place, (feed, slice_id, path) in enumerate(
+            (("quotes", 0, ("london",)), ("quotes", 1, ("london", "desk")), ("trades", 0, ("london", "desk")))
+        ):
+            line = {"slice_id": slice_id, "line": "A", "source": "tcp://a:1", "path": path, "gaps": lost}
+            story.answer(status("relay", {"lines": [line]}, pid=place, feed=feed), url=f"http://desk:{place}")
+        story.look()
+    assert [each.who for each in story.conditions.now] == [f"relay {place} on desk" for place in range(3)]
+
+
+def with_numbers(values: Any, number: float) -> Any:
+    """Return statistics with another number everywhere."""
+    if isinstance(values, dict):
+        return {name: with_numbers(each, number) for name, each in values.items()}
+    if isinstance(values, list):
+        return [with_numbers(each, number) for each in values]
+    return number if isinstance(values, int | float) else values
+
+
+@pytest.mark.parametrize(
+    "number", [1e300, -1e300, 10**400, -(10**400), 2**63 - 1, 1 - 2**63], ids=lambda each: str(each)[:5]
+)
+def test_huge_numbers_of_a_status_end_nothing(number: float) -> None:
+    story, one = Story(), {"slice_id": 0, **received()}
+    line = {"slice_id": 0, "line": "A", "source": "tcp://a:1", "path": ["a"], "gaps": 1, "waits": 1}
+    peer = {"address": "10.0.0.9:5", "behind_s": 1, "unsent_bytes": 1, "since_ns": 1, "slice_id": 1, "refused": 1}
+    counters = dict.fromkeys(("waits", "lost", "missing", "free_bytes", "stored_bytes", "put_out", "clients"), 1)
+    values = {**one, "slices": [one], "lines": [line], "peers": [peer], **counters}
+    for each in (0, number, 0, number):
+        found = with_numbers(values, each)
+        found["slices"][0]["slice_id"] = 0
+        story.see(status("subscriber", found), status("hub", {**found, "received": None}))
+    view = view_of(story.installation, story.conditions.now)
+    assert msgspec.json.decode(msgspec.json.encode(view), type=View).processes
+    for tab in TABS:
+        for row in rows_of(tab, view, sort=1):
+            assert all(isinstance(column.cell(row), str) for column in tab.columns)
+            assert details(row)
+    assert all(each.since_ns >= 0 for each in story.raised)
+
+
+@pytest.mark.parametrize("name", ["started_ns", "now_ns", "since_ns"])
+@pytest.mark.parametrize("number", [-1, 2**63])
+def test_a_status_with_an_impossible_time_is_invalid(name: str, number: int) -> None:
+    def decode(time_ns: int) -> int:
+        return len(decode_statuses(msgspec.json.encode([status("hub", None, **{name: time_ns})])))
+
+    assert decode(2**63 - 1) == 1
+    with pytest.raises(DecodeError, match=name):
+        decode(number)
 
 
 def test_what_another_condition_explains_is_left_out() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import pytest
 
 from blackbox.cli.watch.tables import PEERS, PROCESSES, TOPICS, details
 from blackbox.services.monitor.heartbeats import LineState
@@ -91,6 +94,27 @@ def test_processes_are_a_tree_with_their_losses() -> None:
         ("10.0.0.2:5", 2),
         ("10.0.0.1:5", 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("counters", "rate", "lost"),
+    [
+        ({"added": 10, "known": 1, "missing": 2}, 10.0, 6),
+        ({"clients": 1, "sent": 20}, 20.0, 0),
+        ({"clients": 1, "put": 30}, 30.0, 0),
+        ({"messages put": 40, "unwanted": 1, "told missing": 3}, 40.0, 9),
+        ({"messages published": 50, "told missing": 4}, 50.0, 12),
+        ({"of another kind": 1}, None, 0),
+    ],
+)
+def test_each_kind_of_bridge_has_its_rate_and_its_losses(
+    counters: dict[str, Any], rate: float | None, lost: int
+) -> None:
+    story = Story()
+    for second in range(4):
+        story.see(status("bridge", {name: second * count for name, count in counters.items()}))
+    (row,) = view_of(story.installation, story.conditions.now).processes
+    assert (row.messages_per_second, row.lost) == (rate, lost)
 
 
 def test_a_view_is_json_and_back() -> None:

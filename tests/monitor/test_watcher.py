@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections import Counter, deque
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from blackbox import Feed, Publisher
-from blackbox.feed.monitor import MOST_WATCHED
+from blackbox.feed.monitor import MOST_WATCHED, check_watched
 from blackbox.services.monitor.heartbeats import Heartbeats
 from blackbox.services.monitor.serve.metrics import serve_metrics
 from blackbox.services.monitor.watch import status_pages
@@ -50,6 +51,23 @@ def test_a_name_that_is_looked_up_for_long_delays_no_other_name_and_has_one_thre
             assert {asked[name] for name in names} == {1}
             gate.set()
             wait_until(lambda: watcher.snapshot().pages[1].why == "no such name")
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = asyncio.open_connection
+
+    async def addresses(_: status_pages.Host) -> list[str]:
+        return ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
+
+    async def slow(host: str, port: int) -> Any:
+        return await (connect(host, port) if host == "127.0.0.1" else asyncio.sleep(3_600))
+
+    monkeypatch.setattr(status_pages.Host, "addresses", addresses)
+    monkeypatch.setattr(asyncio, "open_connection", slow)
+    monkeypatch.setattr(status_pages, "_ANSWER_S", 6.0)
+    with Publisher(Feed.local("watched", slices=1)) as publisher, serve_metrics(publisher, "127.0.0.1:0") as server:
+        page = check_watched(f"http://localhost:{server.port}")
+        assert asyncio.run(status_pages.request(page, status_pages.Host("localhost")))
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ class Heartbeats:
         self._poller.register(socket, zmq.POLLIN)
 
     def listen(self, seconds: float) -> None:
-        """Receive heartbeats for `seconds`, and update `lines`. 0: only those already received."""
+        """Receive heartbeats for `seconds`, and update `lines`. 0: at most one of each line."""
         deadline = time.monotonic() + seconds
         while True:
             left_ms = max(0, int(1000 * (deadline - time.monotonic())))

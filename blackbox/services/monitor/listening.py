@@ -23,7 +23,7 @@ def address_of(text: str, default_host: str = "") -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     host = (host.removeprefix("[").removesuffix("]") if host.startswith("[") else host) or default_host
-    is_port = port.isascii() and port.isdigit() and int(port) <= 65_535
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535
     if not host or not is_port or (":" in host and not text.startswith("[")):
         raise ConfigError(f"address was {text!r}, expected HOST:PORT, such as 127.0.0.1:9100 (port 0: a free one)")
     return host, int(port)
@@ -41,6 +41,8 @@ def listen_at(host: str, port: int, what: str) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise EndpointError(error.errno or errno.EADDRNOTAVAIL, f"{what} {host}: {error.strerror}") from error
+    except UnicodeError:  # an empty label, such as in `a..b`, or one above 63 letters
+        raise EndpointError(errno.EADDRNOTAVAIL, f"{what} {host}: it cannot be the name of a host") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

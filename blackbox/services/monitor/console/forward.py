@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from http.client import HTTPException
 from typing import Final
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ import msgspec
 
 from blackbox.errors import ConfigError
 from blackbox.native.system.limits import start_thread
+from blackbox.numbers import counted
 from blackbox.repeated_log import RepeatedLog
 from blackbox.services.monitor.console.history import Event
 
@@ -36,7 +38,7 @@ class Forwarded(msgspec.Struct, frozen=True):
     failed: int = 0
     """Refused or not answered in time; they are not sent again."""
     dropped: int = 0
-    """Left out because too many waited."""
+    """Left out because too many waited, or not sent in time at the end."""
 
 
 class Forwarder:
@@ -46,7 +48,7 @@ class Forwarder:
         """`send` passes one JSON document on; it raises OSError or ValueError."""
         self._what, self._send = what, send
         self._queue: queue.Queue[bytes | None] = queue.Queue(_QUEUE_EVENTS)
-        self._sent = self._failed = self._dropped = 0
+        self._queued = self._sent = self._failed = self._dropped = 0
         self._repeated = RepeatedLog(log)
         self._give_up_at = float("inf")
         self._thread = threading.Thread(target=self._run, name="blackbox-forward", daemon=True)
@@ -56,8 +58,10 @@ class Forwarder:
         """Queue an event, or count it as dropped."""
         try:
             self._queue.put_nowait(msgspec.json.encode(event))
+            self._queued += 1
         except queue.Full:
             self._dropped += 1
+            self._repeated.warning("", "%s is too slow, and an event was dropped", self._what)
 
     @property
     def counts(self) -> Forwarded:
@@ -65,25 +69,30 @@ class Forwarder:
         return Forwarded(self._sent, self._failed, self._dropped)
 
     def close(self) -> None:
-        """Send what waits, for at most five seconds; the rest counts as dropped."""
+        """Send what waits, for at most five seconds; the rest counts as dropped, and is logged."""
         self._give_up_at = time.monotonic() + _END_S
-        try:
+        with suppress(queue.Full):
             self._queue.put(None, timeout=_END_S)
-        except queue.Full:
-            return
-        self._thread.join(_END_S)
+        self._thread.join(max(0.0, self._give_up_at - time.monotonic()))
+        if left := self._queued - self._sent - self._failed:
+            self._dropped += left
+            log.warning("%s did not get the last %s", self._what, counted(left, "event"))
 
     def _run(self) -> None:
-        while (data := self._queue.get()) is not None:
-            if time.monotonic() > self._give_up_at:
-                self._dropped += 1
-                continue
+        while (data := self._queue.get()) is not None and time.monotonic() <= self._give_up_at:
             try:
                 self._send(data)
                 self._sent += 1
             except (OSError, ValueError, HTTPException, subprocess.SubprocessError) as error:
                 self._failed += 1
                 self._repeated.warning("", "%s did not take an event: %s", self._what, error)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an error: following it would be a GET, without the event."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """Return no request."""
 
 
 def webhook(url: str) -> Forwarder:
@@ -94,9 +103,11 @@ def webhook(url: str) -> Forwarder:
     if not url.isascii() or any(each.isspace() or not each.isprintable() for each in url):  # an error would show it all
         raise ConfigError(f"webhook on {parts.hostname} had a space or a letter beyond ASCII, expected them as %XX")
 
+    opener = urllib.request.build_opener(_NoRedirect)
+
     def send(data: bytes) -> None:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=_WEBHOOK_S):
+        with opener.open(request, timeout=_WEBHOOK_S):
             pass
 
     return Forwarder(f"webhook {parts.hostname}", send)

@@ -79,11 +79,12 @@ class History:
             raise self._failed(error) from error
 
     def _rotate(self) -> None:
-        os.close(self._file)
-        for age in range(self._files - 1, 0, -1):
-            if self._path(age - 1).exists():
+        if self._path(0).exists():  # else it was renamed before, and the next one could not be opened
+            free = next((age for age in range(1, self._files) if not self._path(age).exists()), self._files - 1)
+            for age in range(free, 0, -1):
                 self._path(age - 1).replace(self._path(age))
-        self._file = self._open()
+        full, self._file = self._file, self._open()
+        os.close(full)
 
     def events(self) -> Iterator[Event]:
         """Yield the events, oldest first. Lines that cannot be decoded are left out. Raises HistoryError."""

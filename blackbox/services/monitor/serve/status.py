@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from blackbox.block.position import Number
 from blackbox.documents import Decoder
 
 MOST_STATUS_BYTES: Final = 16 << 20
@@ -39,15 +40,15 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     version: str
     """Version of blackbox."""
-    started_ns: int
+    started_ns: Number
     """When serving began, ns since 1970."""
-    now_ns: int
+    now_ns: Number
     """Time of this status, ns since 1970."""
     ready: bool
     """True if it does its work now; else `reasons` say why not."""
     healthy: bool
     """False if it has failed or makes no progress; the first of `reasons` say why."""
-    since_ns: int = 0
+    since_ns: Number = 0
     """When `ready` and `healthy` became as they are, ns since 1970; 0: not known."""
     reasons: tuple[str, ...] = ()
     """Sentences about what is wrong, or what it waits for."""

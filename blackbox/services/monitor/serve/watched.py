@@ -76,14 +76,15 @@ class _Part:
 
     def __init__(self, thing: object) -> None:
         self._thing, self._beats = thing, Beats()
-        self._state, self._looked_at = (False, False), time.monotonic()
+        self._state: tuple[bool, bool] | None = None
+        self._looked_at = time.monotonic()
         self.since_ns = 0
         self.look()
 
     def look(self) -> Observed:
         """Return its state. A change is of this moment if the last look was a moment ago, else its time is unknown."""
         seen, now = observe(self._thing, self._beats), time.monotonic()
-        state = not seen.waits, not seen.faults
+        state = not (seen.waits or seen.faults), not seen.faults
         if state != self._state:
             self.since_ns = time.time_ns() if now - self._looked_at <= _KNOWN_S else 0
         self._state, self._looked_at = state, now

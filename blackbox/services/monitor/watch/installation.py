@@ -16,7 +16,7 @@ _MOST_SAMPLES: Final = 32
 _MOST_ENDS: Final = 900
 """Heartbeats kept of each slice: a quarter of an hour at one a second."""
 _DEFAULT_LIMIT_NS: Final = 1_000_000_000
-RATE_S: Final = 2.0
+_RATE_S: Final = 2.0
 """Least time over which rates are computed."""
 
 
@@ -118,7 +118,8 @@ class Installation:
     def since_state_ns(self, part: Part) -> int:
         """Return when a part became ready, not ready, or unhealthy, by this host's clock, ns since 1970; 0: unknown."""
         status = part.status
-        return self.wall_ns(part.page.answered_ns) - (status.now_ns - status.since_ns) if status.since_ns else 0
+        since_ns = self.wall_ns(part.page.answered_ns) - (status.now_ns - status.since_ns)
+        return max(0, since_ns) if status.since_ns else 0
 
     # Limits
 
@@ -142,12 +143,12 @@ class Installation:
         is_fresh = part.key in self._fresh and len(samples) > 1
         return max(0.0, _difference(samples[-2], samples[-1], path)) if is_fresh else 0.0
 
-    def rate(self, part: Part, *path: str | int, over_s: float = RATE_S) -> float | None:
-        """Return the growth of a counter per second over at least `over_s` seconds; None: not known yet."""
+    def rate(self, part: Part, *path: str | int) -> float | None:
+        """Return the growth of a counter per second over at least two seconds; None: not known yet."""
         samples = self._samples[part.key]
         for sample in reversed(samples):
             seconds = (samples[-1].at_ns - sample.at_ns) / 1e9
-            if seconds >= over_s:
+            if seconds >= _RATE_S:
                 return _difference(sample, samples[-1], path) / seconds
         return None
 
@@ -181,9 +182,9 @@ class Installation:
 
 
 def figure(values: object, *path: str | int) -> float:
-    """Return the number at a path in decoded JSON of others, or 0."""
+    """Return the number at a path in decoded JSON of others; 0 if it is missing or beyond int64."""
     found = _at(values, path)
-    return found if isinstance(found, int | float) and not isinstance(found, bool) and found == found else 0
+    return found if isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < 1 << 63 else 0
 
 
 def _of_host(address: str, host: str) -> str:

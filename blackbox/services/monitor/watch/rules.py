@@ -228,6 +228,11 @@ class _Lossy(NamedTuple):
     where: str
     lost: int
 
+    def explains(self, other: _Lossy) -> bool:
+        """Return True if this loss is on the way to another one, in the same slice of a feed."""
+        is_same = (self.part.status.feed, self.slice_id) == (other.part.status.feed, other.slice_id)
+        return is_same and other.path[: len(self.path)] == self.path != other.path
+
 
 def losses(now: Installation) -> Iterator[Finding]:
     """Find lost messages: above the first relay that misses them, else at their receivers."""
@@ -242,7 +247,7 @@ def losses(now: Installation) -> Iterator[Finding]:
             why = f"{counted(int(gaps), 'message')} lost on the way to it, {_all_gaps(part)} in all"
             yield _of(part, "gap", why, clear_ns=_EDGE_NS, slices=_lossy_slices(now, part))
     for each in lossy:
-        if not any(each.path[: len(other.path)] == other.path != each.path for other in lossy):
+        if not any(other.explains(each) for other in lossy):
             why = f"{counted(each.lost, 'message')} lost above relay {each.path[-1]!r}, on {each.where}"
             slices = frozenset({each.slice_id})
             yield _of(each.part, "loss_above_relay", why, is_error=True, clear_ns=_EDGE_NS, slices=slices)
@@ -269,7 +274,7 @@ def full_queues(now: Installation) -> Iterator[Finding]:
         peers = sorted(part.list("peers"), key=lambda peer: figure(peer, "behind_s"), reverse=True)
         behind_s = figure(peers[0], "behind_s") if peers else 0.0
         slowest = _peer(now, part, peers[0]) if behind_s > 0 else "a subscriber"
-        since_ns = now.now.now_ns - round(behind_s * _S) if behind_s > 0 else 0
+        since_ns = max(0, now.now.now_ns - round(behind_s * _S)) if behind_s > 0 else 0
         if waited >= _WAITING:
             why = f"its senders wait {min(1, waited):.0%} of the time for {slowest}"
             yield _of(part, "full_queue", why, since_ns=since_ns, slices=slices)

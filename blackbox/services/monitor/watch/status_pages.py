@@ -111,10 +111,14 @@ async def request(watched: StatusPage, host: Host) -> tuple[ProcessStatus, ...]:
 
 
 async def _get(addresses: list[str], watched: StatusPage) -> bytes:
-    """Return head and body: by HTTP/1.0 the body ends with the connection. Raises OSError, PageError."""
+    """Return head and body: by HTTP/1.0 the body ends with the connection. Raises OSError, PageError.
+
+    An address that does not answer leaves time for the next ones.
+    """
     for place, address in enumerate(addresses, 1):
         try:
-            reader, writer = await asyncio.open_connection(address, watched.port)
+            async with asyncio.timeout(None if place == len(addresses) else _ANSWER_S / (len(addresses) + 1)):
+                reader, writer = await asyncio.open_connection(address, watched.port)
             break
         except OSError:
             if place == len(addresses):

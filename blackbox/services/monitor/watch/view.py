@@ -15,10 +15,10 @@ _MOST_PEERS: Final = 100
 _RATES: Final[dict[str, tuple[str, ...]]] = {
     "hub": ("stored",),
     "archive": ("answered",),
-    "subscriber": ("received", "messages"),
+    "bridge": ("added", "sent", "put", "messages put", "messages published"),
 }
-"""Counter shown as a rate, by role; other roles have `messages`."""
-_LOST: Final = ("lost", "missing")
+"""Counters shown as a rate, by role: the first that a part has. Other roles have `messages`."""
+_LOST: Final = ("lost", "missing", "told missing")
 _DROPPED: Final = ("discarded", "shared_memory_dropped", "passed_over", "full")
 _ORDER: Final = ("publisher", "hub", "source", "replay", "relay", "recorder", "archive", "subscriber", "bridge")
 
@@ -223,7 +223,6 @@ def _processes(now: Installation, conditions: tuple[Condition, ...]) -> Iterator
     for (*_, depth), part in sorted(placed, key=lambda each: each[0]):
         status, at = part.status, part.inside
         is_receiver = part.is_receiver
-        counter = ("received", "messages") if is_receiver else _RATES.get(status.role, ("messages",))
         size = (*at, "received", "body_bytes") if is_receiver else ("body_bytes",)
         lines = part.list("lines")
         yield ProcessRow(
@@ -235,7 +234,7 @@ def _processes(now: Installation, conditions: tuple[Condition, ...]) -> Iterator
             url=part.page.url,
             depth=depth,
             state=_state(part, named.get(printable(part.name), "ok")),
-            messages_per_second=now.rate(part, *(at if is_receiver else ()), *counter),
+            messages_per_second=_rate(now, part),
             bytes_per_second=now.rate(part, *size) if part.has(*size) else None,
             lag_ns=int(part.figure(*at, "lag", "last_ns")) if is_receiver else None,
             lag_p99_ns=_percentile(part, at, "p99_ns"),
@@ -254,6 +253,14 @@ def _processes(now: Installation, conditions: tuple[Condition, ...]) -> Iterator
             version=status.version,
             reasons=status.reasons[:10],
         )
+
+
+def _rate(now: Installation, part: Part) -> float | None:
+    """Return the messages per second of a part; None: unknown, or it counts none."""
+    if part.is_receiver:
+        return now.rate(part, *part.inside, "received", "messages")
+    counter = next(filter(part.has, _RATES.get(part.status.role, ("messages",))), None)
+    return None if counter is None else now.rate(part, counter)
 
 
 def _state(part: Part, found: str) -> str:
