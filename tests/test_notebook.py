@@ -14,6 +14,7 @@ from blackbox import Batch, Feed, Recording, Recordings, Subscriber
 from blackbox.archive.importing.import_days import import_days
 from blackbox.book.books import Books
 from blackbox.notebook import MOST_ROWS, Rows, text, view
+from tests.archive.written_journals import Journal, block
 from tests.book.sessions import order
 
 HOSTILE = b"<script>alert('&amp;')</script>\xff\n\xe2\x80\xae"
@@ -97,6 +98,18 @@ def test_a_recording_shows_its_first_messages_with_prices_and_times(tmp_path: Pa
         assert f"189.980{number}" in page.cells[at:]
     assert f"2026-01-05 07:00:00.{5:09d}" not in page.cells
     assert "5 of 7 messages" in page.text
+
+
+def test_a_recording_that_begins_with_many_marks_shows_its_first_messages(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for number in range(1_000):
+        journal.hear({b"": 0}, 1, number * 20 * 10**9)
+    journal.put(block(0, 3, NOON))
+    journal.writer.close()
+    opened = Recording.open(tmp_path)
+    (segment,) = opened.segments
+    assert segment.entries["records"][0] == 0
+    assert page_of(opened).cells[-9:] == ["-", "A", "0", "-", "A", "1", "-", "A", "2"]
 
 
 def test_a_recording_is_shown_without_reading_on_after_its_first_index_entry(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -280,12 +280,11 @@ class Recording(Frames):
         Messages published before the recorder was connected are not gaps. The keys of missing messages are unknown:
         `Gap.key` is b"".
         """
-        return list(gaps_and_late(self.segments, slices, defaultdict(dict))[0])
+        return list(gaps_and_late(self.segments, self.segments.wanted(b"", slices), defaultdict(dict))[0])
 
     def marks(self, slices: Iterable[int] | None = None) -> Iterator[Mark]:
         """Yield the marks between the records, slice by slice: epochs, outages, heartbeats."""
-        for _, segments in self.segments.of(slices):
-            yield from marks_of(segments)
+        return marks_of(chain.from_iterable(self.segments.streams(b"", slices)))
 
     def summary(self) -> Summary:
         """Return counts and times of the messages. Reads the heads of all records, but not their bodies."""

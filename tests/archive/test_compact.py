@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import Recording
+from blackbox.archive.files.format import MarkKind
 from blackbox.archive.maintain import merge_blocks
 from blackbox.archive.maintain.compact import Compacted, compact
 from blackbox.archive.read.digest import Digest
+from blackbox.block.form.format import FLAG_END
 from blackbox.block.form.layout import RECORD
 from blackbox.errors import JournalError
 from tests.archive.written_days import days, made, told
+from tests.archive.written_journals import Journal, block
 from tests.examples import examples
 from tests.journals import Day, Put, Row, Told, feed_of
 
@@ -138,6 +142,27 @@ def test_alternating_keys_keep_order_and_sequences(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("is_past", [False, True])
+def test_marks_stay_before_the_same_blocks(tmp_path: Path, is_past: bool) -> None:
+    """Also if the blocks are older than the marks, as in an imported day."""
+    now = 0 if is_past else time.time_ns()
+    journal = Journal(tmp_path / "day")
+    for epoch in (1, 2):
+        journal.put(block(0, 2, now + epoch, epoch))
+        journal.hear({b"": 5}, epoch, now + epoch + 1)
+        journal.put(block(5, 1, now + epoch + 1, epoch))
+        journal.hear({b"": 6}, epoch, now + epoch + 1, flags=FLAG_END)
+    journal.writer.close()
+
+    def marks(day: Path) -> list[tuple[MarkKind, int, int]]:
+        return [(mark.kind, mark.epoch, mark.totals.records) for mark in Recording.open(day).marks()]
+
+    compact(Recording.open(tmp_path / "day"), tmp_path / "out")
+    expected = marks(tmp_path / "day")
+    assert (MarkKind.EPOCH_BEGIN, 2, 2) in expected
+    assert marks(tmp_path / "out") == expected
+
+
 def test_damaged_blocks_become_gaps_and_are_counted(tmp_path: Path) -> None:
     day = day_of(tmp_path / "day", 20)
     segment = day.segments[0]
@@ -173,8 +198,8 @@ def test_the_digest_detects_every_change(tmp_path: Path) -> None:
         day = Day(tmp_path / name, feed_of(2))
         day.put(slice_id, Put(tuple(rows), **more))
         found = Digest()
-        for block in Recording.open(day.path).segments.blocks(slice_id):
-            found.add(block)
+        for recorded in Recording.open(day.path).segments.blocks(slice_id):
+            found.add(recorded)
         return found
 
     expected = digest("a")

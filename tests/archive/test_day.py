@@ -80,6 +80,26 @@ def test_the_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     manifest.check_feed(feed, tmp_path)
 
 
+def test_a_day_of_a_feed_with_other_slices_is_not_continued(tmp_path: Path) -> None:
+    def with_topics(*topics: tuple[str, ...] | tuple[int, int]) -> Feed:
+        kinds = ({"share": each} if isinstance(each[0], int) else {"prefixes": each} for each in topics)
+        slices = (Slice(endpoints=(f"inproc://day-{number}",), **kind) for number, kind in enumerate(kinds))
+        return Feed(name="day", slices=tuple(slices))
+
+    date, wrong = datetime.date(2026, 11, 21), "record to another directory until the next session"
+    by_prefix, by_share = with_topics(("A", "B"), ("C",)), with_topics((0, 2), (1, 2))
+    for feed, same, other, texts in (
+        (by_prefix, with_topics(("B", "A"), ("C",)), with_topics(("A",), ("B", "C")), r"prefixes \['A', 'B'\]"),
+        (by_prefix, by_prefix, by_share, r"prefixes \['A', 'B'\], expected the share 0 of 2"),
+        (by_share, by_share, with_topics((1, 2), (0, 2)), "share 0 of 2, expected the share 1 of 2"),
+        (feed_of("UTC"), with_topics((0, 1)), with_topics(("A",)), r"prefixes \[''\], expected the prefixes \['A'\]"),
+    ):
+        manifest = Manifest.new(feed, date, 0)
+        manifest.check_feed(same, tmp_path)
+        with pytest.raises(JournalError, match=f"holds a feed whose slice 0 has the {texts}.*: {wrong}"):
+            manifest.check_feed(other, tmp_path)
+
+
 def test_days_are_listed_in_order(tmp_path: Path) -> None:
     feed = feed_of("UTC")
     for date in ("2026-11-21", "2026-02-03", "2025-12-31"):

@@ -8,24 +8,28 @@ import resource
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy
 import pytest
 
 from blackbox import Recording
-from blackbox.archive.files.closed import note_closed, read_closed
+from blackbox.archive.files.closed import ClosedSlice, note_closed, note_segments, read_closed
 from blackbox.archive.files.format import ENTRY, FILE_HEAD_BYTES, MarkKind
 from blackbox.archive.files.marks import AFTER_KILL, NAMES_LEFT_OUT, Mark, Totals
 from blackbox.archive.files.segment import NO_GOOD_RECORD
 from blackbox.archive.record.crash_recovery import recover_day
+from blackbox.archive.record.journal_state import Wanted
 from blackbox.block.form.ack_format import NOTHING_MISSING
 from blackbox.block.form.format import FLAG_END
+from blackbox.block.form.layout import MARK
 from blackbox.testing import wait_until
 from tests import wire
 from tests.archive.written_journals import FOREVER, Journal, block
-from tests.journals import Day, Put, Row, Segment, check_index, feed_of, read_segment, stored_marks
+from tests.journals import Day, Put, Row, Segment, check_index, feed_of, read_segment, sealed, stored_marks
 
 SECOND = 10**9
 
@@ -188,6 +192,39 @@ def test_the_recorded_position_continues_on_the_next_day(tmp_path: Path) -> None
     assert journal.writer.state.unheard == 0
     assert "EPOCH_BEGIN" in kinds(second)
     assert [mark.keys for mark in marks(second) if mark.keys] == [{b"A": (3, 3), b"B": (6, 3)}]
+
+
+@pytest.mark.parametrize("has_messages", [False, True])
+def test_a_day_that_ends_with_an_empty_segment_is_not_damaged(tmp_path: Path, has_messages: bool) -> None:
+    """Either nothing was received, or the next segment was begun just before midnight."""
+    first, second = (tmp_path / name for name in ("2026-11-20", "2026-11-21"))
+    Day(second, feed_of())
+    journal, midnight = Journal(first), 10 * SECOND
+    writer = journal.writer
+    writer._day_of = lambda now_ns: (first, midnight) if now_ns < midnight else (second, FOREVER)
+    writer.state.day_end = midnight
+    if has_messages:
+        journal.put(Put((Row(b"A", bytes(1 << 20)),)))
+        journal.put(block(1))
+        writer.tend()
+        assert writer.state.next_ready
+
+    def is_next_day() -> bool:
+        if writer.state.wanted == Wanted.NEW_DAY:
+            writer.tend()
+        return writer.state.next_is_new_day == 1
+
+    thread = threading.Thread(target=wait_until, args=[is_next_day])
+    thread.start()
+    journal.put(block(2, 1, 11 * SECOND))
+    thread.join()
+    journal.rest()
+    writer._sync(what_is_written=False)  # the keeper has not noticed yet that the segment is another one
+    writer.sync(what_is_written=False)
+    assert what_is_wrong(first) == what_is_wrong(second) == []
+    writer.close()
+    assert what_is_wrong(first) == what_is_wrong(second) == []
+    assert [read_closed(day).get(0, ClosedSlice()).segments for day in (first, second)] == [has_messages, 1]
 
 
 def test_a_second_recorder_continues_totals_and_chain(tmp_path: Path) -> None:
@@ -370,6 +407,17 @@ def test_a_full_segment_ends_with_a_mark_and_the_next_continues(tmp_path: Path) 
     assert Recording.open(tmp_path).verify() == []
 
 
+def test_a_mark_whose_body_is_too_short_for_its_keys_is_reported(tmp_path: Path) -> None:
+    segment = Day(tmp_path, feed_of()).segment()
+    segment.append(block(0))
+    body = struct.pack("<7i", 0, 0, 1, *bytes(4))
+    fields = {"kind": MarkKind.HEARD, "names": 1, "stored_bytes": len(body), "stored_checksum": wire.checksum(body)}
+    with segment.path.open("ab") as file:
+        file.write(sealed(MARK, **asdict(segment.totals), **fields) + body + bytes(-(MARK.size + len(body)) % 32))
+    assert "HEARD" not in kinds(tmp_path)
+    assert what_is_wrong(tmp_path) == ["the mark here does not match its checksum"]
+
+
 def test_data_recorded_after_opening_is_not_reported_as_damage(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.put(block(0, 3))
@@ -381,6 +429,16 @@ def test_data_recorded_after_opening_is_not_reported_as_damage(tmp_path: Path) -
     assert opened.verify() == []
     opened.refresh()
     assert opened.verify() == Recording.open(tmp_path).verify() == []
+
+
+def test_threads_that_close_slices_of_a_day_at_the_same_time_lose_no_entry(tmp_path: Path) -> None:
+    def close(slice_id: int) -> None:
+        note_segments(tmp_path, slice_id, 1)
+        note_closed(tmp_path, slice_id, Totals(1, 1, 1, 1), 1)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(close, range(200)))
+    assert [each.records for each in read_closed(tmp_path).values()] == [1] * 200
 
 
 def test_a_failed_write_of_the_end_is_not_marked_as_closed(tmp_path: Path) -> None:

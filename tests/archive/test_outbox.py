@@ -96,6 +96,33 @@ def test_a_killed_publisher_continues_with_the_next_sequence(tmp_path: Path) -> 
     check_keys(left, feed)
 
 
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_publisher_that_was_closed_without_a_message_since_a_kill_begins_a_new_epoch(
+    tmp_path: Path, slices: int
+) -> None:
+    feed = feed_of(slices)
+    with Publisher(feed, outbox=tmp_path / "first") as publisher:
+        publisher.publish(b"A.x", b"")
+        left = killed(publisher, tmp_path / "first", tmp_path / "left")
+    with Publisher(feed, outbox=Outbox(left, again_wait=0)) as again:
+        assert again.epoch == publisher.epoch
+    with Publisher(feed, outbox=Outbox(left, again_wait=0)) as third:
+        assert third.epoch > publisher.epoch
+
+
+def test_an_epoch_without_messages_continues_after_a_kill(tmp_path: Path) -> None:
+    feed = feed_of()
+    with Publisher(feed, outbox=Outbox(tmp_path / "first", fsync="block")) as publisher:
+        publisher.publish(b"A.x", b"")
+        publisher.flush()
+        publisher.new_epoch()
+        day = next((tmp_path / "first" / feed.name).glob("*/manifest.json")).parent
+        wait_until(lambda: any(mark.epoch == publisher.epoch for mark in Recording.open(day).marks()), 60)
+        left = killed(publisher, tmp_path / "first", tmp_path / "left")
+    with Publisher(feed, outbox=Outbox(left, again_wait=0, fsync="block")) as again:
+        assert again.epoch == publisher.epoch
+
+
 def turned(tmp_path: Path, feed: Feed, turn: int, *, is_named: bool = True) -> tuple[Path, int]:
     """Continue the outbox of the previous turn, publish, and kill the publisher. Return its outbox and epoch.
 

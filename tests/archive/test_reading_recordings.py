@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from blackbox import ConfigError, Recording
 from blackbox.archive.read.filter import Selection
 from blackbox.archive.read.reader import blocks_of
-from blackbox.block.form.layout import VERSION
+from blackbox.block.form.layout import RECORD, VERSION
 from blackbox.block.gap import Gap
 from blackbox.errors import JournalError
 from blackbox.feed.routing.symbol import RULES, SymbolRule
@@ -196,10 +196,36 @@ def test_a_summary_and_a_rate_have_the_counts_of_a_recording(tmp_path: Path) -> 
     assert rate.counts.tolist() == numpy.histogram(times, rate.times)[0].tolist()
 
 
+def test_messages_without_a_time_do_not_change_the_range_of_times(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(2))
+    rows = [Row(b"A", bytes(70_000), time) for time in (0, 30, 50, 0, 60)]
+    day.put(0, Put((rows[0],)), Put(tuple(rows[:3]), 1), Put(tuple(rows[3:]), 4))
+    day.put(1, Put((rows[0],)))
+    recording = Recording.open(tmp_path)
+    assert recording.time_range() == (30, 60)
+    summary = recording.summary()
+    assert (summary.first_ts_event, summary.last_ts_event) == (30, 60)
+    assert (summary.slices[1].first_ts_event, summary.slices[1].last_ts_event) == (None, None)
+
+
+def test_a_damaged_body_does_not_change_the_range_of_times(tmp_path: Path) -> None:
+    segment = Day(tmp_path, feed_of()).put(
+        0, *(Put((Row(b"A", b"", 30 + i),), i, codec=1) for i in range(4)), index=False
+    )
+    data = bytearray(segment.path.read_bytes())
+    data[segment.places[1][0] + RECORD.size] ^= 0xFF
+    segment.path.write_bytes(data)
+    recording = Recording.open(tmp_path)
+    assert recording.time_range() == (30, 33)
+    assert (recording.summary().first_ts_event, recording.summary().last_ts_event) == (30, 33)
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [
         (lambda recording: recording.batches(slices=[0, 2]), "slices had 2, expected 0 to 1"),
+        (lambda recording: recording.gaps(slices=[9]), "slices had 9, expected 0 to 1"),
+        (lambda recording: recording.marks([9]), "slices had 9, expected 0 to 1"),
         (lambda recording: recording.batches(by="time"), "by was 'time'"),
         (lambda recording: recording.runs(epoch=-1), "epoch was -1"),
         (lambda recording: recording.batches(b"\0H"), "prefix"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,16 @@ import numpy
 import pytest
 
 from blackbox import Feed, Publisher, Recorder, Recording
+from blackbox.archive.files.day import Manifest
 from blackbox.archive.record import resumption
 from blackbox.block.form.format import FLAG_RECORDED
+from blackbox.block.position import Position
 from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.receive.slices.catching_up import Since
 from blackbox.testing import RawPublisher
 from tests.archive.recorders import days, feed_of, records, wait_recorded
+from tests.archive.written_journals import Journal
 
 SLICES = 2
 
@@ -116,6 +121,36 @@ def test_a_slice_begins_live_if_its_end_is_not_known(
     day = Recording.create(tmp_path, two, columns, date="2026-01-07").path
     assert resumption.resumption(tmp_path / "day", other) is None
     assert f"{day} ended more than 24 hours ago: messages of slices 0, 1 since then are not fetched" in caplog.text
+
+
+def test_a_day_without_messages_does_not_hide_the_end_of_the_day_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resumption, "_RECENT_NS", 1 << 62)
+    feed, other = Feed.local("day", 1), tmp_path / "day" / "2026-01-06"
+    columns = {"topic": [b"A.t"] * 16, "ts_event": [1_767_625_200 * 10**9] * 16, "payload": [b"x"] * 16}
+    first = Recording.create(tmp_path, feed, columns, date="2026-01-05")
+    (epoch,) = first.summary().epochs
+    other.mkdir()
+    Manifest.new(feed, datetime.date(2026, 1, 6), 0).write(other)
+    journal = Journal(other)
+    journal.hear({b"": 16}, epoch + 1, 10**9)
+    journal.writer.close()
+    archives: Any = SimpleNamespace(feed=feed, answers=lambda: True)
+    begin = resumption.resumption(tmp_path / "day", archives)
+    assert begin is not None
+    assert begin(0) == Since(Position(epoch, 16))
+
+
+def test_a_damaged_manifest_of_the_day_before_does_not_prevent_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = Feed.local("day", 1)
+    columns = {"topic": [b"A.t"], "ts_event": [1_767_625_200 * 10**9], "payload": [b"x"]}
+    (Recording.create(tmp_path, feed, columns, date="2026-01-05").path / "manifest.json").write_bytes(b"{")
+    archives: Any = SimpleNamespace(feed=feed, answers=lambda: True)
+    assert resumption.resumption(tmp_path / "day", archives) is None
+    assert "2026-01-05 is damaged: messages of slices 0 since the last recorded ones are missing" in caplog.text
 
 
 def test_a_gap_of_its_line_is_repaired_in_order(tmp_path: Path) -> None:

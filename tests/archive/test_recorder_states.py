@@ -6,14 +6,20 @@ import errno
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blackbox.archive.maintain import deleter
+from blackbox.archive.maintain.deleter import Deleter
+from blackbox.archive.maintain.retention import Retention
 from blackbox.archive.record.journal_writer import JournalWriter
 from blackbox.archive.record.journals import Journals, JournalsLife
+from blackbox.archive.record.keeper import Keeper
 from blackbox.archive.record.recorder import Recorder
+from blackbox.archive.record.settings import JournalSettings
 from blackbox.errors import JournalError, NotConfirmedError
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
@@ -37,6 +43,36 @@ def test_a_failed_keeper_ends_the_recorder(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(JournalWriter, where, fail)
         wait_until(lambda: recorder.state is SubscriberLife.ENDED)
         monkeypatch.undo()
+
+
+def test_a_failed_keeper_does_not_poll_without_pause(tmp_path: Path) -> None:
+    calls: list[float] = []
+    keeper = Keeper(tmp_path, JournalSettings(fsync_interval=0.001), lambda: calls.append(time.monotonic()))
+    keeper.fail("no more")
+    keeper.start([], None)
+    wait_until(lambda: len(calls) >= 3)
+    assert keeper.end()
+    assert calls[2] - calls[1] > 0.1
+
+
+def test_days_are_not_deleted_after_the_end_without_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed, begun, go_on = feed_of(), threading.Event(), threading.Event()
+
+    def look(_deleter: Deleter) -> list[str]:
+        begun.set()
+        go_on.wait(60)
+        return []
+
+    monkeypatch.setattr(Deleter, "look", look)
+    monkeypatch.setattr(deleter, "_PATIENCE_S", 0.1)
+    with one_slice(tmp_path, retention=Retention(days=1)):
+        assert begun.wait(60)
+    assert "are still being deleted, so the directory stays locked until this process ends" in caplog.text
+    with pytest.raises(JournalError, match=f"is being recorded by process {os.getpid()},"):
+        Recorder(feed, tmp_path).start()
+    go_on.set()
 
 
 def test_a_recorder_is_used_once_and_ended_by_stop_or_an_error(tmp_path: Path) -> None:

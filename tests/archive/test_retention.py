@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, Feed, Hub, HubClient, Publisher, Recorder
+from blackbox import ConfigError, Feed, Hub, HubClient, Publisher, Recorder, Recording
 from blackbox.archive.consumer_positions import (
     CONSUMERS,
     MOST_NAMES,
@@ -152,6 +153,34 @@ def test_an_interrupted_deletion_is_finished_the_next_time(tmp_path: Path) -> No
     assert Deleter(place, feed, Retention(days=2)).look() == [names[1]]
     assert not (place / ".deleted").exists()
     assert days_of(place) == names[2:]
+
+
+def test_a_renamed_copy_of_a_day_is_neither_deleted_nor_counted(tmp_path: Path) -> None:
+    feed = archived_feed()
+    old, new = (aged(tmp_path, feed, ago)[0] for ago in (5, 0))
+    place = tmp_path / feed.name
+    for name in ("2019-12-30-copy", f"{new}-copy"):
+        shutil.copytree(place / old, place / name)
+    Deleter(place, feed, Retention(messages_per_topic=COUNT + 5)).look()
+    assert Recording.open(place / old).summary().messages == 5, "the copy of the newest day is not counted"
+    assert Deleter(place, feed, Retention(days=2)).look() == [old]
+    assert days_of(place) == ["2019-12-30-copy", new, f"{new}-copy"]
+
+
+def test_no_further_day_is_deleted_once_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = archived_feed()
+    names = [aged(tmp_path, feed, ago)[0] for ago in (6, 5, 4, 0)]
+    place = tmp_path / feed.name
+    deleter, delete = Deleter(place, feed, Retention(days=1, messages_per_topic=1)), Deleter._delete
+
+    def close_too(*given: Any) -> None:
+        delete(*given)
+        assert deleter.close()
+
+    monkeypatch.setattr(Deleter, "_delete", close_too)
+    assert deleter.look() == names[:1]
+    assert days_of(place) == names[1:]
+    assert [Recording.open(place / name).summary().messages for name in names[1:]] == [COUNT] * 3
 
 
 def test_an_archive_reports_deleted_messages(tmp_path: Path) -> None:

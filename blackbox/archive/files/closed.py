@@ -6,6 +6,7 @@ A missing segment is found by comparing with it.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,9 @@ from blackbox.errors import JournalError
 from blackbox.regular_file import read_regular
 
 CLOSED: Final = "closed.json"
+_changes: Final = threading.Lock()
+"""Held while the file is read, changed and replaced."""
+os.register_at_fork(after_in_child=_changes._at_fork_reinit)  # type: ignore[attr-defined]  # no public name
 
 
 class ClosedSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,14 +70,16 @@ def note_closed(day: Path, slice_id: int, totals: Totals, segments: int) -> None
     closed = ClosedSlice(
         records=totals.records, messages=totals.messages, marks=totals.marks, chain=chain, segments=segments
     )
-    _write(day, {**_known(day), slice_id: closed}, is_durable=True)
+    with _changes:
+        _write(day, {**_known(day), slice_id: closed}, is_durable=True)
 
 
 def note_segments(day: Path, slice_id: int, segments: int) -> None:
     """Store the number of a slice's segments that are not empty. Raises OSError."""
-    known = _known(day)
-    closed = msgspec.structs.replace(known.get(slice_id, ClosedSlice()), segments=segments)
-    _write(day, {**known, slice_id: closed}, is_durable=False)
+    with _changes:
+        known = _known(day)
+        closed = msgspec.structs.replace(known.get(slice_id, ClosedSlice()), segments=segments)
+        _write(day, {**known, slice_id: closed}, is_durable=False)
 
 
 def _known(day: Path) -> dict[int, ClosedSlice]:

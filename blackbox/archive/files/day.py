@@ -20,6 +20,7 @@ from blackbox.errors import ConfigError, DamagedError, JournalError
 from blackbox.feed.feed import Feed, as_recorded
 from blackbox.feed.schema.document import SchemaDocument
 from blackbox.feed.schema.schema import load_schema
+from blackbox.feed.slice import Slice
 from blackbox.native.system.file_lock import FileLock, OwnedError
 from blackbox.native.tables.xxh3 import xxh3
 from blackbox.regular_file import read_regular
@@ -168,6 +169,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise JournalError(
                 f"{directory} holds a feed of {len(self.feed.slices)} slices, expected {len(feed.slices)}"
             )
+        for slice_id, parts in enumerate(zip(self.feed.slices, feed.slices, strict=True)):
+            here, there = map(_topics_of, parts)
+            if here != there:
+                raise JournalError(
+                    f"{directory} holds a feed whose slice {slice_id} has the {here}, expected the {there}: "
+                    "record to another directory until the next session"
+                )
+
+
+def _topics_of(part: Slice) -> str:
+    """Return the share or the prefixes of a slice as text."""
+    if part.share is not None and part.share != (0, 1):
+        return f"share {part.share[0]} of {part.share[1]}"
+    return f"prefixes {sorted(set(part.prefixes or ('',)))}"
 
 
 class _Version(msgspec.Struct):

@@ -244,10 +244,10 @@ def _keys(body: NDArray[numpy.uint8], names: int) -> dict[bytes, End] | None:
         return None
     offsets = body[layout.topic_offsets :][: 4 * (names + 1)].view(numpy.int32).tolist()
     payloads = body_layout(names, names, max(0, offsets[-1]), 0, FLAG_FIXED).payloads
+    if len(body) < payloads + END_BYTES * names or offsets != sorted(offsets) or offsets[0] != 0:
+        return None
     text = body[layout.topics : payloads].tobytes()
     ends = body[payloads:][: END_BYTES * names].view(numpy.int64).tolist()
-    if len(ends) < 2 * names or offsets != sorted(offsets) or offsets[0] != 0:
-        return None
     spans = zip(pairwise(offsets), ends[::2], ends[1::2], strict=True)
     return {text[start:stop]: End(end, count) for (start, stop), end, count in spans}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -14,9 +13,7 @@ import msgspec
 
 from blackbox.archive.files.codec import BLOCK_BYTES, Compression, check_packing
 from blackbox.archive.files.day import Manifest, as_journal_error, recorded_files, sync_directory
-from blackbox.archive.files.marks import Mark
-from blackbox.archive.files.segment import SegmentFile
-from blackbox.archive.maintain.slice_rewriter import SliceRewriter, copied_marks
+from blackbox.archive.maintain.slice_rewriter import MarkCopier, SliceRewriter
 from blackbox.archive.read.digest import Digest
 from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import Recorded, RecordRun, blocks_of, read_runs
@@ -109,7 +106,8 @@ def _write_and_compare(
         writer = SliceRewriter(fresh, slice_id, recording.feed.key_rule, compression, manifest.created_ns)
         try:
             groups = _groups(read(recording, slice_id, before), block_bytes)
-            blocks_before += _write_slice(writer, groups, _kept_marks(recording, slice_id), seen)
+            marks = MarkCopier(writer, recording.segments.filled(slice_id))
+            blocks_before += _write_slice(writer, groups, marks, seen)
         finally:
             writer.close()
         blocks_after += writer.blocks
@@ -135,10 +133,7 @@ def _write_and_compare(
 
 
 def _write_slice(
-    writer: SliceRewriter,
-    groups: Iterator[list[Recorded]],
-    marks: deque[tuple[SegmentFile, Mark]],
-    seen: list[RecordRun],
+    writer: SliceRewriter, groups: Iterator[list[Recorded]], marks: MarkCopier, seen: list[RecordRun]
 ) -> int:
     """Write the merged blocks and the marks of a slice. Return the number of blocks before merging."""
     blocks = 0
@@ -146,23 +141,12 @@ def _write_slice(
         blocks += len(group)
         if writer.is_full:
             writer.next_segment()
+        marks.copy_before(group[0])
         writer.put(group)
-        while marks and marks[0][1].ts <= group[-1].ts_recv:
-            writer.copy_mark(*marks.popleft())
         _give_back(seen)
-    for mark in marks:
-        writer.copy_mark(*mark)
+    marks.copy_rest()
     writer.finish()
     return blocks
-
-
-def _kept_marks(recording: Recording, slice_id: int) -> deque[tuple[SegmentFile, Mark]]:
-    """Return the marks, except those about segments. They keep their times and positions among the records."""
-    found: deque[tuple[SegmentFile, Mark]] = deque()
-    for _, segments in recording.segments.of([slice_id]):
-        for segment in segments:
-            found += [(segment, mark) for mark in copied_marks(segment)]
-    return found
 
 
 def _give_back(seen: list[RecordRun]) -> None:

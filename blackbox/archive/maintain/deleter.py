@@ -87,23 +87,25 @@ class Deleter:
         if self._thread.ident is None:
             start_thread(self._thread)
 
-    def close(self) -> None:
-        """Stop after the current day is deleted."""
+    def close(self) -> bool:
+        """Stop after the current day. Return False if the thread still runs after 10 s."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE_S)
+        return not self._thread.is_alive()
 
     def look(self) -> list[str]:
         """Delete the days beyond the retention, and return their names."""
         self._clear()
-        days = recorded_days(self._directory)
+        dates = {day: date for day in recorded_days(self._directory) if (date := _date_of(day)) is not None}
+        days = list(dates)
         sizes = [sum(path.stat().st_size for path in day.rglob("*") if path.is_file()) for day in days]
         gone = []
         kept = self._first_kept()
         for number, day in enumerate(days[:-1]):
-            if kept is not None and day >= kept:
+            if self._ending.is_set() or (kept is not None and day >= kept):
                 break
-            age, size = self._age_of(day), sum(sizes[number:])
+            age, size = self._age_of(dates[day]), sum(sizes[number:])
             is_over = _exceeds(age, self._keep.days) or _exceeds(size, self._keep.bytes)
             is_too_much = _exceeds(age, self._keep.most_days) or _exceeds(size, self._keep.most_bytes)
             if not is_over and not is_too_much:
@@ -127,9 +129,12 @@ class Deleter:
         if not over or (was.through, was.rule) == (over[-1].name, rule):
             return
         dropper = Dropper(rule[0], self._wanted() if rule[1] else (b"",))
-        for day in reversed(days[len(over) :]):
-            dropper.count(day)
-        for day in reversed(over):
+        for day in reversed(days):
+            if self._ending.is_set():
+                return
+            if day not in over:
+                dropper.count(day)
+                continue
             fresh = self._directory / _GOING / day.name
             if dropped := dropper.rewrite(day, fresh, self._compression):
                 was = was.joined(dropped, Deleted.read(self._directory).slices)
@@ -155,12 +160,8 @@ class Deleter:
             if self._ending.wait(_LOOK_S):
                 return
 
-    def _age_of(self, day: Path) -> int:
+    def _age_of(self, date: datetime.date) -> int:
         """Return the age of a day in session dates; the current one has age 1."""
-        try:
-            date = datetime.date.fromisoformat(day.name)
-        except ValueError:
-            return 1
         return (session_date(self._feed, time.time_ns()) - date).days + 1
 
     def _consumers(self) -> dict[str, Kept]:
@@ -185,6 +186,14 @@ class Deleter:
     def _clear(self) -> None:
         if (self._directory / _GOING).is_dir():
             shutil.rmtree(self._directory / _GOING)
+
+
+def _date_of(day: Path) -> datetime.date | None:
+    """Return the date that a day's directory is named after; None for a renamed copy."""
+    try:
+        return datetime.date.fromisoformat(day.name)
+    except ValueError:
+        return None
 
 
 def _exceeds(value: int, bound: int | None) -> bool:

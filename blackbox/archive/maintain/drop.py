@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from blackbox.archive.files.codec import Compression
 from blackbox.archive.files.day import Manifest, make_directory, sync_directory
 from blackbox.archive.files.dropped import Sequences
-from blackbox.archive.files.format import OFFSET_BLOCK_HEADER
-from blackbox.archive.maintain.slice_rewriter import SliceRewriter, copied_marks
+from blackbox.archive.maintain.slice_rewriter import MarkCopier, SliceRewriter
 from blackbox.archive.read.reader import Recorded, read_blocks
 from blackbox.archive.recording import Recording
 from blackbox.block.form.block import Block, HeaderFields
@@ -82,7 +81,8 @@ class Dropper:
         for slice_id, _ in recording.segments.of():
             writer = SliceRewriter(fresh, slice_id, recording.feed.key_rule, compression, manifest.created_ns)
             try:
-                found[slice_id] = _Copying(writer, drop[slice_id], ends[slice_id]).copy(recording, slice_id)
+                copying = _Copying(writer, recording.feed.key_rule, drop[slice_id], ends[slice_id])
+                found[slice_id] = copying.copy(recording, slice_id)
             finally:
                 writer.close()
         manifest.write(fresh)
@@ -90,7 +90,6 @@ class Dropper:
         written = {slice_id: _count(again, slice_id)[0] for slice_id, _ in again.segments.of()}
         if written != after or again.damage:
             raise JournalError(f"what was written of {day} was not what is kept of it; it was removed")
-        sync_directory(fresh)
         sync_directory(fresh.parent)
         return found
 
@@ -104,9 +103,9 @@ class Dropper:
 class _Copying:
     """Copies a slice of a day without the first messages of some topics."""
 
-    def __init__(self, writer: SliceRewriter, drop: dict[bytes, int], ends: _Ends) -> None:
+    def __init__(self, writer: SliceRewriter, key_rule: int, drop: dict[bytes, int], ends: _Ends) -> None:
         """`drop`: how many messages of each topic are still to be dropped."""
-        self._writer, self._drop = writer, drop
+        self._writer, self._key_rule, self._drop = writer, key_rule, drop
         self._stays = {position for position, _, _ in ends.values()}
         self._had: list[Sequences] = []
         self._last: dict[bytes, Position] = {}
@@ -114,16 +113,11 @@ class _Copying:
     def copy(self, recording: Recording, slice_id: int) -> tuple[list[Sequences], dict[bytes, Position]]:
         """Copy segment by segment; return the sequences that it had, and the last dropped message of each topic."""
         for segment in recording.segments.filled(slice_id):
-            marks = copied_marks(segment)
-            mark = next(marks, None)
+            marks = MarkCopier(self._writer, [segment])
             for recorded in read_blocks([segment], recording.feed.key_rule, recording.segments.note):
-                while mark is not None and mark.offset < recorded.header - OFFSET_BLOCK_HEADER - segment.address:
-                    self._writer.copy_mark(segment, mark)
-                    mark = next(marks, None)
+                marks.copy_before(recorded)
                 self._copy(recorded)
-            while mark is not None:
-                self._writer.copy_mark(segment, mark)
-                mark = next(marks, None)
+            marks.copy_rest()
             self._writer.next_segment()
         return self._had, self._last
 
@@ -151,7 +145,7 @@ class _Copying:
         edges = numpy.flatnonzero(numpy.diff(is_dropped, prepend=True, append=True)).reshape(-1, 2) + first
         parts = [numpy.arange(begin, stop) for begin, stop in edges.tolist()]
         for rows in parts if block.same is None else _joined(block.sequences - block.same, parts):
-            self._writer.put([Recorded(_part(block, rows), recorded.ts_recv, 0, 0, 0)])
+            self._writer.put([Recorded(_part(block, rows, self._key_rule), recorded.ts_recv, 0, 0, 0)])
 
 
 def _ranks(index: NDArray[numpy.int32]) -> NDArray[numpy.int64]:
@@ -174,8 +168,8 @@ def _joined(firsts: NDArray[numpy.int64], parts: list[NDArray[numpy.int64]]) -> 
     return found
 
 
-def _part(block: Block, rows: NDArray[numpy.int64]) -> Block:
-    """Return some rows of a block as a block."""
+def _part(block: Block, rows: NDArray[numpy.int64], key_rule: int) -> Block:
+    """Return some rows of a block as a block. `key_rule`: of its feed."""
     used, index = numpy.unique(block.topic_index[rows], return_inverse=True)
     topics, begin = block.topics, int(rows[0])
     starts, stops = block.payload_offsets[rows].astype(numpy.int64), block.payload_offsets[rows + 1]
@@ -193,7 +187,7 @@ def _part(block: Block, rows: NDArray[numpy.int64]) -> Block:
             sequences=block.sequences[rows] if has_sequences else None,
         ),
         HeaderFields(
-            key_rule=block.key_rule,
+            key_rule=key_rule,
             slice_id=block.slice_id,
             schema_id=block.schema_id,
             epoch=block.epoch,

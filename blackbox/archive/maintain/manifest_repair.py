@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy
-from numpy.typing import NDArray
 
 from blackbox import __version__
 from blackbox.archive.files.day import (
@@ -29,6 +28,7 @@ from blackbox.archive.files.format import FILE_HEAD, FILE_HEAD_BYTES, MARK, MARK
 from blackbox.archive.files.journal_record import CHAIN_BYTES
 from blackbox.archive.files.marks import chain_start
 from blackbox.archive.files.segment import Segment
+from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import blocks_of, read_spans, whole_spans
 from blackbox.archive.read.summary import topic_counts
 from blackbox.archive.recording import Recording
@@ -169,7 +169,7 @@ def _look(day: Path) -> _Found:
     for slice_id in slices:
         numbers = segment_numbers(slice_directory(day, slice_id))
         segments = [Segment(segment_path(day, slice_id, number), slice_id, number, 0) for number in numbers]
-        for run in read_spans([whole_spans(segments)], _all, 0, lambda _: None, bodies="stored"):
+        for run in read_spans([whole_spans(segments)], Filter(0).records, 0, lambda _: None, bodies="stored"):
             said |= set(zip(run.heads["key_rule"].tolist(), run.heads["schema"].tolist(), strict=True))
     if not said:
         raise JournalError(f"{day} has no segment with a record, expected one to repair it from")
@@ -177,10 +177,6 @@ def _look(day: Path) -> _Found:
         raise JournalError(f"{day} has blocks of several (key_rule, schema), {sorted(said)}, expected the same in all")
     ((key_rule, schema_id),) = said
     return _Found(slices=max(slices) + 1, key_rule=key_rule, schema_id=schema_id)
-
-
-def _all(heads: NDArray[Any]) -> NDArray[numpy.bool_]:
-    return numpy.ones(len(heads), bool)
 
 
 def _described(day: Path, feed: Feed, found: _Found, near: Manifest | None) -> SchemaDocument:

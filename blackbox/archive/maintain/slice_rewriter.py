@@ -171,7 +171,35 @@ class SliceRewriter:
             self._entry[:] = 0
 
 
-def copied_marks(segment: Segment) -> Iterator[Mark]:
+class MarkCopier:
+    """Copies the marks of a slice's segments, each before the same block as there."""
+
+    def __init__(self, writer: SliceRewriter, segments: list[Segment]) -> None:
+        self._writer, self._segments, self._index = writer, segments, 0
+        self._marks = ((index, mark) for index, each in enumerate(segments) for mark in _copied_marks(each))
+        self._next = next(self._marks, None)
+
+    def copy_before(self, recorded: Recorded) -> None:
+        """Copy the marks before a block of the segments. Call it for the blocks in order."""
+        while not 0 <= self._offset_of(recorded) < len(self._segments[self._index].memory):
+            self._index += 1
+        self._copy_to(self._index, self._offset_of(recorded))
+
+    def copy_rest(self) -> None:
+        """Copy the marks after the last block."""
+        self._copy_to(len(self._segments), 0)
+
+    def _offset_of(self, recorded: Recorded) -> int:
+        return recorded.header - self._segments[self._index].address
+
+    def _copy_to(self, stop: int, offset: int) -> None:
+        while self._next is not None and (self._next[0], self._next[1].offset) < (stop, offset):
+            index, mark = self._next
+            self._writer.copy_mark(self._segments[index], mark)
+            self._next = next(self._marks, None)
+
+
+def _copied_marks(segment: Segment) -> Iterator[Mark]:
     """Yield the marks of a segment that a copy has, too: those that are not about the segment."""
     places = [*places_of_marks(segment).tolist(), *places_of_marks(segment, are_notes=True).tolist()]
     for offset in sorted(places):

@@ -5,11 +5,14 @@ Only the records of one index entry are read, so that a day of any size is shown
 
 from __future__ import annotations
 
+from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy
 
 from blackbox.archive.files.segment import Segment
+from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import Span, blocks_of, read_spans
 from blackbox.block.batch.batch import Batch
 from blackbox.block.batch.first_rows import Row, first_rows, rows_of
@@ -19,7 +22,7 @@ from blackbox.notebook import Cell, Rows, period, view
 from blackbox.numbers import byte_size, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from blackbox.archive.recording import Recording
 
@@ -60,17 +63,21 @@ def _first_rows(day: Recording, messages: int) -> Rows:
 
 def _first_messages(day: Recording) -> list[Row]:
     """Return the first messages of the index entry that was sent first; none if all its blocks are damaged."""
-    begins = [next((each for each in mine if len(each.entries)), None) for _, mine in day.segments.of()]
-    segment = min(filter(None, begins), key=lambda each: int(each.entries["min_ts_out"][0]), default=None)
-    if segment is None:
-        return []
+    begins = [begin for _, mine in day.segments.of() for begin in islice(_begins(mine), 1)]
     rule, feed = day.feed.key_rule, BatchFeed(day.feed.name, day.schema if day.schema.records else None)
-    span = Span(segment, int(segment.entries["start"][0]), int(segment.entries["stop"][0]))
-    for run in read_spans([[span]], lambda heads: numpy.ones(len(heads), bool), rule, lambda _damage: None):
+    spans = [span for _, span in sorted(begins, key=itemgetter(0))[:1]]
+    for run in read_spans([spans], Filter(rule).records, rule, lambda _damage: None):
         for block, ts_recv, first_row, _, _ in blocks_of(run, rule):
             rows = numpy.arange(first_row, block.count, dtype=numpy.int32)
             return list(rows_of(Batch(block, rows, ReceivedBlock.of_block(block, feed, ts_recv))))
     return []
+
+
+def _begins(segments: Iterable[Segment]) -> Iterator[tuple[int, Span]]:
+    """Yield the lowest `ts_out` and the bytes of the first index entry with records of each segment."""
+    for segment in segments:
+        for entry in segment.entries[segment.entries["records"] > 0][:1]:
+            yield int(entry["min_ts_out"]), Span(segment, int(entry["start"]), int(entry["stop"]))
 
 
 def recordings_view(days: Sequence[Recording]) -> str:

@@ -9,19 +9,13 @@ from numpy.typing import NDArray
 
 from blackbox.archive.files.format import CODEC_NONE, OFFSET_BLOCK_HEADER, record_head_at
 from blackbox.archive.files.journal_record import is_whole
-from blackbox.block.form.format import FLAG_CHECKSUM, HEADER_BYTES, BodyLayout, layout_of, read_header
+from blackbox.block.form.format import FLAG_CHECKSUM, HEADER_BYTES, layout_of, read_header
 from blackbox.block.form.validate import KEY_OF_TOPICS, Fault, check_block
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.tables.name_table import FULL, NumberingAt, number_of
 
 _BODY_CHECKSUM: Final = int(Fault.BODY_CHECKSUM)
-
-
-@inner
-def _layout_of(header: int) -> BodyLayout:
-    block = read_header(header)
-    return layout_of(block)
 
 
 @njit(nogil=True, cache=True)
@@ -67,7 +61,7 @@ def select_rows(
     `last_time`.
     """
     block = read_header(header)
-    layout = _layout_of(header)
+    layout = layout_of(block)
     wanted = numpy.empty(block.topics, numpy.uint8)
     offsets = int32s_at(body + layout.topic_offsets, block.topics + 1)
     for topic in range(numpy.uint64(block.topics)):
@@ -107,7 +101,7 @@ def count_topics(header: int, body: int, first_row: int, first_topic: int, numbe
     the block's if the numbering is full.
     """
     block = read_header(header)
-    layout = _layout_of(header)
+    layout = layout_of(block)
     messages = numpy.zeros(block.topics, numpy.int64)
     topic_index = int32s_at(body + layout.topic_index, block.count)
     for row in range(numpy.uint64(first_row), numpy.uint64(block.count)):

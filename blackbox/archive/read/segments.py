@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import numpy
 
@@ -18,13 +19,16 @@ from blackbox.archive.files.day import (
     slice_name,
     slice_of,
 )
-from blackbox.archive.files.segment import NO_GOOD_RECORD, Damage, Segment, open_end
-from blackbox.archive.read.filter import Clock
-from blackbox.archive.read.reader import Recorded, read_blocks
+from blackbox.archive.files.segment import NO_GOOD_RECORD, NO_TIME, Damage, Segment, open_end
+from blackbox.archive.read.filter import Clock, Filter
+from blackbox.archive.read.reader import Recorded, Span, blocks_of, read_blocks, read_spans
 from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed
 
 _log = logging.getLogger(__name__)
+
+NO_TIMES: Final = (0, -1)
+"""Range of times without any time."""
 
 
 class Segments:
@@ -85,14 +89,8 @@ class Segments:
 
     def time_range(self, by: Clock) -> tuple[int, int]:
         """Return the lowest time above 0 and the highest one, from the indexes, ns since 1970; (0, -1) if none."""
-        low, high = 1 << 62, -1
-        for segment in self:
-            known = segment.entries[segment.entries[f"max_{by}"] > 0]
-            if len(known):
-                starts = known[f"min_{by}"]
-                low = min(low, int(numpy.where(starts > 0, starts, known[f"max_{by}"]).min()))
-                high = max(high, int(known[f"max_{by}"].max()))
-        return (low, high) if high >= low else (0, -1)
+        found = [each for _, mine in self.of() if (each := time_range_of(mine, by)) != NO_TIMES]
+        return (min(low for low, _ in found), max(high for _, high in found)) if found else NO_TIMES
 
     def refresh(self, only: int | None = None) -> None:
         """Add data recorded since, of all slices or of one.
@@ -170,3 +168,37 @@ class Segments:
             if isinstance(error.__cause__, FileNotFoundError) and not (known and len(known.entries)):
                 return None
             raise
+
+
+def time_range_of(segments: Iterable[Segment], by: Clock) -> tuple[int, int]:
+    """Return `Segments.time_range` of one slice."""
+    low, high = NO_TIME, -1
+    for segment in segments:
+        entries = segment.entries[segment.entries[f"max_{by}"] > 0]
+        lows, highs = entries[f"min_{by}"].copy(), entries[f"max_{by}"].copy()
+        if by == "ts_event":
+            is_unknown = lows == -NO_TIME  # it has an unreadable record
+            if high < 0:  # later entries rarely have earlier times, so only the first one is read for them
+                is_unknown[:1] |= lows[:1] <= 0
+            for index in numpy.flatnonzero(is_unknown).tolist():
+                lows[index], highs[index] = _times_in(segment, entries[index])
+        is_timed = highs > 0
+        if is_timed.any():
+            low = min(low, int(numpy.where(lows > 0, lows, highs)[is_timed].min()))
+            high = max(high, int(highs[is_timed].max()))
+    return (low, high) if high > 0 else NO_TIMES
+
+
+def _times_in(segment: Segment, entry: Any) -> tuple[int, int]:
+    """Return the lowest venue time above 0 and the highest one of an entry's readable messages."""
+    spans, wanted = [Span(segment, int(entry["start"]), int(entry["stop"]))], Filter(segment.key_rule).records
+    low, high = NO_TIME, -1
+    try:
+        for run in read_spans([spans], wanted, segment.key_rule, lambda _: None):
+            for recorded in blocks_of(run, segment.key_rule):
+                times = recorded.block.ts_event[recorded.first_row :]
+                low = min(low, int(times[times > 0].min(initial=NO_TIME)))
+                high = max(high, int(times.max()))
+    except JournalError:  # the compression library is not installed
+        return int(entry["max_ts_event"]), int(entry["max_ts_event"])
+    return low, high

@@ -18,7 +18,7 @@ from blackbox.archive.files.segment import NO_TIME, Damage, Segment, open_end
 from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import Recorded, Report, read_runs
 from blackbox.archive.read.rows import count_topics
-from blackbox.archive.read.segments import Segments
+from blackbox.archive.read.segments import NO_TIMES, Segments, time_range_of
 from blackbox.block.gap import Gap
 from blackbox.native.tables.name_table import Numbering
 
@@ -131,6 +131,7 @@ def _summarise_slice(
         changes = numpy.flatnonzero(numpy.diff(heads["epoch"], prepend=~heads["epoch"][:1]))
         for index in changes.tolist():
             epochs.setdefault(int(heads["epoch"][index]), int(heads["ts_out"][index]))
+    times = time_range_of(segments, "ts_event")
     summary = SliceSummary(
         slice_id=slice_id,
         messages=messages,
@@ -138,8 +139,8 @@ def _summarise_slice(
         body_bytes=body_bytes,
         file_bytes=sum(len(segment.memory) for segment in segments),
         segments=len(segments),
-        first_ts_event=_least(time for time in _known(segments, "min_ts_event") if time > 0),
-        last_ts_event=_most(time for time in _known(segments, "max_ts_event") if time > 0),
+        first_ts_event=None if times == NO_TIMES else times[0],
+        last_ts_event=None if times == NO_TIMES else times[1],
         first_ts_out=_least(_known(segments, "min_ts_out")),
         last_ts_out=_most(_known(segments, "max_ts_out")),
         epochs=tuple(epochs),

@@ -172,6 +172,7 @@ def finish(address: int, is_last: bool, ts: int) -> bool:
     `is_last`: the recorder stops.
     """
     state = journal_at(address)
+    bytes_at(address + AT_ENDED, COUNTER_BYTES)[:] = 0
     is_ended = state.error == 0 and end_of_segment(address) > FILE_HEAD_BYTES
     if is_ended:
         if is_last:

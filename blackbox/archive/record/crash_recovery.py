@@ -20,8 +20,7 @@ from blackbox.archive.files.day import (
     slice_directory,
     slice_of,
 )
-from blackbox.archive.files.format import ENTRY_BYTES, FILE_HEAD, FILE_HEAD_BYTES, INDEX_MAGIC
-from blackbox.archive.files.index_entry import seal_entry
+from blackbox.archive.files.format import FILE_HEAD, FILE_HEAD_BYTES, INDEX_MAGIC
 from blackbox.archive.files.segment import Segment
 from blackbox.block.form.layout import VERSION
 from blackbox.errors import JournalError
@@ -115,10 +114,7 @@ def _cut_tail(segment: Segment) -> int:
 
 def _complete_index(segment: Segment) -> None:
     path = index_path(segment.path)
-    table = segment.entries.copy()
-    for number in range(len(table)):
-        seal_entry(table.ctypes.data + ENTRY_BYTES * number)
-    entries = table.tobytes()
+    entries = segment.entries.tobytes()
     if not segment.damage and path.exists() and path.read_bytes()[FILE_HEAD_BYTES:] == entries:
         return
     data = file_head(INDEX_MAGIC, segment.slice_id, segment.number, time.time_ns()) + entries

@@ -91,7 +91,7 @@ class JournalState(HandedBlock):
     begun = Fields(COUNTERS)
     """The counters at the beginning of the segment."""
     ended = Fields(COUNTERS)
-    """The counters after the last SEGMENT_END; before the first one `chain` is 0."""
+    """The counters after the SEGMENT_END of the last finished segment; 0: it was empty."""
     lost = Field()
     """Messages received but not recorded."""
     error = Field()

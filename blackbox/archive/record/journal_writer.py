@@ -161,18 +161,20 @@ class JournalWriter:
             before, totals = self._before[0]
             before.sync()
             before.close()
-            note_closed(before.day, self.slice_id, totals, before.number + 1)
+            if totals.marks:  # else it was empty and is removed
+                note_closed(before.day, self.slice_id, totals, before.number + 1)
             del self._before[0]
         files, state = self._files, self.state
-        if not files.is_noted and state.safe > FILE_HEAD_BYTES:
+        writes, size = state.writes, state.safe
+        is_its_size = state.switches == self._switches  # else `size` is of another segment
+        if not files.is_noted and is_its_size and size > FILE_HEAD_BYTES:
             with suppress(OSError):  # retried; file errors are reported elsewhere
                 note_segments(files.day, self.slice_id, files.number + 1)
                 files.is_noted = True
-        writes, size, switches = state.writes, state.safe, state.switches
         if what_is_written and writes != files.synced_writes:
             files.sync()
             files.synced_writes = writes
-            if self._note_synced is not None and switches == self._switches:  # else `size` is of another segment
+            if self._note_synced is not None and is_its_size:
                 self._note_synced(self.slice_id, files.created_ns, size)
 
     def begin_sync(self) -> None:
@@ -186,8 +188,9 @@ class JournalWriter:
 
     def check_is_there(self) -> None:
         """Raise JournalError if the current segment has lost its name."""
-        if not self._files.is_there:
-            raise JournalError(f"{self._files.path} was removed or replaced during recording")
+        with self._lock:
+            if not self._files.is_there:
+                raise JournalError(f"{self._files.path} was removed or replaced during recording")
 
     def close(self) -> None:
         """Write the buffer, sync and close. Requires that the slice thread and the keeper thread have ended.
@@ -198,7 +201,6 @@ class JournalWriter:
             return
         self._is_open = False
         self._notice_switch()
-        self.state.ended[:] = numpy.zeros(COUNTERS, numpy.int64).data
         finish(self.state.address, True, time.time_ns())
         if not self._files.is_there:
             lose_segment(self.state.address)
@@ -212,7 +214,7 @@ class JournalWriter:
                     files.close()
 
     def _ended(self) -> Totals:
-        """The totals after the last SEGMENT_END mark."""
+        """The totals after the SEGMENT_END of the last finished segment; without marks, it was empty."""
         return Totals(*self.state.ended[COUNTERS - len(Totals._fields) :])
 
     def _notice_switch(self) -> None:

@@ -169,8 +169,10 @@ class Journals:
             return
         self._enter(JournalsLife.CLOSING)
         try:
-            if self._deleter is not None:
-                self._deleter.close()
+            if self._deleter is not None and not self._deleter.close():
+                text = "days of %s are still being deleted, so the directory stays locked until this process ends"
+                log.warning(text, self.directory)
+                self._lock = None
             self._close_journals(are_threads_done)
         finally:
             if self._archive is not None:

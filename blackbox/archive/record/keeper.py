@@ -103,7 +103,7 @@ class Keeper:
 
     def _tick_s(self) -> float:
         """Return the time to sleep: at most until a sync is due."""
-        if self._settings.fsync != "interval":
+        if self.error is not None or self._settings.fsync != "interval":
             return _TICK_S
         return min(_TICK_S, max(0.0, self._synced + self._settings.fsync_interval_s - time.monotonic()))
 

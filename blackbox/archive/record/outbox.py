@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from blackbox.archive.files.day import recorded_days, replace_file
 from blackbox.archive.files.format import FILE_HEAD_BYTES, MarkKind
-from blackbox.archive.files.marks import NAMES_LEFT_OUT, marks_of
+from blackbox.archive.files.marks import NAMES_LEFT_OUT, Totals, end_of, marks_of
 from blackbox.archive.files.segment import Segment
 from blackbox.archive.read.reader import RecordRun, Span, blocks_of, read_spans
 from blackbox.archive.record.journals import Journals
+from blackbox.archive.record.resumption import own_archive
 from blackbox.archive.record.settings import JournalKeywords, JournalSettings
 from blackbox.archive.recording import Recording
 from blackbox.archive.serve.client import ArchiveClient
@@ -175,8 +176,7 @@ class Outbox:
 
     def _held_elsewhere(self, feed: Feed, epoch: int) -> dict[int, int]:
         """Return by slice the last sequence of an epoch in any other archive that answers now."""
-        serve = self._settings.serve
-        own = serve if isinstance(serve, str) else feed.archives[0] if serve else ""
+        own = own_archive(feed, self._settings.serve)
         held: dict[int, int] = {}
         for endpoint in feed.archives:
             if endpoint == own:
@@ -234,15 +234,14 @@ class _Before:
 
     def __init__(self, feed: Feed, days: list[Recording]) -> None:
         self._feed, self._days = feed, days
-        entries = [each.entries["epoch"] for _, each in self._segments()]
-        self.epoch = max((int(epochs.max()) for epochs in entries if len(epochs)), default=0)
+        self.epoch = max((epoch for _, each in self._segments() for epoch in _epochs(each)), default=0)
 
     @property
     def is_ended(self) -> bool:
         """True if the publisher has closed each slice that it began."""
         heard, ended = set[int](), set[int]()
         for slice_id, segment in self._segments():
-            if self.epoch in segment.entries["epoch"]:
+            if self.epoch in _epochs(segment):
                 heard.add(slice_id)
                 marks = marks_of([segment])
                 if any(mark.epoch == self.epoch and mark.kind is MarkKind.EPOCH_END for mark in marks):
@@ -320,6 +319,11 @@ class _Before:
             for number, segments in day.segments.of():
                 if slice_id in (None, number):
                     yield from ((number, segment) for segment in segments)
+
+
+def _epochs(segment: Segment) -> set[int]:
+    """Return the epochs of a segment's index entries, and the last one of its marks."""
+    return {*numpy.unique(segment.entries["epoch"]).tolist(), end_of(segment, Totals()).epoch}
 
 
 class _KeyEnds:

@@ -13,7 +13,7 @@ import msgspec
 from blackbox.archive.serve.archive_days import ArchiveDays
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.block.position import Position
-from blackbox.errors import ConfigError
+from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.receive.slices.catching_up import Since
 from blackbox.timestamps import SECOND_NS
@@ -26,12 +26,17 @@ _RECENT_NS: Final = 24 * 3_600 * SECOND_NS
 """An older recording is not continued: a recorder adds what it missed to the current day."""
 
 
+def own_archive(feed: Feed, serve: bool | str) -> str:
+    """Return the endpoint of the archive that is served: `serve`, or the feed's first one if True; empty: none."""
+    return serve if isinstance(serve, str) else feed.archives[0] if serve and feed.archives else ""
+
+
 def other_archives(feed: Feed, serve: bool | str) -> ArchiveClient:
-    """Return a client for the feed's archives without the recorder's own, which is at `serve`, or the first if True.
+    """Return a client for the feed's archives without the recorder's own. `serve`: see `own_archive`.
 
     Raises ConfigError if there is none.
     """
-    own = serve if isinstance(serve, str) else feed.archives[0] if serve and feed.archives else ""
+    own = own_archive(feed, serve)
     places = [number for number, endpoint in enumerate(feed.archives) if endpoint != own]
     if not places:
         raise ConfigError(
@@ -56,7 +61,11 @@ def resumption(directory: Path, archives: ArchiveClient) -> Callable[[int], Sinc
     recent_ns = time.time_ns() - _RECENT_NS
     open_slices = set(range(len(archives.feed.slices)))
     for name in reversed(days.reload()):
-        ends = {each: days.end_of(name, each) for each in open_slices if each < len(days.known(name).feed.slices)}
+        try:
+            ends = {each: days.end_of(name, each) for each in open_slices if each < len(days.known(name).feed.slices)}
+        except JournalError as error:
+            log.warning("%s", error)
+            ends = dict.fromkeys(open_slices)
         damaged = [each for each, end in ends.items() if end is None]
         if damaged:
             text = "%s is damaged: messages of slices %s since the last recorded ones are missing"

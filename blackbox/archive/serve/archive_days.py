@@ -130,10 +130,10 @@ def segments_of(day: Recording, slice_id: int) -> list[Segment]:
 def _end_of(day: Recording, slice_id: int) -> SliceEnd | None:
     if day.damage:
         return None
-    segments = segments_of(day, slice_id)
-    if not segments:
+    found = [each.entries[each.entries["records"] > 0] for each in segments_of(day, slice_id)]
+    if not sum(map(len, found)):
         return SliceEnd(-EVERYTHING, Position(0, 0))
-    entries = numpy.concatenate([each.entries for each in segments])
+    entries = numpy.concatenate(found)
     epoch = int(entries["epoch"].max())
     return SliceEnd(
         int(entries["max_ts_recv"].max()),
