@@ -22,15 +22,17 @@ MIN_NS: Final = -(1 << 63) + 1
 MAX_NS: Final = (1 << 63) - 1
 """The latest int64 time, in 2262."""
 
-_LEAST_NS: Final = 10**17
+LEAST_NS: Final = 10**17
 """A time in 1973. Smaller numbers count larger units; larger numbers are times in ns."""
 _LAST_NS: Final = 4 * 10**18
 """A time in 2096. Later times come from damaged files."""
+_NEAR_NS: Final = 1_577_716_200 * SECOND_NS
+"""A time in 2019, to compare numbers with if no other time is known."""
 _UNITS: Final = (
     (10**8, "no unit since 1970"),
     (10**11, "seconds"),
     (10**14, "milliseconds"),
-    (_LEAST_NS, "microseconds"),
+    (LEAST_NS, "microseconds"),
 )
 """The unit that a number below the limit counts, for times of this era."""
 
@@ -73,7 +75,7 @@ def datetime_of(ns: int, zone: str | tzinfo = UTC) -> datetime:
 
 def check_unit(value: int, near_ns: int) -> int:
     """Return a time in ns. Raises ValueError if it looks like another unit. `near_ns`: a known time for comparison."""
-    if 0 < value < _LEAST_NS <= near_ns < _LAST_NS:
+    if 0 < value < LEAST_NS <= near_ns < _LAST_NS:
         unit = next(unit for limit, unit in _UNITS if value < limit)
         raise ValueError(
             f"time was {value}, which looks like {unit}, expected ns since 1970, such as {near_ns}, a date-time such "
@@ -82,22 +84,20 @@ def check_unit(value: int, near_ns: int) -> int:
     return value
 
 
-def parse_time(text: str, zone: str, start_ns: int = 0, stop_ns: int = MAX_NS) -> int:
+def parse_time(text: str, zone: str, start_ns: int | None = None, stop_ns: int = MAX_NS) -> int:
     """Return the time that a text means, ns since the epoch: see the grammar at the top of this file.
 
-    A time of day alone is the first such time from `start_ns` to `stop_ns`; if there is none, that of the day of
-    `start_ns`. Times without an offset are in `zone`.
+    A time of day alone is the first such time from `start_ns`, by default 1970, to `stop_ns`; if there is none, that of
+    the day of `start_ns`. Times without an offset are in `zone`.
 
     Raises ValueError if the text is not a time, is out of int64's range, or is a number of seconds, ms or us.
     """
     text = text.strip()
-    if text.isascii() and text.isdecimal() and _DATE_DIGITS < len(text) <= _MOST_DIGITS:
-        check_unit(int(text), start_ns)
+    is_number = text.isascii() and text.isdecimal() and len(text) > _DATE_DIGITS
+    if is_number and len(text) <= _MOST_DIGITS:
+        check_unit(int(text), _NEAR_NS if start_ns is None else start_ns)
     try:
-        if text.isascii() and text.isdecimal() and len(text) > _DATE_DIGITS:
-            ns = int(text)
-        else:
-            ns = _parse(text, zone_of(zone), start_ns, stop_ns)
+        ns = int(text) if is_number else _parse(text, zone_of(zone), start_ns or 0, stop_ns)
         if not MIN_NS <= ns <= MAX_NS:
             raise ValueError(text)
     except (ValueError, OverflowError):

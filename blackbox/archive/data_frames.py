@@ -43,8 +43,8 @@ class FrameOptions(Selection, total=False):
     """"float" (the default): float64. "decimal": exact; Python objects in pandas. "integer": as sent by the venue. A
     missing price is null; so is a decimal of more than 18 digits."""
     times: Times
-    """"timestamp" (the default): with nanoseconds. "integer": int64 ns since 1970. Missing times are null; with
-    "integer", a message's missing `ts_event` is 0."""
+    """"timestamp" (the default): with nanoseconds. "integer": int64 since 1970, in ns; a record's field that the schema
+    has in seconds stays in seconds. Missing times are null; with "integer", a message's missing `ts_event` is 0."""
     zone: str | None
     """Time zone of the timestamps, such as "America/New_York"; by default the feed's."""
     broken: bool

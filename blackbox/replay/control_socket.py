@@ -24,8 +24,8 @@ from blackbox.feed.endpoint import check_endpoint
 from blackbox.feed.feed import Feed
 from blackbox.native.system.limits import Needs
 from blackbox.native.system.waits import step_of
-from blackbox.replay.status import ReplayStatus
-from blackbox.timestamps import check_unit, parse_time
+from blackbox.replay.status import ReplayState, ReplayStatus
+from blackbox.timestamps import check_unit, is_time_of_day, parse_time
 from blackbox.transport.context import new_context
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.security.curve import keys_of_line, use_keys
@@ -155,6 +155,8 @@ class ControlSocket:
                 controls.step(messages)
             case Seek(to=str(text)):
                 now = controls.status()
+                if now.state is ReplayState.READY and is_time_of_day(text):
+                    raise ValueError(f"time was {text!r}, expected one with a date: the replay has not begun")
                 controls.seek(parse_time(text, self._time_zone, now.start_ns, now.stop_ns))
             case Seek(to=int(ts_ns)):
                 controls.seek(check_unit(ts_ns, controls.status().start_ns))

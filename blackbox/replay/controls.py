@@ -15,17 +15,14 @@ from operator import index
 from typing import Final
 
 import msgspec
-import numpy
 
 from blackbox.arguments import duration_ns
 from blackbox.errors import ControlError
 from blackbox.life import Life
-from blackbox.native.compile.jit import warm_up
-from blackbox.native.tables.histogram import BUCKETS, percentiles_ns, record_one
 from blackbox.replay.clock import Clock
 from blackbox.replay.progress import Progress
 from blackbox.replay.schedule import NO_LIMIT, Schedule
-from blackbox.replay.status import Lateness, ReplayState, ReplayStatus
+from blackbox.replay.status import ReplayState, ReplayStatus
 
 log = logging.getLogger("blackbox")
 
@@ -94,7 +91,6 @@ class Controls:
         self._clock = clock or Clock()
         self._changed = threading.Condition()
         self._schedule = Schedule(speed, max_silence_ns)
-        self._histogram = numpy.zeros(BUCKETS, numpy.int64)
         self._life = ControlsLife.NEW
         self._progress = Progress(self._schedule)
         self._is_unlimited = False  # no wait and no pending command; read without the lock
@@ -192,11 +188,6 @@ class Controls:
                 seconds_left=seconds_left,
             )
 
-    def lateness(self) -> Lateness:
-        """Return the delay of paced deliveries: the schedule's error while the consumer keeps up."""
-        p50_ns, p99_ns, max_ns = percentiles_ns(self._histogram, 50, 99, 100)
-        return Lateness(count=int(self._histogram.sum()), p50_ns=p50_ns, p99_ns=p99_ns, max_ns=max_ns)
-
     # Playing
 
     def begin(self, start_ns: int, stop_ns: int) -> None:
@@ -206,7 +197,6 @@ class Controls:
         """
         if stop_ns < start_ns:
             raise ValueError(f"stop_ns was {stop_ns}, expected start_ns, {start_ns}, or later")
-        warm_up(record_one, 0, 0)
         with self._changed:
             if self._life is ControlsLife.BEGUN:
                 raise ControlError("these controls are used by a replay that has not ended")
@@ -276,10 +266,9 @@ class Controls:
             if schedule.speed is None:
                 return _ALL
             due_ns = schedule.due_ns()
-            late_ns = self._clock.now_ns() - due_ns
-            if late_ns >= 0:
-                record_one(self._histogram.ctypes.data, late_ns)
-                return Grant(Action.PLAY, until_ns=schedule.until_ns(next_ns, due_ns + late_ns))
+            now_ns = self._clock.now_ns()
+            if now_ns >= due_ns:
+                return Grant(Action.PLAY, until_ns=schedule.until_ns(next_ns, now_ns))
             self._clock.wait(self._changed, due_ns)
 
     # States

@@ -121,9 +121,12 @@ class Playback:
         while left:
             before = self._messages
             ended = self._play_from(start, builds_books)
+            if ended is None and not self._controls.is_called_off():
+                self._player.finish(playlist.stop)
+            if ended is None and self._controls.is_called_off():
+                ended = self._controls.wait(self._position_ns)  # returns the seek or stop
             if ended is None:
                 left -= 1
-                self._player.finish(playlist.stop)
                 if self._messages == before and start == playlist.start:
                     low, high = map(datetime_of, playlist.recorded_range())
                     log.warning("nothing was played: no message from %s to %s was selected", low, high)

@@ -42,13 +42,3 @@ class ReplayStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Messages per second over the last second."""
     seconds_left: float | None
     """Seconds to `stop_ns` at this speed, with silences; None: unknown."""
-
-
-class Lateness(msgspec.Struct, frozen=True, kw_only=True):
-    """Delay of paced deliveries: now - due, for each wait."""
-
-    count: int
-    """Waits that ended with a delivery. Steps and unpaced messages have no due time and are not counted."""
-    p50_ns: int
-    p99_ns: int
-    max_ns: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -142,6 +143,16 @@ def test_messages_are_merged_by_their_times(day: tuple[int, int, list[tuple[int,
         assert (found, order) == expected_order(key_bytes, puts)
 
 
+def test_messages_after_one_at_the_end_of_all_times_are_exported(tmp_path: Path) -> None:
+    times = [[5, (1 << 63) - 1, 6], [7, (1 << 63) - 2, (1 << 63) - 1]]
+    day = Day(tmp_path, feed_of(2))
+    for slice_id, mine in enumerate(times):
+        for place, time in enumerate(mine):
+            day.put(slice_id, Put((Row(b"AB"[slice_id : slice_id + 1], b"a", time),), place, ts_out=place))
+    parts = list(in_order_of_time(Recording.open(tmp_path), Filter(0), Order()))
+    assert [time for part in parts for time in part.ts_event.tolist()] == [5, 7, *times[0][1:], *times[1][1:]]
+
+
 def test_messages_beyond_the_waiting_limit_are_exported_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +166,16 @@ def test_messages_beyond_the_waiting_limit_are_exported_and_counted(
     order = Order()
     assert sum(len(part.ts_event) for part in in_order_of_time(Recording.open(tmp_path), Filter(0), order)) == 6_001
     assert order.messages == 6_001
+
+
+def test_a_draft_that_a_killed_export_left_is_in_no_way(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", msgspec.structs.replace(feed_of(), schema="itch50"))
+    day.put(0, Put((Row(b"A", b"a", 1),)))
+    (tmp_path / f".x.bin.{os.getpid()}.new").touch()  # of a process with the same PID in another container
+    export(Recording.open(day.path), tmp_path / "x.bin")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".x.bin.{os.getpid()}.new", "day", "x.bin"]
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "x.bin").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_an_impossible_export_raises(tmp_path: Path) -> None:

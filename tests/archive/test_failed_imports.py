@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from blackbox.archive.files.day import IMPORT_LOCK, LOCK, recorded_days
 from blackbox.archive.importing.column_writer import ColumnWriter
 from blackbox.archive.importing.import_days import import_days
 from blackbox.errors import JournalError, SourceError
-from blackbox.feed.source import Chunk
+from blackbox.feed.source import Chunk, Source
 from blackbox.testing import wait_until
 from tests.archive.imports import DAY_NS, NOON, Made, feed_of, told
 
@@ -111,6 +112,20 @@ def test_a_day_without_messages_is_named_and_does_not_end_other_imports(tmp_path
     with pytest.raises(SourceError, match=r"2026-01-05 has no message: .*; 2026-01-07 has no message"):
         import_days(feed_of("raw"), tmp_path, sources, threads=threads)
     assert names_of(tmp_path) == ["2026-01-06"]
+
+
+def test_an_empty_source_of_a_day_with_others_is_named(tmp_path: Path) -> None:
+    date = datetime.date(2026, 1, 5)
+
+    class Following(Made):
+        def follow(self, before: Source) -> bool:
+            return True
+
+    for number, (empty, is_named) in enumerate(((Made(date=date), True), (Following(date=date), False))):
+        feed = feed_of("raw", name=f"imported{number}")
+        with pytest.raises(SourceError, match="^<.*Made.*> has no message$") if is_named else nullcontext():
+            import_days(feed, tmp_path, [Made(ROWS, date=date), empty])
+        assert told(Recording.open(tmp_path / feed.name / "2026-01-05")) == ROWS
 
 
 def test_a_day_is_checked_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from blackbox_feeds.iex import Iex
 from hypothesis import given, settings
 
 from blackbox import ConfigError, Recording, Recordings, Schema
-from blackbox.feed.schema.schema import TradeFields
+from blackbox.feed.schema.schema import BreakFields, TradeFields
 from tests.deals import (
     DEALS,
     SECOND,
@@ -223,6 +223,19 @@ def test_ids_may_be_strings(tmp_path: Path) -> None:
     day.put(0, Put(tuple(Row(b"A.T", row, 1) for row in rows)))
     found = Recording.open(tmp_path).trades.to_polars().select("trade_id", "price").rows()
     assert found == [("x-1", 1.5), ("x-2", 1.5), ("x-1", 0.0)]
+
+
+def test_a_break_may_hold_a_text_id_in_a_wider_field(tmp_path: Path) -> None:
+    deal = numpy.dtype([("type", "S1"), ("id", "S12"), ("price", "<f8"), ("size", "<u4")])
+    cancel = numpy.dtype([("type", "S1"), ("id", "S20")])
+    trades, breaks = (TradeFields("T", "price", "size", id="id"),), (BreakFields("C", "id"),)
+    schema = Schema("broken", 1_793, {"T": deal, "C": cancel}, trades=trades, breaks=breaks)
+    day = Day(tmp_path, feed_of(schema=schema))
+    rows = [Row(b"A.T", numpy.array([(b"T", each, 1.5, 1)], deal).tobytes(), 1) for each in (b"x-1", b"x-2")]
+    day.put(0, Put((*rows, Row(b"A.C", numpy.array([(b"C", b"x-1")], cancel).tobytes(), 2))))
+    trades_of_day = Recording.open(tmp_path).trades
+    assert trades_of_day.to_polars()["trade_id"].to_list() == ["x-2"]
+    assert trades_of_day.left_out().broken == 1
 
 
 def test_records_of_a_wrong_size_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from blackbox.feed.endpoint import _free_ports
 from blackbox.native.system.file_lock import owner_of
 from blackbox.testing import wait_until
 from tests.cli.commands import invoke
+from tests.journals import Day, Put, Row, feed_of
 
 URI = "s3://bucket/recordings"
 """A store that no test writes to."""
@@ -84,12 +85,12 @@ def prefix(server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pre
     return Prefix(f"s3://bucket/{tmp_path.name}", server / "bucket" / tmp_path.name)
 
 
-def make_day(directory: Path, date: str, count: int = 1_000, name: str = "tape") -> Path:
+def make_day(directory: Path, date: str, count: int = 1_000, name: str = "tape", mark: bytes = b"-") -> Path:
     start = int(datetime.datetime.fromisoformat(f"{date}T12:00:00+00:00").timestamp()) * NS
     table = {
         "topic": [f"{'ABCD'[number % 4]}.t" for number in range(count)],
         "ts_event": numpy.arange(start, start + count),
-        "payload": [b"%s-%d" % (date.encode(), number) for number in range(count)],
+        "payload": [b"%s%s%d" % (date.encode(), mark, number) for number in range(count)],
     }
     return Recording.create(directory, Feed.local(name), table, date=date).path
 
@@ -185,12 +186,71 @@ def test_an_interrupted_copy_is_no_day_and_is_resumed(prefix: Prefix, tmp_path: 
 def test_a_day_that_differs_from_its_copy_is_reported_and_left(prefix: Prefix, tmp_path: Path) -> None:
     make_day(tmp_path / "one", "2026-01-05", 1_000)
     make_day(tmp_path / "two", "2026-01-05", 1_500)
+    same_size = make_day(tmp_path / "three", "2026-01-05", 1_000, mark=b"+")
     assert [each.outcome for each in sync(tmp_path / "one", Store(prefix.uri))] == [Outcome.COPIED]
     before = files_below(prefix.path)
     ended = invoke("sync", tmp_path / "two", prefix.uri)
     assert ended.status == Status.LOST
     assert f"1 day differs from its copy in {prefix.uri}: tape/2026-01-05" in ended.errors
+    assert [each.outcome for each in sync(same_size, Store(prefix.uri))] == [Outcome.DIFFERS]
     assert files_below(prefix.path) == before
+
+
+def test_a_slice_without_files_is_not_damage(prefix: Prefix, tmp_path: Path) -> None:
+    day = Day(tmp_path / "local" / "recorded" / "2026-01-05", feed_of(2), date="2026-01-05")
+    day.put(1, Put((Row(b"B", b"1", 1),)))
+    list(sync(tmp_path / "local", Store(prefix.uri)))
+    assert Recording.open(f"{prefix.uri}/recorded/2026-01-05").verify() == Recording.open(day.path).verify() == []
+
+
+def test_a_day_is_named_also_if_its_directory_is_the_current_one(
+    prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_day(tmp_path / "local", "2026-01-05", 10))
+    (done,) = sync(Path(), Store(prefix.uri.replace("//bucket/", "//bucket//")))
+    assert (done.outcome, done.name) == (Outcome.COPIED, "tape/2026-01-05")
+    assert (prefix.path / "tape" / "2026-01-05" / "files.json").exists()
+
+
+def test_an_interrupted_removal_from_the_cache_leaves_no_part_of_a_day(
+    prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for date in ("2026-01-05", "2026-01-06"):
+        make_day(tmp_path / "local", date)
+    list(sync(tmp_path / "local", Store(prefix.uri)))
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.000001")
+    first = Recording.open(f"{prefix.uri}/tape/2026-01-05").path
+
+    def interrupt(path: Path, **_: object) -> None:
+        if path.exists():  # the draft of a fetched day was renamed
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", interrupt)
+        Recording.open(f"{prefix.uri}/tape/2026-01-06")
+    assert not first.exists()
+    for draft in cached_days().glob(".draft-*"):
+        os.utime(draft, (0, 0))
+    assert Recording.open(f"{prefix.uri}/tape/2026-01-05").path.exists()
+    assert not list(cached_days().glob(".draft-*"))
+
+
+def test_a_day_that_another_process_removes_from_the_cache_is_one_error(
+    prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_day(tmp_path / "local", "2026-01-05", 10)
+    list(sync(tmp_path / "local", Store(prefix.uri)))
+    use = os.utime
+
+    def remove(path: Path) -> None:
+        shutil.rmtree(path)
+        use(path)
+
+    with monkeypatch.context() as patch, pytest.raises(JournalError, match="was not found"):
+        patch.setattr(os, "utime", remove)
+        Recording.open(f"{prefix.uri}/tape/2026-01-05")
+    monkeypatch.setenv(LIMIT_VARIABLE, "inf")
+    assert len(messages(Recording.open(f"{prefix.uri}/tape/2026-01-05"))) == 10
 
 
 def test_a_day_is_open_until_its_recorder_has_left_every_slice(tmp_path: Path) -> None:
@@ -255,8 +315,11 @@ def test_damaged_objects_are_errors_and_the_cache_is_bounded(
     assert (first.path.exists(), second.path.exists()) == (False, True)
     assert messages(Recording.open(f"{prefix.uri}/tape/2026-01-06")) == had
     monkeypatch.setenv(LIMIT_VARIABLE, "none")
+    before = sorted(cached_days().iterdir())
     with pytest.raises(ConfigError, match="BLACKBOX_CACHE_GIB was 'none'"):
-        Recording.open(f"{prefix.uri}/tape/2026-01-06")
+        Recording.open(f"{prefix.uri}/tape/2026-01-07")
+    assert sorted(cached_days().iterdir()) == before
+    monkeypatch.delenv(LIMIT_VARIABLE)
 
     listed = stored / "2026-01-07" / "files.json"
     document = json.loads(listed.read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import sys
 from decimal import Decimal
@@ -229,6 +230,14 @@ def test_a_day_is_renamed_into_place_when_complete(day: Day, tmp_path: Path, mon
     assert list((tmp_path / "none").iterdir()) == []
 
 
+def test_a_draft_that_a_killed_export_left_is_in_no_way(day: Day, tmp_path: Path) -> None:
+    left = tmp_path / f".out.2026-11-20.{os.getpid()}.new"  # of a process with the same PID in another container
+    left.mkdir()
+    assert Recording.open(day.path).to_parquet(tmp_path / "out").messages == 6
+    assert {path.name for path in tmp_path.iterdir()} == {left.name, "out", "recorded"}
+    assert (tmp_path / "out" / "date=2026-11-20").stat().st_mode == left.stat().st_mode
+
+
 def test_the_command_writes_several_days_to_a_directory(day: Day, tmp_path: Path) -> None:
     other = Day(day.path.parent / "2026-11-19", day.feed, date="2026-11-19")
     other.put(1, Put((Row(b"B.t", b"x"),)))
@@ -321,5 +330,9 @@ def test_a_day_is_one_commit_of_a_delta_table(itch: Recording, tmp_path: Path) -
     with pytest.raises(JournalError, match=rf"has rows of {itch.date}, expected a day that is not there"):
         itch.to_delta(table, message_type="R")
     assert len(deltalake.DeltaTable(table).history()) == 1
+    for name, keys in (("apart", ["symbol"]), ("whole", None)):
+        deltalake.write_deltalake(tmp_path / name, pyarrow.table({"symbol": ["A"], "size": [1]}), partition_by=keys)
+        with pytest.raises(JournalError, match=rf"{name} is partitioned by {re.escape(str(keys or []))}, expected"):
+            itch.to_delta(tmp_path / name)
     with pytest.raises(JournalError, match="cannot be written"):
         itch.to_delta(table / "_delta_log" / "00000000000000000000.json")

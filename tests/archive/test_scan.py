@@ -237,5 +237,7 @@ def test_several_days_and_trades_are_queried_alike(tmp_path: Path) -> None:
         found = ticks.scan_polars().filter(where).select("price", "size").collect()
         assert_frame_equal(found, whole.filter(where).select("price", "size"))
         assert len(found)
+        for low in (10**8, 5 * 10**16, 10**17):  # in the filter of a query, any integer is a time in ns
+            assert len(ticks.scan_polars(times="integer").filter(column("ts_event") > low).collect()) == len(whole)
     lazy = days.scan_polars(message_type="P").filter(where)
     assert_frame_equal(lazy.collect(), days.to_polars(message_type="P").filter(where), categorical_as_str=True)

@@ -192,7 +192,7 @@ def test_books_lose_sync_at_the_position_of_a_damaged_block(tmp_path: Path, clea
 
 
 @pytest.mark.parametrize("by", ["sent", "event"])
-@pytest.mark.parametrize(("damage", "block"), [(damage_body, 1), (damage_head, 1), (damage_head, 3)])
+@pytest.mark.parametrize(("damage", "block"), [(damage_body, 0), (damage_body, 1), (damage_head, 1), (damage_head, 3)])
 def test_a_damaged_block_is_a_gap_of_its_messages(
     tmp_path: Path, by: Literal["sent", "event"], damage: Callable[[Segment, int], None], block: int
 ) -> None:

@@ -81,6 +81,7 @@ def test_requests_of_the_replay_page_are_valid() -> None:
     requests = re.findall(r"`(\{\"do\".*?\})`", (DOCS / "recorders.md").read_text())
     assert len(requests) == 7
     controls = Controls()
+    controls.begin(0, 1)
     socket = ControlSocket(controls, "tcp://127.0.0.1:1")
     for request in requests:
         answer = msgspec.json.decode(socket._answer([request.encode()]))

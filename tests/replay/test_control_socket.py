@@ -108,6 +108,13 @@ def test_seek_accepts_human_readable_times(socket: ControlSocket) -> None:
         assert ask(socket.endpoint, Seek(text)).position_ns == START + int(seconds * S), text
 
 
+def test_time_of_day_before_the_replay_has_begun_is_an_error() -> None:
+    with ControlSocket(Controls(), free_endpoint()) as socket:
+        with pytest.raises(ControlError, match="^time was '14:30', expected one with a date: the replay has not begun"):
+            ask(socket.endpoint, Seek("14:30"))
+        assert ask(socket.endpoint, Seek("2019-12-30T14:30")).position_ns == START
+
+
 MISUNDERSTOOD = (
     b"",
     b"pause",

@@ -176,7 +176,6 @@ def test_the_machine_s_clock_never_wakes_early() -> None:
         controls.wait(START + part * S // 1_000)
         controls.played(1, START + part * S // 1_000)
     assert clock.now_ns() - began_ns >= 9 * S // 1_000
-    assert controls.lateness().count == 11
 
 
 def test_a_player_that_never_sleeps_can_be_stopped() -> None:

@@ -58,6 +58,35 @@ def test_commands_from_a_callback(tmp_path: Path) -> None:
     assert came == [(b"0", 0), (b"1", 100), (b"2", 110), (b"3", 120), (b"4", 120), (b"5", 120)]
 
 
+@pytest.mark.parametrize("rows", [1, 6])
+def test_seek_from_the_callback_of_the_last_message(tmp_path: Path, rows: int) -> None:
+    simple_day(tmp_path, [START + i for i in range(6)], rows)
+    subscriber = Subscriber(feed_of())
+    replay = Replay(Recording.open(tmp_path), loops=2)
+    came: list[int] = []
+
+    @subscriber.on(b"")
+    def collect(message: Message) -> None:
+        came.append(int(message.payload))
+        if len(came) == 6:
+            replay.controls.seek(START + 4)
+
+    subscriber.replay(replay)
+    assert came == [0, 1, 2, 3, 4, 5, 4, 5, 0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("start", [None, START])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_message_at_the_end_of_all_times_is_played(tmp_path: Path, rows: int, start: int | None) -> None:
+    simple_day(tmp_path, [START, START + 10, (1 << 63) - 1], rows)
+    subscriber = Subscriber(feed_of())
+    came: list[int] = []
+    subscriber.on(b"")(lambda message: came.append(message.ts_event - START))
+    controls = Controls(1.0, max_silence=1.0, clock=ManualClock(automatic=True))
+    subscriber.replay(Replay(Recording.open(tmp_path), start=start, controls=controls))
+    assert came == [0, 10, (1 << 63) - 1 - START]
+
+
 def test_a_damaged_block_does_not_cost_a_step(tmp_path: Path) -> None:
     day = simple_day(tmp_path, [START + i for i in range(12)], rows=3)
     damage_body(day.segments[0], 1)

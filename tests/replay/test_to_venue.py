@@ -78,6 +78,24 @@ def test_a_message_of_several_topics_is_sent_once_and_one_without_payload_never(
     assert played(recordings, prefix=b"B").got == [(b"B", 1, b"both"), (b"B", 4, b"b")]
 
 
+def test_a_step_does_not_cut_a_message_of_several_topics(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    rows = (Row(b"A", b"both", 1), Row(b"B", b"both", 1), Row(b"A", b"a", 2))
+    day.put(0, Put(rows, 0, same=(0, 1, 0)))
+    recordings, controls, server = [Recording.open(day.path)], Controls(), Collected()
+    sent: list[int] = []
+
+    def step(messages: VenueMessages) -> None:
+        Collected.send(server, messages)
+        sent.append(len(server.got))
+        controls.step()
+
+    server.send = step  # type: ignore[method-assign]
+    controls.step()
+    Replay(recordings, order="sent", controls=controls).run(VenuePlayer(server, recordings))
+    assert (server.got, sent) == ([(b"A", 1, b"both"), (b"A", 2, b"a")], [1, 2])
+
+
 def test_days_and_schemas_that_cannot_be_served_are_one_error(tmp_path: Path) -> None:
     days = [Day(tmp_path / date, feed_of(), date=date) for date in ("2026-11-20", "2026-11-21")]
     for day in days:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from blackbox.archive.export.ticks import Trades
 
 _SPREAD: Final = numpy.uint64(0x9E3779B97F4A7C15)
+_TEXT_SPREAD: Final = numpy.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class Repeated:
@@ -199,8 +200,8 @@ def id_keys(symbols: Symbols, batch: Batch, rows: NDArray[numpy.int64], records:
     if ids.dtype.kind not in "iu":
         octets = numpy.ascontiguousarray(ids).view(numpy.uint8).reshape(len(ids), -1)
         ids = numpy.zeros(len(ids), numpy.uint64)
-        for octet in octets.T:
-            ids = ids * _SPREAD + octet
+        for octet in octets.T[::-1]:  # from the end, so that the zeros after a text do not change its hash
+            ids = ids * _TEXT_SPREAD + octet
     return _keys(symbols.of_rows(batch, rows), ids.astype(numpy.uint64))
 
 

@@ -35,14 +35,16 @@ def append_day(
     """Append a day to a table in one commit: see `Recording.to_delta`. Return the number of messages."""
     content.check()
     options = None if storage_options is None else dict(storage_options)
+    keys = [field.name for field in _PARTITIONS]
     try:
         if DeltaTable.is_deltatable(table, options):
-            days = {str(part["date"]) for part in DeltaTable(table, storage_options=options).partitions()}
-            if content.date in days:
+            there = DeltaTable(table, storage_options=options)
+            if (columns := there.metadata().partition_columns) != keys:
+                raise JournalError(f"{table} is partitioned by {columns}, expected {keys}")
+            if content.date in {str(part["date"]) for part in there.partitions()}:
                 raise JournalError(f"{table} has rows of {content.date}, expected a day that is not there yet")
         day = _Day(content, progress)
         reader = pyarrow.RecordBatchReader.from_batches(day.schema, day.batches(slices))
-        keys = [field.name for field in _PARTITIONS]
         write_deltalake(table, reader, mode="append", partition_by=keys, storage_options=options)
     except (DeltaError, OSError) as error:
         raise JournalError(f"{table} cannot be written: {error}") from error

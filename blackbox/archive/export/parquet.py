@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -99,19 +99,17 @@ def write_day(
     day = out / f"date={content.date}"
     if day.exists():
         raise JournalError(f"{day} exists, expected a day that is not there yet")
-    # Next to OUT: readers of OUT look into every directory in it.
-    draft = out.parent / f".{out.name}.{content.date}.{os.getpid()}.new"
     writer = _Writer(content, progress)
     try:
-        try:
-            make_directory(out)
+        make_directory(out)
+        # Next to OUT: readers of OUT look into every directory in it.
+        with TemporaryDirectory(".new", f".{out.name}.{content.date}.", out.parent, ignore_cleanup_errors=True) as own:
+            draft = Path(own) / day.name
             draft.mkdir()
             for slice_id, batches in slices.items():
                 writer.write(draft / f"slice={slice_id}", batches)
             draft.rename(day)
             sync_directory(out)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         raise as_journal_error(error, f"{day} cannot be written") from error
     return ParquetDay(

@@ -15,6 +15,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.routing.prefixes import common_prefix
 from blackbox.feed.symbol_choice import SymbolChoice, starts_by_slice
+from blackbox.timestamps import LEAST_NS
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,8 +26,6 @@ EARLIEST: Final = -(1 << 63)
 LATEST: Final = (1 << 63) - 1
 NUMBERS: Final = ("slice", "ts_event", "ts_out", "ts_recv", "epoch", "sequence")
 TEXTS: Final = ("topic", "symbol", "type")
-LEAST_NS: Final = 10**16
-"""April 1970: a recording rejects lower times, as being in another unit."""
 _MOST_TEXTS: Final = 1_000
 """Larger sets do not limit the slices."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import msgspec
@@ -113,15 +114,13 @@ def export(
     wants: object = exporter
     if isinstance(wants, WantsHead):
         messages = chain(_head(recording, wants.head_topic(recording.feed.topic)), messages)
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with TemporaryDirectory(".new", f".{target.name}.", target.parent, ignore_cleanup_errors=True) as own:
+            fresh = Path(own) / target.name
             _write(fresh, target.suffix, exporter(messages))
             size = fresh.stat().st_size
             fresh.rename(target)
-        finally:
-            fresh.unlink(missing_ok=True)
     except OSError as error:
         raise as_journal_error(error, f"{target} cannot be written") from error
     uncertain = len(recording.feed.slices) > 1 or recording.feed.key_rule > 0

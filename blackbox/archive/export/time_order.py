@@ -31,6 +31,8 @@ _PART_BYTES: Final = 16 << 20
 _WINDOW_ROWS: Final = 1 << 21
 """Maximum number of waiting messages, 40 bytes each."""
 _NEVER: Final = (1 << 63) - 1
+_LATEST: Final = _NEVER - 2
+"""Messages with a later time are sorted as if they had this one."""
 
 # Columns of waiting messages.
 _PLACE: Final = 0
@@ -174,7 +176,8 @@ class _Slice:
         least = _NEVER
         for segment in reversed(self._segments):
             entries = segment.entries
-            times = numpy.where(wanted.entries(entries), entries["min_ts_event"], _NEVER)
+            times = numpy.minimum(entries["min_ts_event"], _LATEST)
+            times = numpy.where(wanted.entries(entries), times, _NEVER)
             times = numpy.minimum.accumulate(numpy.append(times, least)[::-1])[::-1]
             found[segment] = entries["stop"], times
             least = int(times[0])
@@ -260,7 +263,7 @@ def list_messages(
         row = numpy.uint64(i) if wanted < 0 else unsigned(chosen[i])
         time = ts_event[row]
         late += time < latest
-        latest = max(latest, time)
+        latest = max(latest, min(time, _LATEST))
         start = numpy.int64(row) * block.stride if fixed else numpy.int64(offsets[row])
         columns[_PLACE, many] = latest
         columns[_TIME, many] = time

@@ -260,6 +260,12 @@ def _earliest_ns(feed: Feed) -> int:
     return day_end_ns(feed, datetime.date(1970, 1, 1))
 
 
+def _no_message(source: Source) -> str:
+    """Return a sentence for a source without messages."""
+    reasons = "; ".join([*([source.truncated] if source.truncated else []), *source.notes])
+    return f"{source!r} has no message" + (f": {reasons}" if reasons else "")
+
+
 class _OpenDay:
     """A day open for writing. It is renamed into place when `stack` exits without an error."""
 
@@ -335,8 +341,7 @@ class _Days:
         """
         source, first = begun.source, begun.first
         if first is None:
-            reasons = "; ".join([*([source.truncated] if source.truncated else []), *source.notes])
-            return f"{source!r} has no message" + (f": {reasons}" if reasons else "")
+            return _no_message(source)
         messages, date = 0, self._job.date
         self._last = self._day(first)
         self._headed = {first}
@@ -366,7 +371,7 @@ class _Days:
             )
         self._last.truncated += [source.truncated] if source.truncated else []
         self._last.notes += source.notes
-        return None
+        return None if messages or follows else _no_message(source)
 
     def close(self, go_on: Callable[[object], None]) -> list[ImportedDay]:
         """Write buffered messages, read all days and check them. Raises JournalError if one is not complete."""

@@ -7,10 +7,13 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from blackbox.archive.files.day import MANIFEST
+from blackbox.archive.files.day import MANIFEST, Manifest, slice_directory
 from blackbox.archive.objects.store import Store, StoredFiles, join
 from blackbox.errors import ConfigError, JournalError
 from blackbox.user_cache import draft_in, user_cache
@@ -19,6 +22,9 @@ log = logging.getLogger("blackbox")
 
 LIMIT_VARIABLE: Final = "BLACKBOX_CACHE_GIB"
 _DEFAULT_GIB: Final = 50.0
+_DRAFT: Final = ".draft-"
+_MOST_DRAFT_S: Final = 86_400
+"""Age of a draft that a killed process has left."""
 _DEEPEST: Final = 2
 """FEED/DATE below the directory of recordings."""
 
@@ -65,6 +71,7 @@ def _is_from(name: str, first: datetime.date, last: datetime.date) -> bool:
 
 def _fetch(store: Store, name: str, keep: int) -> Path:
     """Return the cached copy of a day. `keep`: days that the caller uses together."""
+    limit = _limit_bytes()
     files = store.files_of(name)
     if files is None:
         raise JournalError(f"{store.uri}/{name} has no files.json: it was not copied by `blackbox sync`")
@@ -75,13 +82,14 @@ def _fetch(store: Store, name: str, keep: int) -> Path:
     target = cached_days() / f"{hashlib.sha256(whole.encode()).hexdigest()[:8]}-{digest}" / feed / date
     if not (target / MANIFEST).exists():
         _download(store, name, files, target)
-    os.utime(target.parent.parent)
-    _bound(target.parent.parent, keep)
+    with suppress(FileNotFoundError):  # other processes remove days too
+        os.utime(target.parent.parent)
+    _bound(target.parent.parent, keep, limit)
     return target
 
 
 def _download(store: Store, name: str, files: StoredFiles, target: Path) -> None:
-    with draft_in(cached_days(), ".draft-", f"{store.uri}/{name} cannot be copied") as draft:
+    with draft_in(cached_days(), _DRAFT, f"{store.uri}/{name} cannot be copied") as draft:
         for each, expected in files.files.items():
             path, hashed = draft / each, hashlib.sha256()
             path.parent.mkdir(exist_ok=True)
@@ -92,6 +100,8 @@ def _download(store: Store, name: str, files: StoredFiles, target: Path) -> None
             if hashed.hexdigest() != expected.sha256:
                 was = hashed.hexdigest()
                 raise JournalError(f"{store.uri}/{name}/{each}: SHA-256 was {was}, expected {expected.sha256}")
+        for slice_id in range(len(Manifest.read(draft).feed.slices)):  # the store has no empty directories
+            slice_directory(draft, slice_id).mkdir(exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             draft.rename(target)
@@ -108,17 +118,29 @@ def _limit_bytes() -> int:
             raise ValueError
     except ValueError:
         raise ConfigError(f"{LIMIT_VARIABLE} was {text!r}, expected a number of GiB above 0") from None
-    return int(gib * (1 << 30))
+    return int(min(gib * (1 << 30), sys.maxsize))
 
 
-def _bound(newest: Path, keep: int) -> None:
-    """Remove days used longest ago while the cache is too large, but not the `keep` newest ones."""
-    limit = _limit_bytes()
-    days = [path for path in cached_days().iterdir() if path.is_dir() and not path.name.startswith(".")]
-    days.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+def _bound(newest: Path, keep: int, limit: int) -> None:
+    """Remove days used longest ago while the cache is too large, but not the `keep` newest ones; and old drafts."""
+    days: list[tuple[float, Path]] = []
+    for path in cached_days().iterdir():
+        with suppress(FileNotFoundError):
+            used_s = path.stat().st_mtime
+            if not path.name.startswith(_DRAFT):
+                days.append((used_s, path))
+            elif used_s < time.time() - _MOST_DRAFT_S:
+                shutil.rmtree(path, ignore_errors=True)
     total = 0
-    for number, path in enumerate(days):
-        total += sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-        if total > limit and number >= keep and path != newest:
-            log.info("%s is removed: the cache of days has more than %d bytes", path, limit)
-            shutil.rmtree(path, ignore_errors=True)
+    for number, (_, path) in enumerate(sorted(days, reverse=True)):
+        with suppress(FileNotFoundError):
+            total += sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+            if total > limit and number >= keep and path != newest:
+                log.info("%s is removed: the cache of days has more than %d bytes", path, limit)
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a day. It first loses its name, so that no part of it remains as a day."""
+    with draft_in(cached_days(), _DRAFT, f"{path} cannot be removed") as draft, suppress(FileNotFoundError):
+        path.rename(draft / path.name)

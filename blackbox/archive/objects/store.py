@@ -89,7 +89,7 @@ class Store:
         text = os.fspath(uri)
         if not is_stored(text):
             raise ConfigError(f"store was {text!r}, expected s3://BUCKET/PREFIX")
-        self.path = _S3.sub("", text).rstrip("/")
+        self.path = join(*_S3.sub("", text).split("/"))
         self._files = _open_s3(self.path.partition("/")[0])
 
     @property

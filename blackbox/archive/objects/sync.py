@@ -51,7 +51,7 @@ class SyncedDay(NamedTuple):
 def days_at(directory: Path) -> list[Path]:
     """Return the days in a directory of recordings, of a feed, or of one day. Raises JournalError if it has no day."""
     if (directory / MANIFEST).exists():
-        return [directory]
+        return [directory.absolute()]  # "." has no name
     feeds = sorted(path for path in directory.glob("*") if path.is_dir()) if directory.is_dir() else []
     found = recorded_days(directory) or [day for feed in feeds for day in recorded_days(feed)]
     if not found:
@@ -108,6 +108,7 @@ def _sync_day(day: Path, name: str, store: Store, progress: Callable[[int], obje
     there = store.files_of(name)
     if there is not None:
         is_same = {each: size for each, (size, *_) in before.items()} == {k: v.size for k, v in there.files.items()}
+        is_same = is_same and digest_of(files[MANIFEST]) == there.files[MANIFEST]
         outcome = Outcome.PRESENT if is_same else Outcome.DIFFERS
         return SyncedDay(day, name, outcome, len(there.files), there.bytes, 0)
     has, listed, uploaded = store.sizes(name), dict[str, StoredFile](), 0

@@ -38,13 +38,12 @@ class PlayerReason(IntEnum):
     """Reason for `play` to return."""
 
     DONE = 0
+    """The table is played, or `stopping` of the slice state was set, which ends all workers."""
     DELIVER = 1
     """The burst has deliveries for Python callbacks, or a compiled one raised."""
     GROW = 2
     """`rows` must hold `rows_needed` for the next block."""
-    HALTED = 3
-    """`stopping` of the slice state was set, which ends all workers."""
-    NO_MEMORY = 4
+    NO_MEMORY = 3
     """There was no memory for a block's envelope."""
 
 
@@ -300,7 +299,7 @@ def play(
         if block.slice_id % workers != worker:
             continue
         if load_shared(slice_state, "stopping") != 0:
-            return _stop(i, PlayerReason.HALTED)
+            return _stop(i, PlayerReason.DONE)
         if not _has_messages(row, blocks.wanted):
             continue
         words = slices + 8 * SLICE_WORDS * block.slice_id

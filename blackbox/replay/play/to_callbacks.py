@@ -107,8 +107,8 @@ class CallbackPlayer:
         """
         losses, faults = self._losses, table.rows["fault"][start:stop]
         is_unchecked, bad = faults == UNCHECKED, start + numpy.flatnonzero(faults > Fault.NONE)
-        for first, last in pairwise([start, *bad.tolist(), stop]):
-            if first < stop and table.rows["fault"][first] > Fault.NONE:
+        for first, last in pairwise(dict.fromkeys((start, *bad.tolist(), stop))):
+            if table.rows["fault"][first] > Fault.NONE:
                 losses.report_damage(table, first)
             for part in losses.gaps.parts(table, first, last):
                 if part.start < part.stop:

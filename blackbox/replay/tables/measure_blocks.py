@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from blackbox.archive.files.format import OFFSET_BLOCK_HEADER
 from blackbox.archive.read.reader import UNCHECKED
 from blackbox.archive.read.rows import check_recorded
-from blackbox.block.form.format import layout_of, read_header
+from blackbox.block.form.format import is_same, layout_of, read_header
 from blackbox.block.form.validate import Fault
 from blackbox.feed.symbol_choice import CHOSEN
 from blackbox.native.compile.jit import njit
@@ -19,7 +19,8 @@ from blackbox.native.memory.records import Field, SharedRecord, record_at
 from blackbox.native.tables.prefix_trie import Trie, longest_prefix
 
 _NO_FAULT: Final = int(Fault.NONE)
-_LATEST: Final = (1 << 63) - 1
+_LATEST: Final = (1 << 63) - 2
+"""Messages with a later time are played at this one: the next integer is the end of all times."""
 
 
 class BlockRow(SharedRecord):
@@ -130,7 +131,7 @@ def _measure(address: int, wanted: Wanted) -> None:
                 high_ns = max(high_ns, ts_event[row])
     block.count = found
     if wanted.by_event:
-        block.next_ns, block.low_ns, block.high_ns = next_ns, low_ns, high_ns
+        block.next_ns, block.low_ns, block.high_ns = min(next_ns, _LATEST), low_ns, min(high_ns, _LATEST)
 
 
 @inner
@@ -155,19 +156,24 @@ def measure(table: BlockTableAt) -> None:
 def due_rows(table: BlockTableAt, until_ns: int, messages: int) -> int:
     """Return the first row of the table's first block that is not due yet; its `stop_row` if all are due.
 
-    At most `messages` of the rows to play are due, up to the first one later than `until_ns`.
+    About `messages` of the rows to play are due, up to the first one later than `until_ns`. A message with several
+    topics is not split.
     """
     block = block_row_at(table.address)
     header = read_header(block.header)
+    layout = layout_of(header)
     marks = numpy.empty(header.topics, numpy.uint8)
     _mark_topics(block.header, block.body, table.wanted, marks)
     ts_event = int64s_at(block.body, header.count)
-    topic_index = int32s_at(block.body + 8 * header.count, header.count)
-    for row in range(numpy.uint64(block.first_row), numpy.uint64(block.stop_row)):
+    topic_index = int32s_at(block.body + layout.topic_index, header.count)
+    is_begun = False
+    for row in range(block.first_row, block.stop_row):
+        is_begun = is_begun and is_same(header, layout, block.body, row)
         if marks[unsigned(topic_index[row])]:
-            if ts_event[row] > until_ns or messages == 0:
-                return numpy.int64(row)
+            if not is_begun and (min(ts_event[row], _LATEST) > until_ns or messages <= 0):
+                return row
             messages -= 1
+            is_begun = True
     return block.stop_row
 
 
@@ -180,9 +186,9 @@ def next_in_range(table: BlockTableAt, row: int) -> tuple[int, int]:
     block = block_row_at(table.address)
     ts_event = int64s_at(block.body, read_header(block.header).count)
     end, start_ns, stop_ns = block.stop_row, table.wanted.start_ns, table.wanted.stop_ns
-    while row < end and not start_ns <= ts_event[row] < stop_ns:
+    while row < end and not start_ns <= min(ts_event[row], _LATEST) < stop_ns:
         row += 1
     first = row
-    while row < end and start_ns <= ts_event[row] < stop_ns:
+    while row < end and start_ns <= min(ts_event[row], _LATEST) < stop_ns:
         row += 1
     return first, row
