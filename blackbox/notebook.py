@@ -62,9 +62,15 @@ def text(value: Cell) -> str:
     if isinstance(value, int):
         return count(value)
     start = value[: 4 * _MOST_CHARACTERS + 4]  # the rest of a long payload is not decoded
-    whole = start if isinstance(start, str) else start.decode(errors="backslashreplace")
-    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in whole)
+    shown = escaped(start if isinstance(start, str) else start.decode(errors="backslashreplace"))
     return shown if len(shown) <= _MOST_CHARACTERS else f"{shown[:_MOST_CHARACTERS]}…"
+
+
+def escaped(text: str) -> str:
+    """Return text of others with its unprintable characters escaped: they could control a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def moment(ns: int | None, zone: str | tzinfo, digits: int = 6) -> str:

@@ -14,9 +14,9 @@ from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.progress import LINE_EVERY_S, at_most_every
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import print_json, say, stderr
-from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.numbers import counted, duration
+from blackbox.user_cache import draft_in
 
 
 def warmup(
@@ -54,7 +54,8 @@ def warmup(
         from blackbox.cli.ui import warm
         from blackbox.native.compile.kernel_cache import cache_root
 
-        _check_cache(cache_root())
+        with draft_in(cache_root(), "warmup-", "compiled kernels cannot be cached"):
+            pass  # an error now, instead of after minutes
         began = time.monotonic()
         with TemporaryDirectory(prefix="blackbox-warmup-") as directory, stderr.status("compiling") as shown:
 
@@ -86,23 +87,6 @@ def warmup(
             f"{counted(compiled.count, 'kernel')} compiled, {loaded} from the cache, in {duration(seconds * 1e9)}: "
             f"{cache_root()}"
         )
-
-
-def _check_cache(cache: Path) -> None:
-    """Raise ConfigError unless compiled kernels can be cached."""
-    try:
-        with TemporaryDirectory(dir=_made(cache)):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"compiled kernels cannot be cached: {cache} is not writable ({error.strerror}); set XDG_CACHE_HOME to a "
-            "writable directory"
-        ) from None
-
-
-def _made(cache: Path) -> Path:
-    cache.mkdir(parents=True, exist_ok=True)
-    return cache
 
 
 def _import(spec: str, options: list[str] | None, out: Path) -> None:

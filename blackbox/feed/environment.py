@@ -7,7 +7,7 @@ A variable is the setting's name in capitals: `BLACKBOX_FEED_MAX_LAG_NS`, `BLACK
 import re
 from collections.abc import Mapping
 from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
@@ -84,7 +84,8 @@ def _hint(variable: str, name: str, struct: type[msgspec.Struct]) -> str:
 
 
 def _value_of(variable: str, text: str, expected: Any) -> Any:
-    kinds = get_args(expected) if isinstance(expected, UnionType) else (expected,)
+    plain = get_args(expected)[0] if get_origin(expected) is Annotated else expected
+    kinds = get_args(plain) if isinstance(plain, UnionType) else (plain,)
     lists = [kind for kind in kinds if get_origin(kind) is tuple]
     value: Any = text
     if lists and (str not in kinds or "," in text):

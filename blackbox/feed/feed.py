@@ -23,7 +23,7 @@ from blackbox.feed.routing.slices import PrefixRouting, ShareRouting, check_pref
 from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.feed.schema.schema import Schema
 from blackbox.feed.security import Security, path_in
-from blackbox.feed.slice import MAX_LINES, MAX_SLICES, Slice, check_binds, check_multicast, texts_of
+from blackbox.feed.slice import MAX_LINES, MAX_SLICES, Slice, check_binds, check_together, texts_of
 from blackbox.feed.toml import check_ranges, check_types, from_document
 from blackbox.regular_file import read_regular
 from blackbox.timestamps import zone_of
@@ -218,7 +218,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if self.key_bytes and self.channels > 1:
                 raise ConfigError(f"key_bytes was {self.key_bytes} and channels {self.channels}, expected only one")
             _check_session(self.time_zone, self.day_start)
-            _check_endpoints_differ(self.slices)
+            check_together(self.slices, self.channels, self.security)
             _check_archives(self.archives)
             check_binds("archives_bind", texts_of(self.archives_bind) or self.archives, self.archives)
             for what in ("hub", "hub_backup"):
@@ -226,8 +226,6 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 if endpoint:
                     check_service(endpoint, what)
                 check_binds(f"{what}_bind", texts_of(bind or endpoint), texts_of(endpoint))
-            _check_allowed(self.slices, self.security)
-            check_multicast(self.slices, self.channels, self.security is not None and not self.security.group_key)
             _ = self.routing
         except ConfigError as error:
             raise ConfigError(f"feed {self.name!r}: {error}") from None
@@ -255,7 +253,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(f"feed file {os.fspath(path)!r} was not found{where}") from None
         except OSError as error:
             raise ConfigError(f"feed file {os.fspath(path)!r} cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{os.fspath(path)} is not TOML: {error}") from error
         overridden: list[str] = []
         try:
@@ -462,24 +460,6 @@ def _check_archives(archives: tuple[str, ...]) -> None:
         check_service(endpoint)
         if endpoint in archives[:place]:
             raise ConfigError(f"archive {endpoint!r} was named twice, expected each once")
-
-
-def _check_allowed(slices: tuple[Slice, ...], security: Security | None) -> None:
-    for slice_id, part in enumerate(slices):
-        if part.allowed_keys and security is None:
-            raise ConfigError(f"slice {slice_id} had allowed_keys without a table [security], expected both")
-
-
-def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:
-    slice_of: dict[str, int] = {}
-    for slice_id, part in enumerate(slices):
-        for endpoint in part.endpoints:
-            if endpoint in slice_of:
-                raise ConfigError(
-                    f"endpoint {endpoint!r} of slice {slice_id} is also an endpoint of "
-                    f"slice {slice_of[endpoint]}, expected each endpoint once"
-                )
-            slice_of[endpoint] = slice_id
 
 
 def as_recorded(feed: Feed) -> Feed:

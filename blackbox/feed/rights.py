@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from blackbox.errors import ConfigError
+from blackbox.regular_file import read_regular
 
 RIGHTS_FILE: Final = "rights.toml"
 PUT_RIGHTS_FILE: Final = "put_rights.toml"
@@ -44,13 +45,12 @@ def load_put_rights(directory: str) -> Rights:
 
 def _load(path: Path, key_bytes: int | None) -> Rights:
     try:
-        with path.open("rb") as file:
-            document = tomllib.loads(file.read(_MOST_BYTES).decode())
+        document = tomllib.loads(read_regular(path, _MOST_BYTES).decode())
     except FileNotFoundError:
         return ALL_RIGHTS
     except OSError as error:
         raise ConfigError(f"rights {str(path)!r} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"rights {str(path)!r} are not TOML: {error}") from None
     return MappingProxyType({name: _prefixes(path, name, given, key_bytes) for name, given in document.items()})
 

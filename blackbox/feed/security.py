@@ -1,6 +1,7 @@
 """The keys of a feed's `[security]` table, and a warning if a feed has none."""
 
 import logging
+import os
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -86,7 +87,8 @@ class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def path_in(directory: Path, path: str) -> str:
     """Return the absolute path of a file in `directory`; `~` is the user's home, "" stays ""."""
-    return str(directory.absolute() / Path(path).expanduser()) if path else ""
+    home = os.path.expanduser(path)  # noqa: PTH111 - Path's own fails for an unknown user
+    return str(directory.absolute() / home) if path else ""
 
 
 def _one_of(name: str, paths: tuple[str, ...], place: int, each: str) -> str:

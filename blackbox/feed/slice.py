@@ -14,6 +14,7 @@ from blackbox.feed.endpoint import (
     transport_of,
 )
 from blackbox.feed.routing.slices import check_prefix
+from blackbox.feed.security import Security
 from blackbox.feed.toml import check_types
 
 MAX_LINES = 2
@@ -201,7 +202,28 @@ def check_binds(what: str, binds: tuple[str, ...], endpoints: tuple[str, ...]) -
                 raise ConfigError(f"{what} was {bind!r} for {endpoint!r}, expected an endpoint on tcp")
 
 
-def check_multicast(slices: tuple[Slice, ...], channels: int, lacks_key: bool) -> None:
+def check_together(slices: tuple[Slice, ...], channels: int, security: Security | None) -> None:
+    """Raise ConfigError unless the slices of a feed fit each other and its keys."""
+    _check_endpoints_differ(slices)
+    for slice_id, part in enumerate(slices):
+        if part.allowed_keys and security is None:
+            raise ConfigError(f"slice {slice_id} had allowed_keys without a table [security], expected both")
+    _check_multicast(slices, channels, security is not None and not security.group_key)
+
+
+def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:
+    slice_of: dict[str, int] = {}
+    for slice_id, part in enumerate(slices):
+        for endpoint in part.endpoints:
+            if endpoint in slice_of:
+                raise ConfigError(
+                    f"endpoint {endpoint!r} of slice {slice_id} is also an endpoint of "
+                    f"slice {slice_of[endpoint]}, expected each endpoint once"
+                )
+            slice_of[endpoint] = slice_id
+
+
+def _check_multicast(slices: tuple[Slice, ...], channels: int, lacks_key: bool) -> None:
     """Raise ConfigError unless each multicast line has its own groups, and a group key if it `lacks_key`."""
     taken: dict[Group, str] = {}
     for slice_id, part in enumerate(slices):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from blackbox.arguments import all_as_bytes
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
-from blackbox.feed.routing.prefixes import Prefixes, common_prefix, covering
+from blackbox.feed.routing.prefixes import Prefixes, common_prefix, covering, is_covered, uncovered
 from blackbox.feed.routing.slices import check_prefix
 from blackbox.feed.routing.symbol import BEFORE_FIRST, SymbolRule
 from blackbox.feed.routing.symbol_trie import build_symbol_trie
@@ -37,7 +38,7 @@ class SymbolChoice(NamedTuple):
         Raises TypeError unless `symbols` is a list of str or bytes; ConfigError if it is empty, or if no topic of the
         feed can have a symbol and the prefix.
         """
-        prefixes = covering(prefix)
+        prefixes = uncovered(covering(prefix))
         rule = feed.symbol_rule
         names = list(dict.fromkeys(all_as_bytes("symbols", symbols)))
         if not names:
@@ -45,10 +46,8 @@ class SymbolChoice(NamedTuple):
         starts = dict[tuple[bytes, bool], None]()
         for name in names:
             own = _starts(feed, name)
-            found = [(start, whole) for start, whole in own if start.startswith(prefixes)]
-            found += [
-                (each, False) for each in prefixes for start, whole in own if not whole and _is_longer(each, start)
-            ]
+            found = [(start, whole) for start, whole in own if is_covered(start, prefixes)]
+            found += [(each, False) for start, whole in own if not whole for each in _longer(prefixes, start)]
             if not found:
                 raise ConfigError(f"symbols had {name!r}, none of whose topics starts with prefix {prefix!r}")
             starts |= dict.fromkeys(found)
@@ -92,11 +91,12 @@ class TopicChoice(NamedTuple):
         """Starts of the topics, each with True if it is the whole topic. No topic starts with two of them."""
         if self.symbols is None:
             return [(prefix, False) for prefix in self.prefixes]
-        open_ = [start for start, whole in self.symbols.starts if not whole]
+        open_ = uncovered(start for start, whole in self.symbols.starts if not whole)
+        kept = set(open_)
         return [
             (start, whole)
             for start, whole in self.symbols.starts
-            if not any(start.startswith(other) and (whole or start != other) for other in open_)
+            if (not is_covered(start, open_) if whole else start in kept)
         ]
 
     @property
@@ -118,8 +118,12 @@ class TopicChoice(NamedTuple):
 ALL_TOPICS: Final = TopicChoice()
 
 
-def _is_longer(text: bytes, start: bytes) -> bool:
-    return text != start and text.startswith(start)
+def _longer(prefixes: Sequence[bytes], start: bytes) -> Iterator[bytes]:
+    """Yield the prefixes, which are sorted, that are longer than `start` and start with it."""
+    place = bisect_right(prefixes, start)
+    while place < len(prefixes) and prefixes[place].startswith(start):
+        yield prefixes[place]
+        place += 1
 
 
 def starts_by_slice(feed: Feed, starts: Iterable[tuple[bytes, bool]]) -> dict[int, list[tuple[bytes, bool]]]:

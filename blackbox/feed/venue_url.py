@@ -27,8 +27,8 @@ class Address(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, text: str, what: str) -> Self:
         """Parse HOST:PORT. Raises ConfigError, which names `what` it is."""
-        parts = urlsplit(f"//{text}")
         try:
+            parts = urlsplit(f"//{text}")
             host, port = parts.hostname, parts.port
             (host or "").encode("idna")  # as the resolver does, which otherwise raises UnicodeError
         except ValueError:
@@ -52,7 +52,10 @@ class VenueUrl(msgspec.Struct, frozen=True):
         scheme, colon, rest = text.partition("://")
         if not colon:
             raise ConfigError(f"URL was {text!r}, expected SCHEME://HOST:PORT, such as {_EXAMPLE}")
-        parts = urlsplit(f"//{rest}")
+        try:
+            parts = urlsplit(f"//{rest}")
+        except ValueError as error:
+            raise ConfigError(f"URL was {text!r}: {error}") from None
         try:
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError as error:

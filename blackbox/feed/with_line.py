@@ -32,5 +32,6 @@ def with_line(feed: Feed, line: Line) -> Feed:
             )
         endpoints = (*beside[slice_id], part.sockets[1]) if number else part.sockets[:1]
         bind = (*beside[slice_id], part.bound[1]) if number else part.bound[:1]
-        slices.append(msgspec.structs.replace(part, endpoints=endpoints, bind=bind))
+        interface = "" if number else part.interface  # a setting of subscribers, which excludes ipc
+        slices.append(msgspec.structs.replace(part, endpoints=endpoints, bind=bind, interface=interface))
     return msgspec.structs.replace(feed, slices=tuple(slices))

@@ -150,3 +150,4 @@ def test_a_small_receive_buffer_is_reported_for_feeds_with_multicast(tmp_path: P
     assert (check.state, "net.core.rmem_max" in check.advice) == (State.WARNING, True)
     limit.write_text("33554432\n")
     assert machine.check_receive_buffer(limit).state is State.OK
+    assert machine.check_receive_buffer(tmp_path / "none").state is State.OK

@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy
 import pytest
 
-from blackbox import Recording
+from blackbox import Recording, Schema
 from blackbox.block.batch.plain_message import decimal_text
+from blackbox.feed.schema.schema import price
 from tests.cli.commands import assert_one_line, invoke
 from tests.cli.days import OPEN, SECOND, trade
 from tests.journals import Day, Put, Row, feed_of
@@ -93,6 +96,17 @@ def test_options_select_the_dumped_messages(day: Day, words: list[str], sequence
 )
 def test_prices_are_exact(number: int, decimals: int, text: str) -> None:
     assert decimal_text(number, decimals) == text
+
+
+@pytest.mark.parametrize("order", [(2, 4), (4, 2)])
+def test_prices_have_the_decimals_of_their_own_schema(tmp_path: Path, order: tuple[int, ...]) -> None:
+    for decimals in order:
+        dtype = numpy.dtype([("kind", "S1"), ("price", price("<i8", decimals))])
+        feed = msgspec.structs.replace(feed_of(), schema=Schema("own", 4_000, {"P": dtype}))
+        day = Day(tmp_path / str(decimals), feed)
+        day.put(0, Put((Row(b"A.P", numpy.array([(b"P", 123_450)], dtype).tobytes(), 1),), schema=4_000))
+        (found,) = objects(day.path)
+        assert found["record"]["price"] == decimal_text(123_450, decimals)
 
 
 def test_a_day_of_a_raw_feed_has_the_schema_of_its_blocks(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def test_addresses_elsewhere_and_a_port_of_an_invisible_process(tmp_path: Path) 
     found = use_of("tcp://127.0.0.1:5000", tmp_path)
     assert (found.text, found.is_used, found.pid) == ("in use by another user's process", True, None)
     assert use_of("tcp://127.0.0.1:5001", tmp_path).text == "free"
+    assert use_of("udp://239.1.1.1:5000", tmp_path).text == "not joined here"
 
 
 def test_risks_cause_warnings(tmp_path: Path) -> None:

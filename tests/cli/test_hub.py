@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from base64 import b64decode
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 
 from blackbox import Feed
+from blackbox.cli.hub.get import print_message
 from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import Command, invoke
 from tests.hub.hubs import published
@@ -89,6 +92,28 @@ def test_put_and_get_while_the_hub_is_killed_and_restarted(place: Path) -> None:
     assert [each[-1] for each in stored] == [b"one", b"two", b"buy"]
 
 
+def test_a_signal_before_a_message_is_printed_does_not_lose_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = ["--feed", place / "feed.toml"]
+    durable = ["--prefix", "A", "--name", "desk", "--positions", place / "positions", *feed]
+    signals = [signal.SIGINT]
+
+    def print_after_signal(message: Any, schema: Any) -> None:
+        if signals:
+            signal.raise_signal(signals.pop())
+        print_message(message, schema)
+
+    with Command("hub", place / "hub.toml") as hub:
+        hub.read_error("takes puts at")
+        assert invoke("subscribe", "--durable", *durable).status == 0
+        for text in ("one", "two"):
+            assert invoke("put", "A", text, *feed).status == 0
+        monkeypatch.setattr("blackbox.cli.hub.get.print_message", print_after_signal)
+        ended = [invoke("get", *durable, "--count", 2, "--timeout", timeout) for timeout in (60, 0.5)]
+    assert [each.status for each in ended] == [130, 1], ended
+    assert [re.findall("one|two", each.out) for each in ended] == [["one"], ["two"]]
+    assert "1 messages arrived, expected 2: no message of prefix b'A' arrived in 0.5 s" in ended[1].errors
+
+
 def test_a_hub_prints_its_totals_and_stores_lines_except_refused_ones(place: Path) -> None:
     client = ["--feed", place / "feed.toml", "--timeout", "60"]
     durable = ["--name", "desk", "--positions", place / "positions"]
@@ -131,6 +156,7 @@ def test_a_hub_prints_its_totals_and_stores_lines_except_refused_ones(place: Pat
         ('feed = "none.toml"\ndirectory = "kept"\n', "none.toml' was not found"),
         ('feed = "feed.toml"\ndirectory = "kept"\nremember_ids = 0\n', "remember_ids was 0"),
         ("feed = ", "is not TOML"),
+        (f"feed = {'9' * 5_000}", "is not TOML"),
     ],
 )
 def test_a_wrong_hub_file_is_one_clear_error(place: Path, file: str, why: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from blackbox import Feed
 from blackbox.cli.ui.log import json_line
 from blackbox.cli.ui.status import Status
 from tests.cli.commands import Command, invoke, write_feed
-from tests.journals import Day
+from tests.journals import Day, feed_of
 
 LOG = logging.getLogger("blackbox")
 
@@ -68,6 +69,14 @@ def test_a_line_of_json_is_one_line_with_a_time_in_utc() -> None:
         "message": 'two\nlines "quoted"',
         "traceback": "Traceback\n  x",
     }
+
+
+def test_a_path_that_is_not_utf_8_is_escaped_in_json(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff") / "2026-11-20"
+    Day(path, feed_of())
+    ended = invoke("inspect", path, "--json", "--log-format", "json")
+    assert (ended.status, json.loads(ended.out)["recording"]) == (0, str(path)), ended.errors
+    assert json.loads(ended.errors.splitlines()[0])["message"] == f"reading {path}"
 
 
 def test_the_level_is_set_by_the_environment_before_or_after_the_command(

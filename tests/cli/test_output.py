@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +12,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from blackbox import Publisher, Recording
+from blackbox.block.gap import Gap
 from blackbox.cli.program import app
+from blackbox.cli.recordings.verify import gaps_table
 from blackbox.cli.ui.status import Status
 from blackbox.cli.ui.terminal import bad_if, columns_table, stdout, values_table
-from tests.cli.commands import ROOT, Command, assert_one_line, invoke
+from tests.cli.commands import ROOT, Command, Ended, Place, assert_one_line, beside, invoke
+from tests.cli.days import recorded_day
 from tests.examples import first_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.process_state import linux_only
@@ -60,6 +66,59 @@ def test_a_closed_pipe_is_not_an_error(day: Day) -> None:
         assert command.process.stderr is not None
         assert (status, command.process.stderr.read()) == (Status.OK, "")
         command.process.stdout = None
+
+
+def ended_with_closed_output(*words: object) -> Ended:
+    """Run a command whose stdout is a pipe without a reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        with Command(*words, stdout=writer) as command:
+            return command.end()
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    first_of([(["verify"], Status.LOST), (["verify", "--json"], Status.LOST), (["inspect"], Status.OK)]),
+)
+def test_a_closed_pipe_does_not_change_the_status(tmp_path: Path, words: list[str], status: Status) -> None:
+    ended = ended_with_closed_output(*words, recorded_day(tmp_path / "2026-11-20").path)
+    assert (ended.status, re.findall("^error: |Traceback|Exception", ended.errors)) == (status, []), ended.errors
+
+
+def test_a_subscription_whose_output_is_closed_receives_to_the_end(place: Place) -> None:
+    def publish() -> None:
+        with Publisher(place.feed, when_full="wait") as publisher:
+            publisher.wait_for_subscribers(timeout=60)
+            for number in range(2_000):
+                publisher.publish(b"A", b"%d" % number)
+
+    with beside(publish):
+        ended = ended_with_closed_output("subscribe", "--feed", place.path, "--until-end", "--show", 2_000)
+    assert (ended.status, "Traceback" in ended.errors) == (Status.OK, False), ended.errors
+
+
+@pytest.mark.parametrize("words", first_of([[], ["--json"]]))
+def test_a_command_that_prints_until_it_is_stopped_ends_when_its_output_is_closed(
+    place: Place, words: list[str]
+) -> None:
+    with Publisher(place.feed):
+        ended = ended_with_closed_output("stat", "--feed", place.path, *words)
+    assert (ended.status, "Traceback" in ended.errors) == (Status.OK, False), ended.errors
+
+
+def test_control_characters_of_others_are_escaped(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    topic = b"\x1b[2J\xc2\x9b.x"
+    day.put(0, Put((Row(topic, b"x", 1),)))
+    shown = [invoke(*words, day.path) for words in (["inspect", "--top", 1], ["dump"])]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(gaps_table(Recording.open(day.path), [Gap(0, 1, topic, 1, 1, 1)]))
+    for text in (*(each.out for each in shown), console.file.getvalue()):  # type: ignore[attr-defined]
+        assert r"\x1b[2J\x9b" in text
+        assert not {"\x1b", "\x9b"} & set(text)
 
 
 def test_topics_that_look_like_markup_are_shown_as_they_are(tmp_path: Path) -> None:

@@ -82,10 +82,14 @@ publish
 publish synthetic:10 --when-full block
 subscribe --workers -1
 subscribe --on-slow ignore
+subscribe --max-lag 1e10
+subscribe --max-lag nan
+subscribe --start-grace 1e7
 record --fsync often
 record --compression rar
 record --segment-mib 0
 record --timeout -1
+record --keep-gib inf
 import synthetic:10 --out x --date 2026-13-01
 import synthetic:10 --out x --date today
 relay x.toml tcp://127.0.0.1:5000 --plain --spare x.toml
@@ -94,6 +98,7 @@ relay x.toml tcp://127.0.0.1:5000 --plain --hold 1
 relay x.toml tcp://127.0.0.1:5000 --plain --when-full wait
 relay x.toml x.toml --in-the-clear
 stat --twice
+stat --timeout nan
 demo --count 0
 replay
 replay DAY --speed 0
@@ -103,6 +108,7 @@ replay DAY --slice x
 replay DAY --slice 7
 replay DAY --loop -1
 replay DAY --max-silence 0
+replay DAY --max-silence 1e10
 control
 control tcp://127.0.0.1:1 jump
 control tcp://127.0.0.1:1 pause 10

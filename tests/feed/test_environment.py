@@ -9,8 +9,11 @@ import msgspec
 import pytest
 
 from blackbox import Feed
+from blackbox.cli.ui.feeds import LOCAL, load_feed
 from blackbox.errors import ConfigError
 from blackbox.feed.environment import PREFIX, override
+from blackbox.feed.monitor import Monitor
+from blackbox.feed.security import Security
 from tests.cli.commands import ROOT, invoke, write_feed
 
 FILE = """
@@ -117,6 +120,13 @@ def test_every_command_that_loads_a_feed_uses_variables(
     words = ["--feed", str(write_feed(Feed.local("first"), tmp_path / "feed.toml"))] if is_file else []
     ended = invoke("stat", "--once", "--timeout", 0, *words)
     assert "feed 'renamed': no publisher was heard" in ended.errors
+
+
+def test_variables_add_tables_to_the_built_in_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLACKBOX_FEED_SECURITY_KEY", "me.key_secret")
+    monkeypatch.setenv("BLACKBOX_FEED_MONITOR_CONSOLE", "ipc:///run/console")
+    added = {"security": Security(key="me.key_secret"), "monitor": Monitor(console="ipc:///run/console")}
+    assert load_feed(None) == msgspec.structs.replace(LOCAL, **added)
 
 
 def test_the_shipped_files_can_be_loaded_with_overrides() -> None:

@@ -55,20 +55,13 @@ def test_ports_of_all_configs_differ_and_are_not_ephemeral() -> None:
     assert all(1_024 < port < 32_768 for port in ports)
 
 
-def test_local_config_names_every_setting_of_security() -> None:
-    text = (CONFIGS / "local.toml").read_text().partition("\n#     [security]\n")[2].partition("\n\n")[0]
-    named = [line.removeprefix("#     ").split(" = ")[0] for line in text.splitlines()]
-    assert named == [field.name for field in msgspec.structs.fields(Security)]
-
-
-def test_local_config_names_every_setting_of_monitor() -> None:
-    text = (CONFIGS / "local.toml").read_text().partition("\n#     [monitor]\n")[2].partition("\n\n")[0]
-    named = [line.removeprefix("#     ").split(" = ")[0] for line in text.splitlines()]
-    assert named == [field.name for field in msgspec.structs.fields(Monitor)]
-
-
 def test_local_config_names_every_setting_with_its_default() -> None:
-    text = (CONFIGS / "local.toml").read_text().replace("\n# ", "\n")
+    text = (CONFIGS / "local.toml").read_text()
+    for name, struct in ("security", Security), ("monitor", Monitor):
+        part = text.partition(f"\n#     [{name}]\n")[2].partition("\n\n")[0]
+        named = [line.removeprefix("#     ").split(" = ")[0] for line in part.splitlines()]
+        assert named == [field.name for field in msgspec.structs.fields(struct)]
+    text = text.replace("\n# ", "\n")
     for field in msgspec.structs.fields(Feed):
         if field.name in {"name", "slices", "security", "monitor"}:
             continue
@@ -160,6 +153,8 @@ def test_wrong_file_is_refused_with_key_position_and_value(tmp_path: Path, text:
 def test_file_that_cannot_be_read_is_refused_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"feed.toml is not TOML: .*line 2, column 7"):
         load_text(tmp_path, "schema = 'raw'\nname =\n")
+    with pytest.raises(ConfigError, match=r"feed.toml is not TOML: Exceeds the limit"):
+        load_text(tmp_path, f"key_bytes = {'9' * 5_000}")
     (tmp_path / "feed.toml").write_bytes(b"name = '\xff'")
     with pytest.raises(ConfigError, match=r"feed.toml is not TOML: .*utf-8.*0xff"):
         Feed.load(tmp_path / "feed.toml")

@@ -32,6 +32,17 @@ def test_a_feed_file_has_a_table_for_monitors(tmp_path: Path) -> None:
     assert Feed.load(tmp_path / "again.toml") == feed
 
 
+def test_pages_to_watch_are_set_by_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "feed.toml").write_text(FILE)
+    watch = {"BLACKBOX_FEED_MONITOR_WATCH": "http://10.0.0.5:9300, day=http://10.0.0.6:9300"}
+    monitor = Feed.load(tmp_path / "feed.toml", environment=watch).monitor
+    assert monitor is not None
+    assert monitor.watch == ("http://10.0.0.5:9300", "day=http://10.0.0.6:9300")
+    many = {"BLACKBOX_FEED_MONITOR_WATCH": ",".join(["http://10.0.0.5:9300"] * 257)}
+    with pytest.raises(ConfigError, match="MONITOR_WATCH was .*, expected texts separated by commas"):
+        Feed.load(tmp_path / "feed.toml", environment=many)
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [

@@ -48,6 +48,9 @@ def test_a_tilde_is_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.Mon
     feed = load(tmp_path, 'key = "~/me.key_secret"')
     assert feed.security is not None
     assert feed.security.key == "/home/desk/me.key_secret"
+    unknown = load(tmp_path, 'key = "~no-such-user/me.key_secret"').security
+    assert unknown is not None
+    assert unknown.key == str(tmp_path / "~no-such-user/me.key_secret")
     assert pickle.loads(pickle.dumps(feed)) == feed
     assert msgspec.json.decode(msgspec.json.encode(feed), type=Feed) == feed
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed
+from blackbox.feed.routing.prefixes import covering
 from blackbox.feed.routing.symbol import RULES, SymbolRule
 from blackbox.feed.routing.symbol_trie import build_symbol_trie
 from blackbox.feed.symbol_choice import CHOSEN, SymbolChoice, TopicChoice, starts_by_slice
@@ -105,6 +106,15 @@ def test_prefixes_and_symbols_choose_the_topics_of_a_plain_loop(
         fitting = [start for start, whole in choice.starts if topic == start or (topic.startswith(start) and not whole)]
         assert len(fitting) <= 1, "a bridge sends no message twice"
         assert fitting or not expected
+
+
+def test_a_choice_of_many_symbols_is_made() -> None:
+    names = [b"S%d" % number for number in range(20_000)]
+    assert covering(names) == tuple(names[:10])
+    choice = TopicChoice.of(feed_by(SymbolRule()), b"", names)
+    assert choice.starts == [start for name in names for start in ((name + b".", False), (name, True))]
+    choice = TopicChoice.of(feed_by(SymbolRule()), [name + b".T" for name in names], names)
+    assert choice.starts == [(name + b".T", False) for name in names]
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from blackbox.native.system.file_lock import FileLock, OwnedError
+from blackbox.native.system.file_lock import FileLock, OwnedError, owner_of
 from tests.support import Script
 
 OWN = """
@@ -71,3 +73,26 @@ def test_a_forked_child_can_own_the_file_after_its_parent_releases_it(tmp_path: 
     lock.close()
     os.write(write, b"x")
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_question_does_not_release_the_lock_that_another_thread_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    path.touch(0o444)
+    locks: list[FileLock] = []
+    taker, ask = threading.Thread(target=lambda: locks.append(FileLock(path))), fcntl.fcntl
+
+    def ask_meanwhile(fd: int, command: int, asked: bytes) -> bytes:
+        taker.start()
+        taker.join(0.2)
+        return ask(fd, command, asked)
+
+    monkeypatch.setattr(fcntl, "fcntl", ask_meanwhile)
+    assert owner_of(path) is None
+    taker.join()
+    monkeypatch.undo()
+    code = f"from blackbox.native.system.file_lock import Path, owner_of; print(owner_of(Path({str(path)!r})))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert other.stdout == f"process {os.getpid()}\n", other.stderr
+    locks[0].close()

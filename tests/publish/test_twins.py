@@ -16,6 +16,7 @@ import pytest
 
 from blackbox import Feed, Publisher
 from blackbox.errors import ConfigError, PublisherError
+from blackbox.feed.with_line import with_line
 from blackbox.publish.twin import Twin
 from blackbox.testing import Collector, wait_until
 from tests.cli.commands import write_feed
@@ -95,6 +96,15 @@ def test_a_twin_refuses_what_would_make_it_differ() -> None:
             publisher.skip(3)
         with pytest.raises(PublisherError, match="line B: a new epoch was begun"):
             publisher.new_epoch()
+
+
+def test_a_twin_publishes_a_line_whose_subscribers_have_an_interface() -> None:
+    feed = twins_feed()
+    slices = tuple(msgspec.structs.replace(part, interface="127.0.0.1") for part in feed.slices)
+    feed = msgspec.structs.replace(feed, slices=slices)
+    assert [part.interface for part in with_line(feed, "A").slices] == ["127.0.0.1"] * 2
+    with twin(feed, "B") as publisher:
+        publisher.publish(TOPICS[0], b"x")
 
 
 @pytest.mark.parametrize(

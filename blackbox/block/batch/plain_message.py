@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -46,8 +45,11 @@ def fields_of(payload: bytes | None, schema: Schema) -> dict[str, int | float | 
     dtype = schema.records.get(kind)
     if dtype is None or dtype.itemsize != len(payload):
         return None
+    meanings = schema._meanings.get(kind)
+    if meanings is None:  # not cached by dtype: dtypes that differ only in metadata are equal
+        meanings = schema._meanings[kind] = _meanings_of(dtype)
     record = numpy.frombuffer(payload, dtype, 1)[0]
-    return {name: _plain(record[name], decimals, absent) for name, decimals, absent in _meanings_of(dtype)}
+    return {name: _plain(record[name], decimals, absent) for name, decimals, absent in meanings}
 
 
 def decimal_text(value: int, decimals: int) -> str:
@@ -57,7 +59,6 @@ def decimal_text(value: int, decimals: int) -> str:
     return f"{sign}{digits[: len(digits) - decimals]}.{digits[len(digits) - decimals :]}" if decimals else sign + digits
 
 
-@cache
 def _meanings_of(dtype: numpy.dtype[Any]) -> list[tuple[str, int | None, int | None]]:
     """Return each field of a record with its decimals (None: not a price) and its absent value (None: none)."""
     told = [(name, dict(dtype[name].metadata or {})) for name in dtype.names or ()]

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from blackbox.cli.demo.runs import CLASSIC_MESSAGES, DemoResult
 from blackbox.cli.ui.terminal import LAG, bad_if, columns_table, stdout, titled, values_table
+from blackbox.notebook import escaped
 from blackbox.numbers import NOTHING, byte_rate, count, counted, duration, factor, long_time, rate
 
 _TOP_SYMBOLS = 10
@@ -86,7 +87,7 @@ def _symbols(result: DemoResult) -> RenderableType:
     found = result.live.results
     for row in found.symbols[:_TOP_SYMBOLS]:
         last = NOTHING if row.last is None else f"{row.last:,.2f}"
-        table.add_row(row.symbol, count(row.shares), count(row.trades), f"{row.vwap:,.4f}", last)
+        table.add_row(escaped(row.symbol), count(row.shares), count(row.trades), f"{row.vwap:,.4f}", last)
     if found.unpriced:
         table.caption = f"{count(found.unpriced)} executions of unknown orders left out"
     return titled("largest volumes", table)
@@ -94,7 +95,7 @@ def _symbols(result: DemoResult) -> RenderableType:
 
 def _mix(result: DemoResult) -> RenderableType:
     found = result.live.results
-    names = [symbol.decode(errors="backslashreplace") for symbol in found.watched]
+    names = [escaped(symbol.decode(errors="backslashreplace")) for symbol in found.watched]
     table = columns_table(("type", "all", *names))
     for kind, number in sorted(found.mix.items(), key=lambda item: -item[1]):
         table.add_row(kind, count(number), *(count(mix[ord(kind)]) for mix in found.watched.values()))

@@ -50,7 +50,7 @@ def keys(
     """
     with exit_statuses():
         check_name(name)
-        out = out.expanduser()
+        out = Path(os.path.expanduser(out))  # noqa: PTH111 - Path's own fails for an unknown user
         if action is Action.GROUP:
             _make_group_key(out / f"{name}.group_key", as_json=as_json)
             return

@@ -50,17 +50,18 @@ def use_of(endpoint: str, proc: Path = _PROC) -> Use:
 def _joined_groups(proc: Path) -> set[str]:
     """Return the multicast groups joined on this host: the lines of `/proc/net/igmp` that begin with hexadecimals."""
     found = set[str]()
-    for line in (proc / "net" / "igmp").read_text().splitlines():
-        first = line.split()[0] if line.startswith("\t") and line.strip() else ""
-        if len(first) == 8:
-            found.add(str(IPv4Address(bytes.fromhex(first)[::-1])))
+    with suppress(OSError):
+        for line in (proc / "net" / "igmp").read_text().splitlines():
+            first = line.split()[0] if line.startswith("\t") and line.strip() else ""
+            if len(first) == 8:
+                found.add(str(IPv4Address(bytes.fromhex(first)[::-1])))
     return found
 
 
 def _tcp_use(host: str, port: int, proc: Path) -> Use:
     try:
         addresses = [] if host == _ANY else _addresses(host)
-    except OSError:
+    except (OSError, UnicodeError):
         return Use(f"{host} is not a known host name")
     if addresses and not any(_is_here(address) for address in addresses):
         return Use("on another host")

@@ -148,7 +148,10 @@ def check_descriptors(feed: Feed, soft: int | None = None) -> Check:
 
 def check_receive_buffer(most: Path = Path("/proc/sys/net/core/rmem_max")) -> Check:
     """Check the receive buffer that the system grants for multicast."""
-    granted = int(most.read_text())
+    try:
+        granted = int(most.read_text())
+    except OSError:  # older kernels hide it in containers
+        return ok("receive buffer", "its limit is not shown here")
     found = f"up to {byte_size(granted)}"
     if granted >= LEAST_BUFFER_BYTES:
         return ok("receive buffer", found)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 import sys
+import time
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import msgspec
 import typer
@@ -12,9 +18,11 @@ import typer
 from blackbox.cli.ui.feeds import FeedOption, load_feed
 from blackbox.cli.ui.messages import describe
 from blackbox.cli.ui.options import CountOption, JsonLinesOption, choice_of, prefixes_of, symbols_of
-from blackbox.cli.ui.status import exit_statuses
+from blackbox.cli.ui.status import Status, exit_statuses
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import SubscriberError
+from blackbox.native.system.waits import step_of
+from blackbox.receive.supervise.stop_signals import stopping_at_signals
 
 if TYPE_CHECKING:
     from blackbox.block.batch.batch import Message
@@ -75,19 +83,47 @@ def get(
         schema = load_schema(known.schema_name)
         prefixes, symbols = _chosen(prefix, symbol)
         client, got = HubClient(known, name, positions, keep=keep).start(), 0
+        take = partial(client.get, prefixes, symbols=symbols)
         try:
-            while got < enough or not enough:
-                print_message(client.get(prefixes, timeout, symbols=symbols), None if as_json else schema)
-                got += 1
-                if got % _COMMIT_EVERY == 0:
-                    sys.stdout.flush()
-                    client.commit()
+            with stopping_at_signals(_note, _end_at_once) as came:
+                while (got < enough or not enough) and (message := _next(take, timeout, came)) is not None:
+                    print_message(message, None if as_json else schema)
+                    got += 1
+                    if got % _COMMIT_EVERY == 0:
+                        sys.stdout.flush()
+                        client.commit()
         except TimeoutError as error:
             raise SubscriberError(f"{got} messages arrived, expected {enough or 'more'}: {error}") from error
         finally:
             sys.stdout.flush()
             client.commit()
             client.end()
+        if came:
+            signal.raise_signal(min(came))
+
+
+def _next(take: Callable[..., Message], timeout: float | None, came: Collection[int]) -> Message | None:
+    """Return the next message; None after a signal. Raises TimeoutError.
+
+    `take` is called with short timeouts: a signal that interrupted it could lose a message.
+    """
+    until = math.inf if timeout is None else time.monotonic() + timeout
+    while not came:
+        step_s = step_of(until - time.monotonic())
+        try:
+            return take(timeout=step_s)
+        except TimeoutError as error:
+            if time.monotonic() >= until:
+                raise TimeoutError(str(error).replace(f"in {step_s} s", f"in {timeout} s")) from error
+    return None
+
+
+def _note(_number: int) -> None:
+    """Do nothing at the first signal: the loop sees it after the message that is being printed."""
+
+
+def _end_at_once() -> NoReturn:
+    os._exit(Status.INTERRUPTED)
 
 
 def print_message(message: Message, schema: Schema | None) -> None:

@@ -171,7 +171,7 @@ def _print(endpoint: str, status: ReplayStatus) -> None:
                     ("from", shown(status.start_ns)),
                     ("until", shown(status.stop_ns)),
                     ("messages", count(status.messages), "delivered so far"),
-                    ("rate", rate(status.messages_per_second, 1), "over the last second"),
+                    ("rate", rate(status.messages_per_second), "over the last second"),
                     ("left", NOTHING if left is None else duration(left * 1e9), "at this speed, silences included"),
                 ]
             ),

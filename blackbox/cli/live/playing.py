@@ -75,7 +75,7 @@ def _position_text(now: ReplayStatus) -> str:
 def _pace_text(now: ReplayStatus) -> str:
     state = str(now.state) if now.state in ("paused", "stepping") else f"speed {speed_text(now.speed)}"
     left = "" if now.seconds_left is None else f"  {duration(now.seconds_left * 1e9)} left"
-    return f"{rate(now.messages_per_second, 1)}  {state}{left}"
+    return f"{rate(now.messages_per_second)}  {state}{left}"
 
 
 def print_summary(done: ReplayStatistics) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy
@@ -58,4 +59,5 @@ class Preview:
         with os.fdopen(self._reader, encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines):
                 if number < self._limit:
-                    self._print(line.rstrip("\n"))
+                    with suppress(OSError):  # callbacks write to the pipe; the totals report a full disk
+                        self._print(line.rstrip("\n"))

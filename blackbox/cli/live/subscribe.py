@@ -81,7 +81,8 @@ def subscribe(
     ] = OnSlow.EXIT_PROCESS,
     queue_blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Blocks that may wait for one worker.")] = 16,
     start_grace: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Time after the start in which --on-slow does not apply.")
+        float,
+        typer.Option(metavar="SECONDS", min=0, max=1e6, help="Time after the start in which --on-slow does not apply."),
     ] = 10.0,
     console: Annotated[
         str | None,

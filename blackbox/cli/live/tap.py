@@ -30,6 +30,7 @@ from blackbox.cli.ui.terminal import say
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import load_schema, schema_of
+from blackbox.notebook import escaped
 from blackbox.numbers import counted, rate
 from blackbox.timestamps import time_text
 
@@ -211,7 +212,7 @@ def _count(batch: Batch, prefixes: tuple[bytes, ...], feed: Feed) -> Counter[str
 
 def _rate_line(counts: Counter[str], seconds: float, chosen: int, received: int, missed: int) -> str:
     seen = f", {100 * received / (received + missed):.3g} % of the messages seen" if missed else ""
-    shown = [f"{name} {rate(count / seconds)}" for name, count in counts.most_common(_TOP)]
+    shown = [f"{escaped(name)} {rate(count / seconds)}" for name, count in counts.most_common(_TOP)]
     rest = counts.total() - sum(count for _, count in counts.most_common(_TOP))
     if rest:
         shown.append(f"{len(counts) - _TOP} others {rate(rest / seconds)}")

@@ -23,6 +23,7 @@ from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.progress import reading
 from blackbox.cli.ui.status import exit_statuses, warn
 from blackbox.cli.ui.terminal import bad_if, columns_table, print_json, say, stdout, titled, values_table
+from blackbox.notebook import escaped
 from blackbox.numbers import byte_size, count, counted
 
 if TYPE_CHECKING:
@@ -285,6 +286,6 @@ def _print_topics(counts: Counter[bytes], many: int) -> None:
     total = sum(counts.values())
     table = columns_table(("topic", "messages", "share"))
     for topic, messages in counts.most_common(many):
-        table.add_row(topic.decode(errors="backslashreplace"), count(messages), f"{messages / total:.1%}")
+        table.add_row(escaped(topic.decode(errors="backslashreplace")), count(messages), f"{messages / total:.1%}")
     rest = f", the busiest {many}" if len(counts) > many else ""
     stdout.print(titled(f"{counted(len(counts), 'topic')}{rest}", table))

@@ -17,6 +17,7 @@ from blackbox.cli.ui.progress import reading
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import columns_table, print_json, stdout, titled
 from blackbox.errors import ConfigError
+from blackbox.notebook import escaped
 from blackbox.numbers import NOTHING, counted
 from blackbox.timestamps import date_of
 
@@ -82,4 +83,4 @@ def _shown(day: Recording, name: str, value: Any) -> str:
         return NOTHING
     if name == "expiration":
         return str(date_of(value, day.feed.time_zone))
-    return f"{value.normalize():f}" if name in ("tick_size", "strike_price") else str(value)
+    return f"{value.normalize():f}" if name in ("tick_size", "strike_price") else escaped(str(value))

@@ -21,6 +21,7 @@ from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.progress import reading
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import print_json, say, stdout, titled
+from blackbox.notebook import escaped
 from blackbox.numbers import byte_size, count
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def gaps_table(day: Recording, gaps: list[Gap]) -> Table:
         table.add_row(
             str(gap.slice_id),
             str(gap.epoch),
-            gap.key.decode(errors="backslashreplace") or "-",
+            escaped(gap.key.decode(errors="backslashreplace")) or "-",
             count(gap.sequence),
             count(gap.count),
             local_time(day, gap.ts_out),

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
 
-from blackbox.documents import Decoder
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.environment import override
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import RAW
 from blackbox.feed.slice import Slice
 from blackbox.feed.source import Source, open_source, options_of, source_kind
-from blackbox.feed.toml import from_document
+from blackbox.feed.toml import from_document, to_toml
 from blackbox.numbers import counted
 
 LOCAL = Feed(
@@ -27,6 +28,7 @@ LOCAL = Feed(
     ),
 )
 """Two slices on this machine, as in `configs/local.toml`."""
+_NUMBER: Final = re.compile("0|[1-9][0-9]{0,18}")
 
 FeedOption = Annotated[
     str | None,
@@ -74,7 +76,7 @@ def load_feed(path: str | None) -> Feed:
     """Load a feed file; without one return `LOCAL`. The environment overrides settings of both."""
     if path is not None:
         return Feed.load(path)
-    document = Decoder[Any]("json", dict[str, Any]).decode(msgspec.json.encode(LOCAL))
+    document = tomllib.loads(to_toml(LOCAL))
     return from_document(document, Feed) if override(document, Feed, os.environ) else LOCAL
 
 
@@ -91,13 +93,13 @@ def open_with_options(spec: str, texts: list[str] | None, feed: Feed, date: str 
 
 
 def named_options(texts: list[str] | None) -> dict[str, Any]:
-    """Return options of the form NAME=VALUE; digits are a number. Raises ConfigError for other forms."""
+    """Return options of the form NAME=VALUE; digits are a number, unless they begin with a 0. Raises ConfigError."""
     options: dict[str, Any] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise ConfigError(f"option was {text!r}, expected NAME=VALUE, e.g. date=2019-12-30")
-        options[name] = int(value) if value.isdecimal() else value
+        options[name] = int(value) if _NUMBER.fullmatch(value) else value
     return options
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
 import traceback
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -91,7 +92,15 @@ def json_line(level: str, message: str, logger: str, seconds: float, failure: st
         "logger": logger,
         "message": message,
     }
-    return msgspec.json.encode(shown | _numbered(about) | ({"traceback": failure} if failure else {})).decode()
+    return json_text(shown | _numbered(about) | ({"traceback": failure} if failure else {}))
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON on one line; paths and similar types as text."""
+    try:
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    except UnicodeEncodeError:  # a path that is not UTF-8: its bytes are escaped
+        return json.dumps(msgspec.to_builtins(value, enc_hook=str), separators=(",", ":"))
 
 
 def _numbered(about: dict[str, str]) -> dict[str, str | int]:

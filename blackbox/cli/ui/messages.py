@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from blackbox.block.batch.plain_message import fields_of
+from blackbox.notebook import escaped
 from blackbox.numbers import NOTHING
 from blackbox.timestamps import time_text
 
@@ -31,4 +32,4 @@ def describe(message: Message, schema: Schema, names: Collection[str] | None = N
     else:
         what = " ".join(f"{name}={NOTHING if value in ('', None) else value}" for name, value in fields.items())
     time = time_text(message.ts_event, 9) if message.ts_event > 0 else NOTHING
-    return " ".join(filter(None, (time, message.topic.decode(errors="backslashreplace"), what)))
+    return escaped(" ".join(filter(None, (time, message.topic.decode(errors="backslashreplace"), what))))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from blackbox.arguments import LONGEST_S
 from blackbox.cli.ui.log import Format, Level, set_log
 
 LEVEL_VARIABLE: Final = "BLACKBOX_LOG_LEVEL"
@@ -75,11 +76,16 @@ _OWN: Final = (
 
 
 def with_log_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that also takes `--log-level` and `--log-format`."""
+    """Return a command that also takes `--log-level` and `--log-format`, and rejects numbers above `LONGEST_S`."""
 
     @wraps(command)
     def logged(*, log_level: Level | None, log_format: Format | None, **arguments: Any) -> None:
         set_log(log_level, log_format)
+        for name, value in arguments.items():
+            if isinstance(value, float) and not value <= LONGEST_S:  # NaN is not
+                raise typer.BadParameter(
+                    f"was {value:g}, expected at most {LONGEST_S:g}", param_hint=f"--{name.replace('_', '-')}"
+                )
         command(**arguments)
 
     own = inspect.signature(command, eval_str=True)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 import typer
 
 from blackbox.cli.interrupts import TEXT, raised
 from blackbox.cli.ui.log import Level, is_shown
-from blackbox.cli.ui.terminal import say
+from blackbox.cli.ui.terminal import drop_output, say
 from blackbox.errors import BlackBoxError, LimitError, SlowSubscriberError
 from blackbox.native.system.limits import LOAD_NEEDS, MEMORY, check_limits
 from blackbox.receive.supervise.stop_signals import stop_signals
@@ -73,19 +72,19 @@ def exit_statuses() -> Iterator[None]:
     except MemoryError as error:
         _fail(_out_of_memory(error), Status.ERROR)
     except BrokenPipeError:
-        _drop_output(sys.stdout)
+        drop_output(sys.stdout)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             _fail(LimitError(f"{error} (RLIMIT_NOFILE, ulimit -n)"), Status.ERROR)
         if error.errno == errno.ENOMEM:
             _fail(_out_of_memory(error), Status.ERROR)
-        _drop_output(sys.stdout)
+        drop_output(sys.stdout)
         _fail(BlackBoxError(f"{error.filename or 'output'}: {error.strerror or error}"), Status.ERROR)
     except _Terminated as came:
         with suppress(OSError):  # the terminal may be closed
             say("hung up" if came.number == signal.SIGHUP else "terminated")
         if came.number == signal.SIGHUP:
-            _drop_output(sys.stdout, sys.stderr)
+            drop_output(sys.stdout, sys.stderr)
         raise typer.Exit(128 + came.number) from None
     except KeyboardInterrupt:
         say(TEXT)
@@ -97,13 +96,6 @@ def exit_statuses() -> Iterator[None]:
 
 def _out_of_memory(error: Exception) -> LimitError:
     return LimitError(f"out of memory: {error} ({MEMORY})")
-
-
-def _drop_output(*streams: TextIO) -> None:
-    """Drop buffered output, or Python would try to write it again at exit."""
-    for stream in streams:
-        with suppress(OSError):  # it has no descriptor
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def lose(text: str) -> NoReturn:

@@ -5,23 +5,37 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import Any, Final
+from contextlib import suppress
+from typing import IO, Any, Final
 
-import msgspec
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from blackbox.cli.ui.log import Level, is_json, json_line
+from blackbox.cli.ui.log import Level, is_json, json_line, json_text
 
 _FILE_COLUMNS: Final = 140
 Shown = str | Text
 """A cell of a table: plain text, or text with a style."""
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Print nothing more. The command continues, so that its exit status is right."""
+        self.quiet = True
+        drop_output(self.file)
+
+
+def drop_output(*streams: IO[str]) -> None:
+    """Drop buffered output, or Python would try to write it again at exit."""
+    for stream in streams:
+        with suppress(OSError):  # it has no descriptor
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _console(stderr: bool) -> Console:
-    console = Console(stderr=stderr, markup=False, emoji=False)  # topics and names from others are shown literally
+    console = _Console(stderr=stderr, markup=False, emoji=False)  # topics and names from others are shown literally
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _FILE_COLUMNS
     return console
@@ -51,7 +65,16 @@ def say(text: str, level: Level = Level.INFO, *, before: str = "") -> None:
 
 def print_json(value: Any) -> None:
     """Print a result as one line of JSON; paths and similar types as text."""
-    typer.echo(msgspec.json.encode(value, enc_hook=str).decode())
+    try:
+        typer.echo(json_text(value))
+    except BrokenPipeError:
+        stdout.on_broken_pipe()
+
+
+def check_output() -> None:
+    """Raise BrokenPipeError if the reader of stdout has closed it. For commands that print until they are stopped."""
+    if stdout.quiet:
+        raise BrokenPipeError
 
 
 def values_table(values: Iterable[tuple[str, Shown] | tuple[str, Shown, str]]) -> Table:

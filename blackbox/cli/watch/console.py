@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,7 +12,7 @@ import typer
 
 from blackbox.cli.ui.options import JsonLinesOption
 from blackbox.cli.ui.status import Status, exit_statuses
-from blackbox.cli.ui.terminal import print_json, say, stdout
+from blackbox.cli.ui.terminal import check_output, print_json, say, stdout
 from blackbox.cli.watch.watched import FeedsArgument, WatchOption, watcher_of
 from blackbox.numbers import counted, long_time
 from blackbox.timestamps import clock_text
@@ -97,7 +98,7 @@ def console(
             kept = History(history)
             stack.callback(kept.close)
         endpoint = listen or ("" if once else next(iter(named), ""))
-        show = (lambda _: None) if once else print_json if as_json else _print
+        show = (lambda _: None) if once else partial(_print, as_json)
         with Console(watcher, endpoint, kept, forwarders, show) as running:
             if not once:
                 say(_opening(running, endpoint))
@@ -121,9 +122,13 @@ def _opening(running: Console, endpoint: str) -> str:
     return f"watching: feeds {names}; {counted(len(running.watch.watcher.pages), 'status page')}; {at}"
 
 
-def _print(event: Event) -> None:
-    clock = clock_text(event.at_ns, "UTC", 0)
-    stdout.print(f"{clock} {event.change:7} {_line(event.condition)}", highlight=False, soft_wrap=True)
+def _print(as_json: bool, event: Event) -> None:
+    if as_json:
+        print_json(event)
+    else:
+        clock = clock_text(event.at_ns, "UTC", 0)
+        stdout.print(f"{clock} {event.change:7} {_line(event.condition)}", highlight=False, soft_wrap=True)
+    check_output()
 
 
 def _line(condition: Condition) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
 from blackbox.cli.ui.options import JsonLinesOption
 from blackbox.cli.ui.status import exit_statuses
-from blackbox.cli.ui.terminal import Shown, columns_table, print_json, say, stdout, titled
+from blackbox.cli.ui.terminal import Shown, check_output, columns_table, print_json, say, stdout, titled
 from blackbox.errors import NotConfirmedError
 from blackbox.numbers import NOTHING, count, duration, rate
 
@@ -119,6 +119,7 @@ def _print(heartbeats: Heartbeats, as_json: bool) -> None:
         print_json(heartbeats.lines)
     else:
         stdout.print(_table(heartbeats))
+    check_output()
 
 
 def _table(heartbeats: Heartbeats) -> RenderableType:
@@ -143,7 +144,7 @@ def _figures(line: LineHealth) -> tuple[str, ...]:
         str(line.epoch),
         count(line.keys),
         count(line.messages),
-        NOTHING if line.messages_per_second is None else rate(line.messages_per_second, 1),
+        NOTHING if line.messages_per_second is None else rate(line.messages_per_second),
         NOTHING if line.heartbeat_lag_ns is None else duration(line.heartbeat_lag_ns),
         f"{duration(time.time_ns() - line.last_heard_ns)} ago",
     )

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from blackbox.cli.ui.options import JsonLinesOption
 from blackbox.cli.ui.status import exit_statuses
-from blackbox.cli.ui.terminal import print_json, stdout
+from blackbox.cli.ui.terminal import check_output, print_json, stdout
 from blackbox.cli.watch.watched import FeedsArgument, WatchedPositions, WatchOption, watcher_of
 from blackbox.errors import BlackBoxError
 
@@ -105,6 +105,7 @@ def _print(watching: Watch, counts: TopicCounts | None, seconds: float, *, once:
             view = watching.view(() if counts is None else counts.busiest())
             if as_json:
                 print_json(view)
+                check_output()
             else:
                 _print_tables(view)
             if once or not as_json:

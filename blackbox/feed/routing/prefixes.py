@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
 
 from blackbox.arguments import all_as_bytes, as_bytes
 
@@ -15,7 +16,23 @@ def covering(prefix: Prefixes) -> tuple[bytes, ...]:
     if isinstance(prefix, str | bytes):
         return (as_bytes("prefix", prefix),)
     given = tuple(dict.fromkeys(all_as_bytes("prefix", prefix))) or (b"",)
-    return tuple(each for each in given if not any(each != other and each.startswith(other) for other in given))
+    kept = set(uncovered(given))
+    return tuple(each for each in given if each in kept)
+
+
+def uncovered(prefixes: Iterable[bytes]) -> list[bytes]:
+    """Return the prefixes that start with no other one, each once, sorted."""
+    kept: list[bytes] = []
+    for each in sorted(prefixes):  # texts follow their start in this order
+        if not kept or not each.startswith(kept[-1]):
+            kept.append(each)
+    return kept
+
+
+def is_covered(text: bytes, prefixes: Sequence[bytes]) -> bool:
+    """Return True if a text starts with one of these prefixes, a result of `uncovered`."""
+    place = bisect_right(prefixes, text)
+    return place > 0 and text.startswith(prefixes[place - 1])
 
 
 def common_prefix(prefixes: Collection[bytes]) -> bytes:

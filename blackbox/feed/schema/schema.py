@@ -169,6 +169,7 @@ class Schema:
 
     _record_types: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _packers: dict[str, RecordPacker] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _meanings: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.schema_id <= 0xFFFF:

@@ -24,7 +24,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from blackbox.native.compile.jit import cfunc
-from blackbox.native.memory.intrinsics import inner, int64s_at, load_acquire
+from blackbox.native.memory.intrinsics import fetch_add, inner, int64s_at, load_acquire
 from blackbox.native.system.posix import external
 
 _SYMBOL: Final = "blackbox_lost_pages"
@@ -96,8 +96,8 @@ def _handle(number: int, info: int, context: int) -> None:
     if region != 0:
         page = address - address % _PAGE
         if _map_zeros(page, _PAGE, _READ, _ZEROS, -1, 0) == page:
-            int64s_at(region, _REGION_WORDS)[2] += 1
-            int64s_at(_known(), _KNOWN_WORDS)[_LOST] += 1
+            fetch_add(region + 8 * 2, 1)  # other threads may lose pages at the same time
+            fetch_add(_known() + 8 * _LOST, 1)
             return
     known = int64s_at(_known(), _KNOWN_WORDS)
     _set_action(number, known[_BEFORE + known[_PASSED_ON]], 0)

@@ -72,17 +72,18 @@ class FileLock:
 
 def owner_of(path: Path) -> str | None:
     """Return who owns a lock file, such as "process 17"; None if no process does. Takes no lock. Raises OSError."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    owner = _here.get((found.st_dev, found.st_ino))
-    if owner == os.getpid():  # to open and close the file would release this process's lock
-        return f"process {owner}"
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    finally:
-        os.close(fd)
+    with _changes:  # closing the file would release a lock that another thread takes meanwhile
+        try:
+            found = path.stat()
+            owner = _here.get((found.st_dev, found.st_ino))
+            if owner == os.getpid():  # to open and close the file would release this process's lock
+                return f"process {owner}"
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+        finally:
+            os.close(fd)
     return None if kind == fcntl.F_UNLCK else f"process {pid}"

@@ -85,10 +85,10 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             settings = from_document(tomllib.loads(read_regular(path, _MOST_BYTES).decode()), cls)
         except OSError as error:
             raise ConfigError(f"hub file {os.fspath(path)!r} cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"{os.fspath(path)} is not TOML: {error}") from error
         except ConfigError as error:
             raise ConfigError(f"{os.fspath(path)}: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{os.fspath(path)} is not TOML: {error}") from error
         there = Path(path).parent
         peers = tuple(PeerSettings(feed=path_in(there, p.feed), here=path_in(there, p.here)) for p in settings.peers)
         paths = {name: path_in(there, getattr(settings, name)) for name in ("feed", "directory")}
