@@ -108,7 +108,6 @@ class _Day:
         summary = recording.summary()
         self._progress("counting topics")
         counts = recording.counts()
-        names = {recording.feed.symbol_rule.symbol_of(topic) for topic in counts}
         self._progress("counting messages over time")
         mix = self._mix(sum(counts.values()))
         self._progress("measuring lags")
@@ -122,7 +121,7 @@ class _Day:
             recording=str(self._path),
             clock="market time" if self._clock == "ts_event" else "time of sending",
             messages=sum(counts.values()),
-            symbols=len(names),
+            symbols=len(recording.feed.symbol_rule.symbols(counts)),
             slices=len(recording.feed.slices),
             mix=mix,
             instruments=instruments,
@@ -150,11 +149,11 @@ class _Day:
 
     def _mix(self, messages: int) -> Mix:
         low, high = self._recording.time_range(self._clock)
-        if high < low:
-            return Mix(start_ns=0, step_ns=1, kinds=(), counts=(), outside=messages)
         frame = self._messages(f"type string, {self._clock} bigint")
         step = step_of(high - low, _INTERVALS)
         found = _counted(frame, step, self._clock)
+        if not found:
+            return Mix(start_ns=0, step_ns=1, kinds=(), counts=(), outside=messages)
         first, last = _most_of(found)
         if (last - first) * _LEAST_GAIN < high - low:  # a few outliers would squeeze everything else
             time = functions.col(self._clock)
@@ -179,6 +178,8 @@ class _Day:
         chosen = asked or _busiest(trades, most) or _busiest(quotes, most)
         if not mix.counts or not chosen:
             return (), "" if trades is not None or quotes is not None else _NO_PRICES.format(schema.name)
+        if self._clock == "ts_out":
+            return (), _NO_TIMES
         step = step_of(mix.stop_ns - mix.start_ns, _BARS)
         inside = functions.col("ts_event").between(mix.start_ns, mix.stop_ns - 1)
         wanted = functions.col("symbol").isin(*chosen) & inside
@@ -292,6 +293,7 @@ def _middle(lag: Lag) -> int:
 # Prices
 
 _NO_PRICES: Final = "There are no bars and spreads: the schema {!r} declares no trades and quotes."
+_NO_TIMES: Final = "There are no bars and spreads: no message has a market time."
 
 
 def _has_book(schema: str) -> bool:

@@ -223,6 +223,15 @@ def test_ties_are_ordered_by_slice_and_sequence(spark: SparkSession) -> None:
     assert (found["open"][0], found["close"][0]) == (0.0, 12.0)
 
 
+@pytest.mark.parametrize("volume", [1, Decimal(1), 1.0])
+def test_volume_bars_of_fractional_sizes(spark: SparkSession, volume: Any) -> None:
+    rows = rows_of(spark, *(("A", 1 + place, 1.0, 1) for place in range(4))).selectExpr(
+        "* except (size)", "0.5D as size"
+    )
+    found = from_spark(volume_bars(rows, volume), "bar")
+    assert (found["bar"].to_list(), found["volume"].to_list()) == ([0, 1], [1.0, 1.0])
+
+
 def test_prices_stay_decimals_and_times_may_be_timestamps(spark: SparkSession) -> None:
     rows = spark.sql("select 'A' as symbol, timestamp'1969-12-31 23:59:59.5 UTC' as at, 1.25BD as price, 3 as size")
     (row,) = time_bars(rows, "1s", time="at", ties=()).collect()

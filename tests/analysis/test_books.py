@@ -15,6 +15,7 @@ from blackbox_feeds.dbn.book import BOOK as MBO
 from blackbox_feeds.iex.book import BOOK as DEEP
 from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
+from pyspark.sql import functions
 
 from blackbox import ConfigError
 from blackbox.analysis import order_book, order_book_counts
@@ -123,6 +124,15 @@ def test_books_of_other_feeds(
         assert {each: counts[symbol][each] for each in COUNTERS} == counters(book)
         assert len(tops.get(symbol, [])) == changes
     assert sum(map(len, tops.values())) > 0
+
+
+def test_each_feed_has_its_own_books(session: DataFrame) -> None:
+    both = session.union(session.withColumn("feed", functions.lit("twin")))
+    for make in (order_book, order_book_counts):
+        twin = make(both).where("feed = 'twin'").drop("feed")
+        assert sorted(map(tuple, twin.collect()), key=repr) == sorted(
+            map(tuple, make(session).drop("feed").collect()), key=repr
+        )
 
 
 def test_rows_need_not_come_from_a_recording(spark: SparkSession, shared_data: Path) -> None:

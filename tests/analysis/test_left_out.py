@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import pytest
 from blackbox_feeds.binance import Binance
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrameReader
 from pyspark.sql import functions as f
 
-from blackbox import ConfigError, Recording
+from blackbox import ConfigError, Recording, Schema
 from blackbox.analysis import (
     asof_join,
     asof_recorded,
@@ -31,6 +32,7 @@ from blackbox.analysis import (
 from blackbox.analysis.measure_day import measure_day
 from blackbox.analysis.report.day_report import PRICE
 from blackbox.analysis.report.page import page
+from blackbox.feed.schema.schema import QuoteFields, TradeFields, price
 from tests.archive.test_left_out import JSON_ROWS, JSON_TRADES, nan_day
 from tests.archive.test_recordings import several_schemas
 from tests.deals import Counted, Deal, Sides, carried, counted, days_of_deals, days_of_sides, write_deals
@@ -187,6 +189,43 @@ def test_trades_with_nan_are_left_out(spark: SparkSession, tmp_path: Path) -> No
     day = nan_day(tmp_path)
     assert rows_of(recorded_trades(spark, day.path), "price", "size") == [(-3.5, 4), (1.5, 2)]
     same_as_frames(spark, day)
+
+
+@pytest.mark.parametrize("one_sided", [False, True])
+def test_sides_with_nan_are_absent(spark: SparkSession, tmp_path: Path, one_sided: bool) -> None:
+    quote = numpy.dtype([("type", "S1"), ("bid", "<f8"), ("bid_size", "<f4"), ("ask", ">f4"), ("ask_size", "<u4")])
+    fields = QuoteFields("Q", "bid", "bid_size", "ask", "ask_size", one_sided=one_sided)
+    deal = numpy.dtype([("type", "S1")])
+    day = Day(tmp_path, feed_of(schema=Schema("sides", 1_794, {"Q": quote, "T": deal}, quotes=(fields,))))
+    nan = numpy.nan
+    values = (nan, 1, 2.5, 3), (1.5, 2, -nan, 4), (nan, nan, 2.25, 5), (1.25, nan, nan, 6), (1.0, 7, 1.75, 8)
+    quotes = [numpy.array([(b"Q", *each)], quote).tobytes() for each in values]
+    rows = [row for place, each in enumerate(quotes) for row in (Row(b"A.Q", each, place + 1), Row(b"A.T", b"T", 9))]
+    day.put(0, Put(tuple(rows)))
+    found = recorded_quotes(spark, day.path)
+    assert found is not None
+    expected: list[tuple[Any, ...]] = [(None, None, 2.5, 3)]
+    if one_sided:
+        expected += [(1.5, 2, 2.5, 3), (1.5, 2, 2.25, 5), (1.25, None, 2.25, 5)]
+    else:
+        expected += [(1.5, 2, None, None), (None, None, 2.25, 5), (1.25, None, None, None)]
+    in_order = [tuple(row)[1:] for row in found.orderBy("sequence").select("sequence", *QUOTED).collect()]
+    assert in_order == [*expected, (1.0, 7, 1.75, 8)]
+    joined = asof_recorded(spark, day.path, "T", "Q", ["sequence", "bid", "bid_size", "ask", "ask_size"])
+    assert [tuple(row)[1:] for row in joined.orderBy("sequence").collect()] == in_order
+    same_as_frames(spark, Recording.open(day.path))
+    (instrument,) = measure_day(spark, day.path).instruments
+    assert instrument.spreads
+
+
+def test_fields_may_have_the_names_of_columns(spark: SparkSession, tmp_path: Path) -> None:
+    deal = numpy.dtype([("type", "S1"), ("Sequence", "<i8"), ("price", price("<i8", 2)), ("topic", "<u4")])
+    fields = TradeFields("T", "price", "topic", only=("type", "T"), id="Sequence")
+    day = Day(tmp_path, feed_of(schema=Schema("columns", 1_795, {"T": deal}, trades=(fields,))))
+    rows = [numpy.array([(b"T", *each)], deal).tobytes() for each in ((71, 100, 3), (72, 200, 4))]
+    day.put(0, Put(tuple(Row(b"A.T", row, 1) for row in rows)))
+    assert rows_of(recorded_trades(spark, day.path), "price", "size", "trade_id") == [(1, 3, 71), (2, 4, 72)]
+    same_as_frames(spark, Recording.open(day.path))
 
 
 def test_bars_of_prices_at_or_below_zero(spark: SparkSession, tmp_path: Path) -> None:

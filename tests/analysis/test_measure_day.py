@@ -41,7 +41,7 @@ def test_quotes_and_trades_of_iex(spark: SparkSession, tmp_path: Path, shared_da
     messages = Recording.open(day).to_pandas(**AS_SENT)
     trades, quotes = (Recording.open(day).to_pandas(message_type=kind, **AS_SENT) for kind in "TQ")
     assert (report.messages, report.clock, report.slices) == (57_674, "market time", 2)
-    assert report.symbols == messages["symbol"].nunique()
+    assert report.symbols == len({*messages["symbol"]} - {"#system"})
     mix = report.mix
     inside = messages[messages["ts_event"].between(mix.start_ns, mix.stop_ns - 1)]
     kinds = Counter(inside["type"])
@@ -98,6 +98,25 @@ def test_a_record_of_a_wrong_size_is_not_an_error(spark: SparkSession, tmp_path:
     report = measure_day(spark, day.path)
     assert report.left_out == ((1, "of a wrong size"),)
     assert sum(bar.trades for bar in report.instruments[0].bars) == 2
+
+
+def test_a_day_without_readable_messages(spark: SparkSession, tmp_path: Path) -> None:
+    for has_index in (True, False):
+        day = Day(tmp_path / str(has_index), feed_of())
+        damage_body(day.put(0, Put((Row(b"A.t", b"", 10**18),)), index=has_index), 0)
+        report = measure_day(spark, day.path)
+        assert (report.messages, report.mix.counts, report.mix.outside, len(report.damage)) == (0, (), 0, 1)
+        assert "No message has a time." in page(report)
+
+
+def test_a_day_without_market_times(spark: SparkSession, tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(schema=DEALS))
+    day.put(0, Put((Deal("A", "T", 1, time=0).row, Row(b"#system.S", b"S")), ts_out=10**18))
+    for symbols in ((), ("A",)):
+        report = measure_day(spark, day.path, symbols)
+        assert report.instruments == ()
+        assert report.prices == "There are no bars and spreads: no message has a market time."
+        assert report.symbols == 1
 
 
 def test_an_empty_day_and_a_missing_day(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import subprocess
@@ -150,6 +151,7 @@ def test_round_prices_and_lengths_of_intervals() -> None:
     assert ticks(9.991, 10.018, 2) == ["9.995", "10.000", "10.005", "10.010", "10.015"]
     assert ticks(-1.1, 1.1, 0) == ["-1.0", "-0.5", "0.0", "0.5", "1.0"]
     assert ticks(150, 950, 2) == ["200.00", "400.00", "600.00", "800.00"]
+    assert ticks(0, 2e17, 0)[-1] == f"{2 * 10**17:,}"
     assert [interval(ns) for ns in (1, 20_000_000, SECOND, 90 * SECOND, 300 * SECOND, 3_600 * SECOND)] == [
         *("1 nanosecond", "20 milliseconds", "1 second", "90 seconds", "5 minutes", "1 hour"),
     ]
@@ -173,9 +175,20 @@ def test_ticks_are_round_local_times(seconds: float, expected: list[str]) -> Non
     assert all(OPEN <= ns <= end for ns, _ in ticks)
 
 
+def test_ticks_after_a_change_of_the_clocks_are_local_times() -> None:
+    first = int(datetime.datetime(2026, 11, 1, 4, tzinfo=datetime.UTC).timestamp()) * SECOND
+    labels = [text for _, text in time_ticks(first, first + 6 * 3_600 * SECOND, "America/New_York")]
+    assert labels == ["00:00", "01:00", "01:00", "02:00", "03:00", "04:00", "05:00"]
+
+
 @pytest.mark.parametrize(
     ("highest", "expected"),
-    [(0, ["0", "0.001"]), (3, ["0", "1", "2", "3"]), (99_000, ["0", "20 k", "40 k", "60 k", "80 k", "100 k"])],
+    [
+        (0, ["0", "0.001"]),
+        (3, ["0", "1", "2", "3"]),
+        (99_000, ["0", "20 k", "40 k", "60 k", "80 k", "100 k"]),
+        (4e16, ["0", "1e+07 G", "2e+07 G", "3e+07 G", "4e+07 G"]),
+    ],
 )
 def test_rates_are_round_and_reach_the_highest(highest: float, expected: list[str]) -> None:
     ticks = list(rate_ticks(highest))

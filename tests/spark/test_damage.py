@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import os
 import random
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +15,14 @@ import pytest
 
 from blackbox.block.form.layout import RECORD
 from tests import damage, journals, wire
-from tests.journals import Day, Told, feed_of
+from tests.journals import Day, Segment, Told, feed_of
 from tests.spark.made_days import BEGIN, make_day, puts_of
 from tests.spark.reading import FAILURES, Counted, load, refused, spread, told_by
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+CUT = "the segment ends before the last records in its index"
 
 
 def skipped(spark: SparkSession, day: Day, engine: str, directory: Path) -> tuple[list[Told], tuple[int, int]]:
@@ -75,6 +80,43 @@ def test_a_damaged_head_and_a_cut_or_missing_segment_are_named_or_skipped(
     left -= {told for put in segment.puts for told in put.told(0)}
     found, (parts, _) = skipped(spark, day, engine, tmp_path)
     assert (found, parts) == (sorted(left), 2)
+
+
+def without_segment(segment: Segment) -> None:
+    segment.path.unlink()
+
+
+def without_segment_and_index(segment: Segment) -> None:
+    segment.path.unlink()
+    segment.path.with_suffix(".index").unlink()
+    (segment.path.parents[1] / "closed.json").write_text('{"0": {"segments": 2}}')
+
+
+def without_slice(segment: Segment) -> None:
+    shutil.rmtree(segment.path.parent)
+
+
+@pytest.mark.parametrize(
+    ("lose", "text", "part"),
+    [
+        (without_segment, "{}: missing: only the indexes of 1 segments are left", slice(1, 2)),
+        (without_segment_and_index, "{}: missing: 2 segments had been begun", slice(1, 2)),
+        (lambda segment: os.truncate(segment.path, 0), f"{{}}: {CUT}", slice(1, 2)),
+        (lambda segment: os.truncate(segment.path, 64), f"{{}}: {CUT}", slice(1, 2)),
+        (without_slice, "{.parent}: missing: the manifest has such a slice", slice(2)),
+    ],
+)
+def test_a_missing_slice_or_end_of_one_is_named_or_skipped(
+    spark: SparkSession, tmp_path: Path, engine: str, lose: Callable[[Segment], None], text: str, part: slice
+) -> None:
+    day = make_day(tmp_path / "day", blocks=4)
+    lose(day.segments[1])
+    with refused(text.format(day.segments[1].path)):
+        load(spark, day.path, engine).count()
+    found, (parts, _) = skipped(spark, day, engine, tmp_path)
+    left = [segment for segment in day.segments if segment not in day.segments[part]]
+    assert found == sorted(told for segment in left for put in segment.puts for told in put.told(segment.slice_id))
+    assert parts == 1
 
 
 def test_a_segment_cut_or_deleted_while_it_is_read_is_an_error(

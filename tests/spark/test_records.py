@@ -188,6 +188,17 @@ def test_names_of_types_take_precedence_over_characters(spark: SparkSession, tmp
         assert frame.count() == 1
 
 
+def test_a_name_of_another_type_in_a_later_day_is_an_error(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    kind = numpy.dtype([("kind", "S1")])
+    paths = [tmp_path / "2026-11-20", tmp_path / "2026-11-21"]
+    for path, (trade, other) in zip(paths, (("T", "P"), ("P", "T")), strict=True):
+        day = Day(path, feed_of(schema="made"), date=path.name)
+        day.write_manifest(Schema("made", 77, {trade: kind, other: kind}, names={"trade": trade, "other": other}))
+        day.put(0, Put((Row(b"x", b"T"), Row(b"x", b"P"))))
+    with refused(f"{paths[1]} has other fields in its messages of type 'trade' than {paths[0]}, expected the same"):
+        load(spark, tmp_path, engine, messageType="trade").collect()
+
+
 def test_types_of_a_day_without_names_are_listed_by_character(spark: SparkSession, tmp_path: Path) -> None:
     kind = numpy.dtype([("kind", "S1")])
     day = Day(tmp_path / "day", feed_of(schema="dbn"))

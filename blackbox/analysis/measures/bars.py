@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from pyspark.sql import Window, functions
+from pyspark.sql.types import DoubleType, FloatType
 
 from blackbox.analysis.measures.hours import CLOSES, OPENS, SESSION, Hours
 from blackbox.analysis.measures.inputs import Length, check_free, groups_of, instant, length_ns, ns_of, require, ties_of
@@ -115,11 +116,10 @@ def volume_bars(
     rows, groups, ties = trades_of(trades, by, price, size, time, ties, hours)
     before = functions.sum(size).over(_ordered(groups, ties).rowsBetween(Window.unboundedPreceding, 0))
     rows = _numbered(rows, groups, ties).withColumn("_before", before - functions.col(size))
-    whole = functions.lit(volume)
-    if isinstance(volume, float):
-        bar = functions.floor(functions.col("_before") / whole)
+    if isinstance(volume, float) or isinstance(rows.schema[size].dataType, FloatType | DoubleType):
+        bar = functions.floor(functions.col("_before") / functions.lit(float(volume)))
     else:
-        bar = functions.call_function("div", functions.col("_before"), whole)
+        bar = functions.call_function("div", functions.col("_before"), functions.lit(volume))
     return _by_number(rows, groups, bar, price, size)
 
 

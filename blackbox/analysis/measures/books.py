@@ -15,7 +15,7 @@ from pyspark.sql import functions
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BooleanType, DecimalType, LongType, StructType
 
-from blackbox.analysis.measures.inputs import check_free, require
+from blackbox.analysis.measures.inputs import check_free, groups_of, require
 from blackbox.block.columns.arrow import PRICE_DIGITS
 from blackbox.book.book import COUNTERS, counters, lose_sync, new_book, roomier
 from blackbox.book.feed import BookFeed, load_book_feed, run
@@ -24,7 +24,6 @@ from blackbox.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-BY: Final = ("date", "symbol")
 PLACE: Final = ("ts_event", "ts_recv", "sequence")
 SYNCED: Final = "synced"
 _PART_ROWS: Final = 16_384
@@ -37,7 +36,7 @@ def order_book(
     messages: DataFrame,
     depth: int = 1,
     schema: str = "itch50",
-    by: Sequence[str] = BY,
+    by: Sequence[str] | None = None,
     order: Sequence[str] = PLACE,
     payload: str = "payload",
 ) -> DataFrame:
@@ -54,7 +53,7 @@ def order_book(
         messages: rows with these columns, all messages of the symbols wanted. Types that change no book are ignored.
         depth: number of levels of each side to report.
         schema: schema of the messages, as registered in the entry-point group `blackbox.books`.
-        by: columns that identify a book.
+        by: columns that identify a book. Default: `symbol`, and those of `feed` and `date` that exist.
         order: columns that order the messages of one book: by the venue's times, which never go back, then as captured.
             If a feed's keys (`key_bytes`) are longer than a symbol and its dot, a recording does not have the order of
             messages of one symbol and one nanosecond.
@@ -68,7 +67,7 @@ def order_book(
     """
     if depth < 1:
         raise ConfigError(f"depth was {depth}, expected 1 or more")
-    feed = load_book_feed(schema)
+    feed, by = load_book_feed(schema), groups_of(by, messages)
     places = list(dict.fromkeys(["ts_event", *order]))
     rows = _in_order(messages, feed, by, places, order, payload)
     made = StructType([field for field in rows.schema if field.name != payload])
@@ -87,7 +86,7 @@ def order_book(
 def order_book_counts(
     messages: DataFrame,
     schema: str = "itch50",
-    by: Sequence[str] = BY,
+    by: Sequence[str] | None = None,
     order: Sequence[str] = PLACE,
     payload: str = "payload",
 ) -> DataFrame:
@@ -99,7 +98,7 @@ def order_book_counts(
     `locked` and `crossed`: events after which bid and ask were equal, or the bid was higher; `refused`: messages that
     do not match the form of their type; `unsynced`: number of times that missing messages were detected.
     """
-    feed = load_book_feed(schema)
+    feed, by = load_book_feed(schema), groups_of(by, messages)
     rows = _in_order(messages, feed, by, order, order, payload)
     made = StructType([field for field in rows.schema if field.name in by])
     for name in ("messages", *COUNTERS):

@@ -15,6 +15,7 @@ from pyspark.sql.types import DoubleType, LongType, NullType, StringType, Struct
 
 from blackbox.analysis.measures.inputs import DAY
 from blackbox.analysis.measures.quotes import with_both_sides
+from blackbox.analysis.spark.columns import record_fields
 from blackbox.analysis.spark.days import days_of
 from blackbox.archive.export.members import columns_of, integer, number, reader_of, text
 from blackbox.archive.recording import Recording
@@ -104,10 +105,12 @@ class _Days(NamedTuple):
             texts = reader.schema(f"{columns}, topic string, type string, payload binary").load(self.paths)
             return _of_json(texts.where(functions.col("type") == kind), self.schema.json, names)
         reader = reader.option("messageType", self.schema.character(kind))
-        wanted = {*_BASE, "topic", *names.values()}
+        column_of = {field.name: field.column for field in record_fields(self.schema, kind, "decimal")}
+        wanted = {*_BASE, "topic", *(column_of[name] for name in names.values())}
         chosen = [field for field in reader.load(self.paths).schema if field.name in wanted]
         frame = reader.schema(StructType(chosen)).load(self.paths)
-        return frame.select(*_BASE, "topic", *(functions.col(name).alias(alias) for alias, name in names.items()))
+        fields = (functions.col(column_of[name]).alias(alias) for alias, name in names.items())
+        return frame.select(*_BASE, "topic", *fields)
 
 
 def _days(spark: SparkSession, paths: Paths, on_damage: str) -> list[_Days]:
@@ -193,7 +196,10 @@ def _quotes(days: _Days) -> DataFrame:
         frame = days.fields(each.message_type, names)
         sides = {}
         for side in _SIDES:
-            price, size = functions.col(f"{side}_price"), functions.col(f"{side}_size")
+            price, size = (
+                functions.when(~functions.isnan(name), functions.col(name))
+                for name in (f"{side}_price", f"{side}_size")
+            )
             price = price if each.absent is None else functions.nullif(price, functions.lit(each.absent))
             sides[f"{side}_price"] = price
             sides[f"{side}_size"] = functions.when(price.isNotNull(), size)

@@ -206,10 +206,11 @@ class _Sides(NamedTuple):
 
     fields: tuple[tuple[str, str], ...] = ()
     """Fields of price and size of each side that may be absent."""
-    prices: tuple[int, ...] = ()
-    """The price that means that the side is absent."""
-    carried: NDArray[numpy.int64] = numpy.empty((0, 4), numpy.int64)
-    """Sides that are carried forward if absent: offset and size of the price, then of the size."""
+    prices: tuple[int | None, ...] = ()
+    """The price that means that the side is absent; None: NaN."""
+    carried: NDArray[numpy.int64] = numpy.empty((0, 5), numpy.int64)
+    """Sides that are carried forward if absent: offset and size of the price, then of the size; then the step from a
+    float price's highest byte to the next one, 0 for an integer."""
     absent: NDArray[numpy.uint8] = numpy.empty((0, 8), numpy.uint8)
     """The bytes of the price that means that such a side is absent."""
 
@@ -217,7 +218,7 @@ class _Sides(NamedTuple):
     def of(cls, schema: Schema, kind: str) -> Self:
         """Return the sides of a message type.
 
-        Empty if the schema does not declare it as quotes, or has no absent price.
+        Empty if the schema does not declare it as quotes, or has no absent price. That of a float is NaN.
         """
         declared = [each for each in schema.quotes if schema.character(each.message_type) == schema.character(kind)]
         dtype: Any = schema.dtype(kind)
@@ -225,25 +226,29 @@ class _Sides(NamedTuple):
         for quote in declared[:1]:
             for price, size in ((quote.bid_price, quote.bid_size), (quote.ask_price, quote.ask_size)):
                 none = (dtype[price].metadata or {}).get(ABSENT)
-                if none is None:
+                step = 0 if dtype[price].kind != "f" else 1 if dtype[price].str[0] == ">" else -1
+                if none is None and not step:
                     continue
                 fields.append((price, size))
                 prices.append(none)
                 if quote.one_sided:
                     places = [(dtype.fields[name][1], dtype[name].itemsize) for name in (price, size)]
-                    carried.append([number for place in places for number in place])
-                    absent.append(numpy.array([none], dtype[price]).tobytes().ljust(8, b"\0"))
+                    carried.append([*(number for place in places for number in place), step])
+                    absent.append(numpy.array([none or 0], dtype[price]).tobytes().ljust(8, b"\0"))
         return cls(
             tuple(fields),
             tuple(prices),
-            numpy.array(carried, numpy.int64).reshape(-1, 4),
+            numpy.array(carried, numpy.int64).reshape(-1, 5),
             numpy.frombuffer(b"".join(absent), numpy.uint8).reshape(-1, 8),
         )
 
     def there(self, quotes: NDArray[Any]) -> dict[str, NDArray[numpy.bool_]]:
         """Return for the columns of each side which quotes have it."""
-        flags = [quotes[price] != none for (price, _), none in zip(self.fields, self.prices, strict=True)]
-        return {name: flag for names, flag in zip(self.fields, flags, strict=True) for name in names}
+        found = {}
+        for (price, size), none in zip(self.fields, self.prices, strict=True):
+            found[price] = ~numpy.isnan(quotes[price]) if none is None else quotes[price] != none
+            found[size] = found[price] & ~numpy.isnan(quotes[size])
+        return found
 
 
 class _Known:
@@ -297,6 +302,17 @@ def _count(
 
 
 @njit(nogil=True, cache=True)
+def _is_nan(value: NDArray[numpy.uint8]) -> bool:
+    """Return True if the bytes of a float, the highest first, are a NaN."""
+    bits = numpy.int64(0)
+    for byte in value:
+        bits = bits << 8 | numpy.int64(byte)
+    if len(value) == 4:
+        return (bits & 0x7FFF_FFFF) > 0x7F80_0000
+    return (bits & 0x7FFF_FFFF_FFFF_FFFF) > 0x7FF0_0000_0000_0000
+
+
+@njit(nogil=True, cache=True)
 def _match(
     data: NDArray[numpy.uint8],
     offsets: NDArray[numpy.int32],
@@ -330,11 +346,13 @@ def _match(
         if kind == kinds[1]:
             quote[:] = data[start : start + size]
             for side in range(len(sides)):
-                price, price_bytes, shares, shares_bytes = sides[side]
-                is_absent = there[code]
+                price, price_bytes, shares, shares_bytes, step = sides[side]
+                is_absent = True
                 for each in range(price_bytes):
                     is_absent &= quote[price + each] == absent[side, each]
-                if is_absent:
+                if step != 0:
+                    is_absent = _is_nan(quote[price : price + price_bytes][::step])
+                if there[code] and is_absent:
                     quote[price : price + price_bytes] = last_payloads[code, price : price + price_bytes]
                     quote[shares : shares + shares_bytes] = last_payloads[code, shares : shares + shares_bytes]
             last_payloads[code] = quote

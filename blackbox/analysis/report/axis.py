@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from datetime import timedelta, timezone
+from datetime import timedelta
 from typing import Final
 
 from blackbox.numbers import duration, short
@@ -26,10 +26,9 @@ def time_ticks(first: int, last: int, zone: str) -> Iterator[tuple[int, str]]:
     step = next((step for step in STEPS_NS if (last - first) / step <= _TIME_TICKS), STEPS_NS[-1])
     offset = datetime_of(first, zone).utcoffset() or timedelta()
     shift = int(offset.total_seconds()) * SECOND_NS
-    local = timezone(offset)
     for at in range(-(-(first + shift) // step) * step - shift, last + 1, step):
         digits = 0 if step % SECOND_NS == 0 else 3 if step % 10**6 == 0 else 6
-        text = clock_text(at, local, digits)
+        text = clock_text(at, zone, digits)
         yield at, text[:5] if step % (60 * SECOND_NS) == 0 else text
 
 
@@ -37,7 +36,7 @@ def rate_ticks(highest: float) -> Iterator[tuple[float, str]]:
     """Yield round rates from 0 to at least `highest`, with labels."""
     step = next(
         digit * 10.0**power
-        for power in range(-3, 16)
+        for power in range(-3, 308)
         for digit in (1, 2, 5)
         if highest / (digit * 10.0**power) <= _RATE_TICKS
     )
@@ -49,7 +48,7 @@ def span_ticks(low: float, high: float, decimals: int) -> Iterator[tuple[float, 
     """Yield round numbers from `low` to `high`, with labels of at least `decimals` decimals."""
     step = next(
         digit * 10.0**power
-        for power in range(-9, 16)
+        for power in range(-9, 308)
         for digit in (1, 2, 5)
         if (high - low) / (digit * 10.0**power) <= _SPAN_TICKS
     )

@@ -59,8 +59,8 @@ def _days_below(path: Path) -> list[Path]:
 def schema_of_days(days: list[Path], *kinds: str) -> Schema:
     """Return the recorded schema of these days.
 
-    Raises ConfigError if the days differ in schema or in the layout of the message types `kinds`, or if there is no
-    such type.
+    Raises ConfigError if the days differ in schema, or in character or layout of the message types `kinds`, or if there
+    is no such type.
     """
     manifests = [Manifest.read(day) for day in days]
     first = manifests[0].schema
@@ -73,7 +73,12 @@ def schema_of_days(days: list[Path], *kinds: str) -> Schema:
         schema.dtype(kind)
         character = schema.character(kind)
         for day, manifest in zip(days, manifests, strict=True):
-            if character not in manifest.schema.types or manifest.schema.layout(character) != first.layout(character):
+            own = manifest.schema
+            if (
+                own.schema().character(kind) != character
+                or character not in own.types
+                or own.layout(character) != first.layout(character)
+            ):
                 raise ConfigError(
                     f"{day} has other fields in its messages of type {kind!r} than {days[0]}, expected the same in all"
                 )

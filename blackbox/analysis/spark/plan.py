@@ -97,7 +97,9 @@ def damage_of(recording: Recording, slices: list[int], skip: bool) -> list[Damag
     """
     names = {f"slice-{slice_id:05d}" for slice_id in slices}
     lost = [
-        damage for damage in recording.damage if damage.path.suffix != ".index" and damage.path.parent.name in names
+        damage
+        for damage in recording.damage
+        if damage.path.suffix != ".index" and names & {damage.path.name, damage.path.parent.name}
     ]
     if lost and not skip:
         raise JournalError(f"{lost[0]}; onDamage=skip reads the rest")

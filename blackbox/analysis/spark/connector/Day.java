@@ -76,6 +76,20 @@ final class Day implements Serializable {
         return new Day(directory, manifest, records, prices);
     }
 
+    /** Return the entries of `closed.json` by slice; null if it is missing or damaged. */
+    static JsonNode closed(String directory, Configuration settings) throws IOException {
+        String path = RecordingPaths.closed(directory);
+        long size = Files.size(path, settings);
+        if (size < 0 || size > MOST_BYTES) {
+            return null;
+        }
+        try {
+            return new ObjectMapper().readTree(Bytes.read(path, 0, size, settings).copy());
+        } catch (IOException error) {
+            return null;
+        }
+    }
+
     /** Throw unless the wanted message type has the same layout as in the first day. */
     void mustBeLike(Day first) {
         if (record == null) {

@@ -50,14 +50,13 @@ abstract class FieldColumn extends BlockColumn {
                 return new SecondsColumn(field, block);
             case Field.PRICE_FLOAT:
                 return new PriceFloatColumn(field, block);
+            case Field.PRICE:
+                return new PriceColumn(field, block);
             default:
-                break;
+                return field.size == 4 ? (BlockColumn) new FourColumn(field, block)
+                    : field.size == 8 ? (BlockColumn) new EightColumn(field, block)
+                    : (BlockColumn) new OddColumn(field, block);
         }
-        if (field.meaning == Field.PRICE) {
-            return new PriceColumn(field, block);
-        }
-        return field.size == 4 ? (BlockColumn) new FourColumn(field, block)
-            : field.size == 8 ? (BlockColumn) new EightColumn(field, block) : (BlockColumn) new OddColumn(field, block);
     }
 
     static long eight(long at, boolean big) {

@@ -77,6 +77,11 @@ final class Files {
         return names;
     }
 
+    /** Return false if a local directory does not exist. Other file systems may not keep empty ones. */
+    static boolean mayHaveDirectory(String path) {
+        return !isLocal(path) || new java.io.File(plain(path)).isDirectory();
+    }
+
     /** Return the size of a file in bytes; -1 when it does not exist. */
     static long size(String path, Configuration settings) throws IOException {
         if (isLocal(path)) {

@@ -13,7 +13,7 @@ final class MessageType implements Serializable {
     /** Length of every payload of that type, in bytes. */
     final int bytes;
     final Field[] fields;
-    /** The layout in the manifest. Days that are read together must have the same layout. */
+    /** The character and the layout in the manifest. Days that are read together must have the same layout. */
     final String layout;
 
     private MessageType(String name, int kind, int typeOffset, int bytes, Field[] fields, String layout) {
@@ -76,7 +76,7 @@ final class MessageType implements Serializable {
             }
         }
         int typeOffset = Json.number(schema, "type_offset", 0);
-        String layout = bytes + " " + typeOffset + " " + list.toString();
+        String layout = kind + " " + bytes + " " + typeOffset + " " + list.toString();
         return new MessageType(asked, kind.charAt(0), typeOffset, bytes, fields, layout);
     }
 

@@ -5,6 +5,7 @@ import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.List;
 
+import com.fasterxml.jackson.databind.JsonNode;
 import org.apache.hadoop.conf.Configuration;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -112,11 +113,14 @@ final class Plan {
         if (!mayMatch()) {
             return;
         }
+        // First, because a segment may be recorded in between.
+        JsonNode closed = Day.closed(path, settings);
         for (int slice = 0; slice < day.slices; slice++) {
             reset(fresh);
             bounds.set(BlockBounds.SLICE, slice, slice);
             if (mayMatch()) {
-                slice(day, slice);
+                JsonNode known = closed == null ? null : Json.of(closed, Integer.toString(slice));
+                slice(day, slice, known == null ? 0 : Json.number(known, "segments", 0));
             }
         }
     }
@@ -129,15 +133,24 @@ final class Plan {
         bounds.keys = -1L;
     }
 
-    private void slice(Day day, int slice) throws IOException {
+    /** Offer the records of a slice. `begun`: number of its segments according to `closed.json`. */
+    private void slice(Day day, int slice, int begun) throws IOException {
         String directory = RecordingPaths.slice(day.path, slice);
-        int[] numbers = RecordingPaths.segments(directory, settings);
-        // The newest first: once it has records, the segments before it no longer grow.
+        if (!Files.mayHaveDirectory(directory)) {
+            damaged(directory, "missing: the manifest has such a slice", 0, 0, 0);
+            return;
+        }
+        String[] names = Files.names(directory, settings);
+        int[] numbers = RecordingPaths.numbers(names, RecordingPaths.JOURNAL);
+        missingEnd(directory, numbers, RecordingPaths.numbers(names, RecordingPaths.INDEX), begun);
+        // The newest first: once it has records, the segments before it no longer grow. The index of a cut one is left.
         long[] sizes = new long[numbers.length];
         int last = -1;
         for (int i = sizes.length - 1; i >= 0; i--) {
-            sizes[i] = Files.size(RecordingPaths.segment(directory, numbers[i]), settings);
-            if (last < 0 && sizes[i] > Layout.FILE_HEAD_BYTES) {
+            String path = RecordingPaths.segment(directory, numbers[i]);
+            sizes[i] = Files.size(path, settings);
+            if (last < 0 && (sizes[i] > Layout.FILE_HEAD_BYTES
+                    || Files.size(RecordingPaths.index(path), settings) > Layout.FILE_HEAD_BYTES)) {
                 last = i;
             }
         }
@@ -153,25 +166,38 @@ final class Plan {
         }
     }
 
+    /** Report missing segments after the last one. */
+    private void missingEnd(String directory, int[] numbers, int[] indexes, int begun) throws IOException {
+        int next = numbers.length == 0 ? 0 : numbers[numbers.length - 1] + 1;
+        int left = 0;
+        while (left < indexes.length && indexes[indexes.length - 1 - left] >= next) {
+            left++;
+        }
+        if (left > 0) {
+            damaged(RecordingPaths.segment(directory, indexes[indexes.length - left]),
+                "missing: only the indexes of " + left + " segments are left", 0, 0, 0);
+        } else if (begun > next) {
+            damaged(RecordingPaths.segment(directory, next), "missing: " + begun + " segments had been begun", 0, 0, 0);
+        }
+    }
+
     private void segment(Day day, int slice, int number, String path, long known, boolean growing) throws IOException {
         String indexPath = RecordingPaths.index(path);
         long indexBytes = Files.size(indexPath, settings);
         Bytes index = indexBytes < Layout.FILE_HEAD_BYTES ? null : Bytes.read(indexPath, 0, indexBytes, settings);
         // Measured after the index was read: a record is written before its entry.
         long size = growing ? Files.size(path, settings) : known;
-        if (size < Layout.FILE_HEAD_BYTES) {
-            if (size >= 0 && !growing) {
-                damaged(path, "the segment has no head", 0, size, 0);
-            }
-            return;
+        if (size >= Layout.FILE_HEAD_BYTES) {
+            head(path, slice, number);
         }
-        head(path, slice, number);
         long at = Layout.FILE_HEAD_BYTES;
-        if (index != null && isIndex(index, slice, number)) {
+        if (size >= 0 && index != null && isIndex(index, slice, number)) {
             at = indexed(day, slice, path, index, indexBytes, size);
         }
         if (at < size) {
             scan(day, slice, path, at, size, growing);
+        } else if (size >= 0 && size < Layout.FILE_HEAD_BYTES && !growing) {
+            damaged(path, "the segment has no head", 0, size, 0);
         }
         open = null;
     }

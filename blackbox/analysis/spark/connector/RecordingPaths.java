@@ -9,15 +9,20 @@ import org.apache.hadoop.conf.Configuration;
 /** Paths of a recording's files. Only this class knows their names, like `blackbox.archive.files.day` in Python. */
 final class RecordingPaths {
     private static final String MANIFEST = "manifest.json";
-    private static final String SEGMENT = "[0-9]{6,9}[.]journal";
-    private static final String JOURNAL = ".journal";
-    private static final String INDEX = ".index";
+    private static final String CLOSED = "closed.json";
+    private static final String NUMBER = "[0-9]{6,9}";
+    static final String JOURNAL = ".journal";
+    static final String INDEX = ".index";
 
     private RecordingPaths() {
     }
 
     static String manifest(String day) {
         return day + "/" + MANIFEST;
+    }
+
+    static String closed(String day) {
+        return day + "/" + CLOSED;
     }
 
     static String slice(String day, int slice) {
@@ -33,14 +38,14 @@ final class RecordingPaths {
         return segment.substring(0, segment.length() - JOURNAL.length()) + INDEX;
     }
 
-    /** Return the numbers of the segments in a slice's directory, ascending. */
-    static int[] segments(String slice, Configuration settings) throws IOException {
-        String[] names = Files.names(slice, settings);
+    /** Return the numbers of the segments (JOURNAL) or indexes (INDEX) among a slice's names, ascending. */
+    static int[] numbers(String[] names, String suffix) {
         int[] numbers = new int[names.length];
         int count = 0;
         for (int i = 0; i < names.length; i++) {
-            if (names[i].matches(SEGMENT)) {
-                numbers[count++] = Integer.parseInt(names[i].substring(0, names[i].length() - JOURNAL.length()));
+            String stem = names[i].substring(0, Math.max(0, names[i].length() - suffix.length()));
+            if (names[i].endsWith(suffix) && stem.matches(NUMBER)) {
+                numbers[count++] = Integer.parseInt(stem);
             }
         }
         int[] found = java.util.Arrays.copyOf(numbers, count);
