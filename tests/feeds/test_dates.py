@@ -56,3 +56,14 @@ def test_day_given() -> None:
 )
 def test_midnight_in_new_york(day: date, utc: datetime) -> None:
     assert midnight_ns(day) == int(utc.timestamp()) * 10**9
+
+
+@pytest.mark.parametrize("year", [1, 219, 1677, 2262, 2400, 9999])
+def test_a_midnight_that_does_not_fit_int64_is_refused(year: int) -> None:
+    with pytest.raises(ConfigError, match=f"date was {year:04d}-12-31, expected one of 1678 to 2261: times are int64"):
+        midnight_ns(date(year, 12, 31))
+
+
+@pytest.mark.parametrize("day", [date(1678, 1, 1), date(2261, 12, 31)])
+def test_the_first_and_last_midnight_fit_int64(day: date) -> None:
+    assert -(1 << 63) < midnight_ns(day) < (1 << 63) - 86_400 * 10**9

@@ -64,14 +64,14 @@ def test_every_type_reads_back(tmp_path: Path, make: Any, protocol: int, schema:
 
 def test_messages_outside_the_specification_are_skipped_or_cut(tmp_path: Path) -> None:
     odd = [b"Z" + b"\0" * 30, b"", iex("Q"), iex("H", extra=b"new field")]
-    symbols = ["A", "A\xff", "A B", "#1", "\x7f", ""]
+    symbols = ["A", "A\xff", "A B", "#1", "\x7f", "", "\1\0\0\0\0\0\0\0"]
     source = source_of(tmp_path / "capture", [iex_tp(1, [*odd, *(iex("T", symbol=each) for each in symbols)])])
     assert messages_of(source) == iex_expected([iex("H"), *(iex("T", symbol=each) for each in ("A", "A B", ""))])
     assert source.truncated is None
     assert source.notes == (
         "messages skipped because their type is unknown ('Q' 1, 'Z' 1, '' 1): 3",
         "messages cut to the specified length: 1",
-        "messages skipped because their symbol cannot be one (b'A\\xff      ' first): 3",
+        "messages skipped because their symbol cannot be one (b'A\\xff      ' first): 4",
     )
 
 

@@ -98,8 +98,9 @@ def test_only_the_port_asked_for(tmp_path: Path) -> None:
         f"{path}: no MoldUDP64 datagram starts at byte 82: its length was 14, expected 20 or more; "
         "if the capture holds other traffic too, give the feed's UDP port"
     )
-    with pytest.raises(ConfigError, match="port was 65536, expected a UDP port"):
-        Itch50(path, DAY, port=65536)
+    for port in (65536, "abc"):
+        with pytest.raises(ConfigError, match=f"port was {port!r}, expected a UDP port"):
+            Itch50(path, DAY, port=port)  # type: ignore[arg-type]
 
 
 def test_gaps_are_where_the_numbers_jump_in_chunks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

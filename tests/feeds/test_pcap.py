@@ -180,10 +180,16 @@ def test_packets_without_a_complete_udp_datagram_are_skipped_and_counted(tmp_pat
     )
 
 
-def fragments_of(payload: bytes, number: int, size: int, port: int = 26400) -> list[bytes]:
+def checksum_of(payload: bytes) -> int:
+    """Return the UDP checksum, by dpkt."""
+    whole = dpkt.ip.IP(bytes(dpkt.ip.IP(ethernet(payload)[14:])))
+    return int(whole.data.sum)
+
+
+def fragments_of(payload: bytes, number: int, size: int, port: int = 26400, checksum: int = 0) -> list[bytes]:
     """Return the frames of a datagram in IP fragments of `size` payload bytes."""
     frame = ethernet(payload, port)
-    whole = frame[34:]
+    whole = frame[34:40] + struct.pack(">H", checksum) + frame[42:]
     frames = []
     for start in range(0, len(whole), size):
         part = whole[start : start + size]
@@ -242,15 +248,26 @@ def test_fragments_of_datagrams_that_stay_incomplete_are_counted(tmp_path: Path)
     )
 
 
+def test_fragments_of_two_datagrams_are_not_joined(tmp_path: Path) -> None:
+    """Both datagrams have the same identification, and each lost a fragment."""
+    for size in (200, 201):
+        pair = [letter * size for letter in (b"a", b"b")]
+        one, other = (fragments_of(payload, 1, 80, checksum=checksum_of(payload)) for payload in pair)
+        assert read_bytes(tmp_path, pcap([*one, *other]))[0] == pair
+        payloads, _, _, counts = read_bytes(tmp_path, pcap([*one[:1], *other[1:]]))
+        assert payloads == []
+        assert counts == InputStatistics(packets=len(one), reassembled=1, malformed=1)
+
+
 def test_fragments_wait_in_bounded_memory_and_time(tmp_path: Path) -> None:
-    """An identification that comes again after a minute is of another datagram; of 65 waiting ones, one is dropped."""
+    """An identification that comes again after a second is of another datagram; of 65 waiting ones, one is dropped."""
     halves = [fragments_of(b"%d" % number * 100, number, 104) for number in range(65)]
     packets = [*(first for first, *_ in halves), *(frame for _, *rest in reversed(halves) for frame in rest)]
     payloads, _, _, counts = read_bytes(tmp_path, pcap(packets))
     assert payloads == [b"%d" % number * 100 for number in range(64, 0, -1)]
     assert (counts.reassembled, counts.fragments) == (64, len(halves[0]))
     first, second, *_ = fragments_of(b"x" * 150, 1, 104)
-    late = section() + interface() + enhanced(first) + enhanced(second, ticks=31_000_000)
+    late = section() + interface() + enhanced(first) + enhanced(second, ticks=1_100_000)
     payloads, _, _, counts = read_bytes(tmp_path, late)
     assert (payloads, counts.fragments) == ([], 2)
 

@@ -175,11 +175,51 @@ def test_a_file_is_imported_into_days(tmp_path: Path) -> None:
         ({"schema": SCHEMA, "message_type": "tick", "zone": "Mars"}, "time zone was 'Mars'"),
         ({"schema": SCHEMA, "message_type": "tick", "prices": "float"}, "prices was 'float'"),
         ({"schema": SCHEMA, "message_type": "tick", "delimiter": "||"}, "delimiter was"),
+        ({"schema": SCHEMA, "message_type": "tick", "delimiter": "\u00a6"}, "expected one ASCII character"),
+        ({"schema": SCHEMA, "message_type": "tick", "delimiter": "\0"}, "expected one ASCII character"),
+        ({"schema": SCHEMA, "message_type": "tick", "topic": "{symbol"}, r"topic was '\{symbol', expected text with"),
+        ({"schema": SCHEMA, "message_type": "tick", "topic": "ticks"}, "topic was 'ticks', expected text with columns"),
+        ({"schema": SCHEMA, "message_type": "tick", "topic": "\udcff{symbol}"}, "topic was .*surrogates not allowed"),
     ],
 )
 def test_wrong_options_are_named(options: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Csv("x.csv", **options)
+
+
+def test_a_column_that_occurs_twice_is_an_error(tmp_path: Path) -> None:
+    names = ["ts_event", "symbol", "price", "size", "price", "rate"]
+    path = tmp_path / "a.csv"
+    path.write_text(",".join(names) + f"\n{BEGIN},A,1,1,2,1\n")
+    table = pyarrow.table([pyarrow.array(["1"])] * len(names), names)
+    pyarrow.parquet.write_table(table, path.with_suffix(".parquet"))
+    for file in (Csv(str(path), schema=SCHEMA, message_type="tick"),
+                 Parquet(str(path.with_suffix(".parquet")), schema=SCHEMA, message_type="tick")):  # fmt: skip
+        with pytest.raises(SourceError, match="had column 'price' 2 times, expected once: rename the others"):
+            messages_of(file)
+
+
+def test_values_that_python_cannot_hold_reject_their_row(tmp_path: Path) -> None:
+    columns = {"symbol": ["A", "B"], "price": [1.0, 2.0], "size": [1, 2], "rate": [0.5, 1.5]}
+    times = pyarrow.array([BEGIN // 1_000, 4 * 10**17], pyarrow.timestamp("us"))  # the second one is of the year 14645
+    pyarrow.parquet.write_table(pyarrow.table({"ts_event": times, **columns}), tmp_path / "a.parquet")
+    file = Parquet(str(tmp_path / "a.parquet"), schema=SCHEMA, message_type="tick")
+    assert [row[0] for row in messages_of(file)] == [b"A.tick"]
+    assert str(file.rejected.rows[0]).startswith("row 2: column 'ts_event' had '[ 14645-06-30 15:06:40.000000 ]': ")
+
+
+def test_an_import_ends_after_a_thousand_wrong_rows_from_the_first_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    head = "ts_event,symbol,price,size,rate\n"
+    good, bad = f"{BEGIN},A,1,1,1\n", f"{BEGIN},A,1,many,1\n"
+    path.write_text(head + "short\n" + bad * 2_000)
+    file = Csv(str(path), schema=SCHEMA, message_type="tick")
+    with pytest.raises(SourceError, match="the first 1000 rows were rejected, row 1: it was 'short'"):
+        messages_of(file)
+    assert file.rejected.count == 1_001  # with the row of the wrong length, which is found earlier
+    path.write_text(head + bad * 999 + good + bad * 500 + good)
+    assert len(messages_of(file)) == 2
+    assert (file.rejected.count, len(file.rejected.rows), file.rejected.rows[-1].row) == (1_499, 1_000, 1_001)
 
 
 def test_a_file_of_another_kind_or_without_a_column_is_an_error(tmp_path: Path) -> None:

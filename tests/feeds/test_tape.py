@@ -8,6 +8,7 @@ import re
 import zipfile
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -117,6 +118,11 @@ QUOTES = b"34200000,0,0,139500,20000,P,1,0\n34200001,139400,700,0,0,,800,0\n3420
         ("bac/20131007_trade.zip", "20131007_bac_Trade_Tick.csv"),
         ("bac/20131007_trade.zip", "anything.csv"),
         ("day.zip", "20131007_BAC_trade_tick.csv"),
+        ("day.zip", "tick/bac/20131007_trade.csv"),
+        ("bac_20131007_trade.zip", "20131007_trade.csv"),
+        ("spy_20131007_trade.zip", "bac/20131007_trade.csv"),
+        ("spy/20131007_trade.zip", "bac_20131007_trade.csv"),
+        ("spy/20131007_trade.zip", "bac/anything.csv"),
         ("BAC_20131007_TRADE.CSV", None),
         ("20131007_bac_Trade_Tick.csv", None),
         ("bac/20131007_trade.csv.gz", None),
@@ -217,6 +223,38 @@ def test_a_directory_is_read_by_name_and_other_files_are_counted(tmp_path: Path)
         messages_of(Tape(tmp_path, date="2013-10-08"))
 
 
+def test_members_in_directories_keep_their_symbols(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "day.zip", "w") as archive:
+        for symbol in ("bac", "aapl"):
+            archive.writestr(f"{symbol}/20131007_trade.csv", TRADES)
+    topics = [topic for topic, *_ in messages_of(Tape(tmp_path / "day.zip"))]
+    assert topics == [b"AAPL.trade", b"BAC.trade"] * 2
+
+
+def test_two_files_of_the_same_symbol_day_and_kind_are_refused(tmp_path: Path) -> None:
+    packed = write_zip(tmp_path / "bac_20131007_trade.zip", TRADES)
+    (tmp_path / "BAC_20131007_trade.csv").write_bytes(TRADES)
+    write_zip(tmp_path / "bac_20131008_trade.zip", TRADES)
+    with pytest.raises(SourceError, match=rf"{re.escape(str(packed))}.* has the same symbol, day and kind as .*BAC_"):
+        messages_of(Tape(tmp_path))
+    assert len(messages_of(Tape(tmp_path, date="2013-10-08"))) == 2
+
+
+def test_members_of_an_archive_share_one_descriptor(tmp_path: Path) -> None:
+    def descriptors() -> int:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    with zipfile.ZipFile(tmp_path / "day.zip", "w") as archive:
+        for number in range(50):
+            archive.writestr(f"20131007_s{number}_Trade_Tick.csv", TRADES)
+    before = descriptors()
+    chunks = Tape(tmp_path / "day.zip").chunks()
+    first = next(chunks)
+    assert descriptors() < before + 5
+    assert sum(len(chunk.starts) for chunk in (first, *chunks)) == 100
+    assert descriptors() == before
+
+
 def test_topic_template(tmp_path: Path) -> None:
     path = tmp_path / "bac_20131007_trade.csv"
     path.write_bytes(TRADES)
@@ -275,6 +313,15 @@ def test_line_ends_and_extremes_are_exported_byte_for_byte(tmp_path: Path) -> No
         (-37.63, 0.025),
         (-0.0005, 0.025),
     ]
+
+
+def test_a_day_that_a_zip_archive_cannot_tell_is_exported(tmp_path: Path) -> None:
+    for day in ("19791231", "21080102"):
+        path = tmp_path / f"bac_{day}_trade.csv"
+        path.write_bytes(TRADES)
+        recording = recorded(tmp_path / day, partial(Tape, path), slices=1)
+        export(recording, tmp_path / f"{day}.zip")
+        assert members_of(tmp_path / f"{day}.zip") == {f"{day}_bac_Trade_Tick.csv": TRADES}
 
 
 def test_rows_published_twice_are_not_joined(tmp_path: Path) -> None:
@@ -402,6 +449,7 @@ def test_a_truncated_file_is_reported_and_the_others_continue(tmp_path: Path) ->
     [
         ("ticks.csv", "ticks.csv: the file name tells no symbol, day and kind, expected e.g. bac_20131007_quote.zip"),
         ("bac_20131307_trade.csv", "the day in the file name was 20131307, expected a date"),
+        ("bac_02191007_trade.csv", "was 02191007, expected a date: date was 0219-10-07, expected one of 1678 to 2261"),
         ("abcdefghijklm_20131007_trade.csv", "the symbol in the file name was 'abcdefghijklm', expected at most 12"),
     ],
 )

@@ -101,8 +101,8 @@ def test_only_itch_has_locates(feed: Callable[..., Any], _: str) -> None:
         feed("file", topic="{locate}")
 
 
-@pytest.mark.parametrize("template", ["", "{price}", "{symbol", "{symbol!r}", "{type:>3}", "{}", "\0x"])
-def test_a_wrong_template_is_refused(template: str) -> None:
+@pytest.mark.parametrize("template", ["", "{price}", "{symbol", "{symbol!r}", "{type:>3}", "{}", "\0x", "\udcff", 5])
+def test_a_wrong_template_is_refused(template: Any) -> None:
     with pytest.raises(ConfigError, match="topic template was"):
         Itch50("day.itch", "2019-12-30", template)
 

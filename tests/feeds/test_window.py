@@ -6,6 +6,7 @@ import gzip
 import os
 import random
 import struct
+import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from blackbox_feeds.io import zstd_window
 from blackbox_feeds.io.open_window import open_window
 from blackbox_feeds.io.window import FileWindow
 from blackbox_feeds.io.zip_window import ZipWindow
@@ -203,6 +205,26 @@ def test_after_a_damaged_gzip_member_the_next_one_is_read(tmp_path: Path, text: 
     assert pieces[-1] == text[half:]
     assert faults[0].startswith("gzip data ")
     assert behind[-1] is not None
+
+
+def test_a_frame_that_is_tried_after_damage_unpacks_in_small_pieces(
+    tmp_path: Path, text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its blocks has 4 bytes, and becomes 128 KiB."""
+    monkeypatch.setattr(zstd_window, "_PIECE_BYTES", 64)
+    block = (1 << 17 << 3 | 2).to_bytes(3, "little") + b"x"
+    path = tmp_path / "text"
+    path.write_bytes(zstd(text)[:-5] + struct.pack("<IBB", 0xFD2FB528, 0, 7 << 3) + block * 500)
+    tracemalloc.start()
+    with open_window(path, 1 << 20) as window:
+        for _ in range(2):
+            while not window.last:
+                window.slide(len(window.data))
+            window.skip_damage()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert window.start + len(window.data) > 500 << 17
+    assert peak < 20 << 20
 
 
 @pytest.mark.parametrize("seed", range(examples(24)))

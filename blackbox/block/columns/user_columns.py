@@ -66,7 +66,7 @@ def columns_of(
     found = _named_columns(table)
     if topic is None and _TOPIC not in found:
         topic = default_topic
-    pieces: list[tuple[bytes, str | None]] = [(b"", _TOPIC)] if topic is None else _pieces_of(topic, message_type)
+    pieces: list[tuple[bytes, str | None]] = [(b"", _TOPIC)] if topic is None else pieces_of(topic, message_type)
     parts = [name for _, name in pieces if name is not None]
     fields = {} if message_type is None else fields_of(schema, message_type, found)
     timed = [_TIME] if default_ns is None or _TIME in found else []
@@ -115,11 +115,15 @@ def _no_table(table: object) -> TypeError:
     return TypeError(f"table was {table!r:.80}, expected a dict of columns, an Arrow table or a data frame")
 
 
-def _pieces_of(template: str, message_type: str | None) -> list[tuple[bytes, str | None]]:
-    """Return the pieces of a topic template: fixed text, and the name of the column after it, if any."""
+def pieces_of(template: str, message_type: str | None) -> list[tuple[bytes, str | None]]:
+    """Return the pieces of a topic template: fixed text, and the name of the column after it, if any.
+
+    Raises ConfigError for an invalid template.
+    """
     expected = "expected text with columns in braces, such as '{symbol}.{type}'"
     try:
         parsed = list(Formatter().parse(template))
+        template.encode()
     except ValueError as error:
         raise ConfigError(f"topic was {template!r}, {expected}: {error}") from None
     pieces: list[tuple[bytes, str | None]] = [(b"", None)]

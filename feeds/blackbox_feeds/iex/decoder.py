@@ -114,8 +114,9 @@ def _decode_blocks(
         if after - start < size:
             return n, start - 2, Reason.BAD_LENGTH
         kind = data[start]
-        symbol = SYSTEM_SYMBOL if kind in _SYSTEM_BYTES else little_64(data, start + _SYMBOL)
-        if symbol != SYSTEM_SYMBOL and not is_symbol(symbol):
+        is_system = kind in _SYSTEM_BYTES
+        symbol = SYSTEM_SYMBOL if is_system else little_64(data, start + _SYMBOL)
+        if not is_system and not is_symbol(symbol):
             count_no_symbol(input_counts, symbol)
             continue
         input_counts[EXTENDED] += after - start > size
@@ -199,9 +200,10 @@ class DatagramDecoder:
         self._protocol = protocol
         self._counts = input_counts
         self._sequence = sequence
-        self._sizes = numpy.zeros(256, numpy.int64)
+        self.sizes = numpy.zeros(256, numpy.int64)
+        """Bytes of a message by its type, 0 for an unknown one."""
         for kind, dtype in PROTOCOLS[protocol].records.items():
-            self._sizes[ord(kind)] = dtype.itemsize
+            self.sizes[ord(kind)] = dtype.itemsize
 
     def chunks(self, datagrams: Datagrams) -> Iterator[Chunk]:
         """Yield the messages of the datagrams, and the gaps between them."""
@@ -217,7 +219,7 @@ class DatagramDecoder:
                 datagrams.lengths,
                 row,
                 self._protocol,
-                self._sizes,
+                self.sizes,
                 sequence.address,
                 topics.at,
                 self._counts,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from blackbox.errors import SourceError
 from blackbox.feed.schema.schema import Schema
 from blackbox.feed.source import Chunk, make_source
-from blackbox.feed.venue_url import Address, VenueUrl
+from blackbox.feed.venue_url import Address, VenueUrl, options_of
 from blackbox.native.compile.jit import njit
 from blackbox_feeds.iex.decoder import DatagramDecoder
 from blackbox_feeds.iex.iextp import HEADER, HEADER_BYTES, VERSION, GapFillRequest, Stream
@@ -122,15 +122,12 @@ class IexClient(DatagramSource):
 
     def __init__(self, url: str, topic: str = DEFAULT_TOPIC) -> None:
         parsed = VenueUrl.of(url if "://" in url else f"iextp:{url}")
-        settings = IexSettings.of(parsed)
+        settings = options_of(parsed, IexSettings)
         server = None if settings.gapfill is None else Address.of(settings.gapfill, "option gapfill")
         super().__init__(parsed.address, settings, server)
         self._url = url
         self._schema = DEEP10 if settings.protocol == "deep" else TOPS16
         self._protocol = next(number for number, schema in PROTOCOLS.items() if schema is self._schema)
-        self._sizes = numpy.zeros(256, numpy.int64)
-        for kind, dtype in self._schema.records.items():
-            self._sizes[ord(kind)] = dtype.itemsize
         self._latest_ns = numpy.zeros(1, numpy.int64)
         form, sequence = TopicForm(topic, locates=False), sequences.Sequence()
         self._decoder = DatagramDecoder(form, self._protocol, self._input_counts, sequence, CHUNK_MESSAGES)
@@ -150,7 +147,7 @@ class IexClient(DatagramSource):
 
     def _read_headers(self, arrived: Arrived, n: int, session: Session | None, *, is_line: bool) -> int | None:
         number, channel, *_ = session or (0, 0)
-        known, expected = (number, channel, self._protocol, self._sizes), self._holder.expected
+        known, expected = (number, channel, self._protocol, self._decoder.sizes), self._holder.expected
         _read(arrived, n, session is not None, *known, is_line, expected, self._latest_ns)
         return None
 

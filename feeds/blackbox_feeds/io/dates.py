@@ -11,6 +11,7 @@ from blackbox.errors import ConfigError
 from blackbox.timestamps import ns_on, zone_of
 
 NEW_YORK = "America/New_York"
+_FIRST_YEAR, _LAST_YEAR = 1678, 2261
 
 _SEPARATED = re.compile(r"(?<!\d)(\d{4})[-_](\d{2})[-_](\d{2})(?!\d)")
 _EIGHT_DIGITS = re.compile(r"(?<!\d)\d{8}(?!\d)")
@@ -65,7 +66,15 @@ def _parse(text: str, form: str) -> date | None:
 
 
 def midnight_ns(day: date) -> int:
-    """Return midnight in New York at the start of `day`, in ns since 1970-01-01 UTC."""
+    """Return midnight in New York at the start of `day`, in ns since 1970-01-01 UTC.
+
+    Raises:
+        ConfigError: it does not fit int64.
+    """
+    if not _FIRST_YEAR <= day.year <= _LAST_YEAR:
+        raise ConfigError(
+            f"date was {day}, expected one of {_FIRST_YEAR} to {_LAST_YEAR}: times are int64 ns since 1970"
+        )
     return ns_on(day, time(), NEW_YORK)
 
 

@@ -16,7 +16,7 @@ from blackbox_feeds.io.statistics import FRAGMENTS, REASSEMBLED
 _MOST_DATAGRAMS: Final = 64
 """Datagrams that wait for fragments, of at most 64 KiB each."""
 _MOST_BYTES: Final = 0xFFFF
-_PATIENCE_NS: Final = 30_000_000_000
+_PATIENCE_NS: Final = 1_000_000_000
 """Longest time between the fragments of a datagram: their identification is used again."""
 _MORE: Final = 0x2000
 _OFFSET: Final = 0x1FFF

@@ -7,7 +7,7 @@ Format"; the list of link types at tcpdump.org; IEEE 802.3 and 802.1Q; RFC 791; 
 
 Instead of Ethernet there may be a Linux cooked header, as in captures of `tcpdump -i any` (16 bytes, type 113; 20
 bytes, type 276), a BSD loopback header (4 bytes), or none. In pcapng the link type is that of the interface.
-`blackbox_feeds.io.fragments` puts fragmented datagrams together.
+`blackbox_feeds.io.fragments` puts fragmented datagrams together; only these have their UDP checksum checked.
 
 Compiled, because a library was measured to be too slow for the hot path. The 121,314 datagrams of
 a 22 MB capture of IEX DEEP, on one 2.6 GHz core: dpkt 1.9.8 finds 0.145 million a second (0.79
@@ -52,7 +52,7 @@ _CLASSIC = {
 _PCAPNG = b"\x0a\x0d\x0d\x0a"
 _FILE_HEADER_BYTES = 24
 _LONGEST_PACKET = 0xFFFF
-_UDP_BYTES = 8
+_UDP_BYTES, _UDP = 8, 17
 _BATCH = 16_384
 
 
@@ -156,11 +156,12 @@ class Capture:
     def _add_fragment(self, fragments: Fragments, at: int, time_ns: int) -> Iterator[Datagrams]:
         """Add the IP packet at `at`. Yield its datagram if it is complete."""
         window = self._window
-        payload = fragments.add(window.data[at : at + _LONGEST_PACKET].tobytes(), time_ns)
+        packet = window.data[at : at + _LONGEST_PACKET].tobytes()
+        payload = fragments.add(packet, time_ns)
         if payload is None:
             return
         port, length = (int.from_bytes(payload[start : start + 2], "big") for start in (2, 4))
-        if not _UDP_BYTES <= length <= len(payload):
+        if not _UDP_BYTES <= length <= len(payload) or not _is_intact(payload[:length], packet[12:20]):
             self.counts[MALFORMED] += 1
         elif self._port not in (-1, port):
             self.counts[OTHER_PORT] += 1
@@ -186,3 +187,9 @@ class Capture:
             f"{where}: its type was {kind:#x} and its length {length}, expected a length up to "
             f"{MAX_BLOCK_BYTES} that is repeated at its end and fits its contents"
         )
+
+
+def _is_intact(datagram: bytes, addresses: bytes) -> bool:
+    """Return True if the checksum of a UDP datagram is right, or 0, which means that it has none."""
+    summed = addresses + bytes((0, _UDP)) + datagram[4:6] + datagram + bytes(len(datagram) % 2)
+    return datagram[6:8] == b"\0\0" or int.from_bytes(summed, "big") % 0xFFFF == 0

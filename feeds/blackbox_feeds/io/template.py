@@ -10,15 +10,15 @@ from blackbox.errors import ConfigError
 DEFAULT_TOPIC = "{symbol}.{type}"
 
 
-def check_port(port: int | None) -> int | None:
+def check_port(port: object) -> int | None:
     """Return `port` if it is a UDP port or None.
 
     Raises:
         ConfigError: it is neither.
     """
-    if port is not None and not 0 <= port <= 0xFFFF:
-        raise ConfigError(f"port was {port}, expected a UDP port, 0 to 65535")
-    return port
+    if port is None or (isinstance(port, int) and 0 <= port <= 0xFFFF):
+        return port
+    raise ConfigError(f"port was {port!r}, expected a UDP port, 0 to 65535")
 
 
 class TopicForm:
@@ -35,7 +35,8 @@ class TopicForm:
         expected = "expected text with " + ", ".join(f"{{{name}}}" for name in known)
         try:
             parsed = list(Formatter().parse(template))
-        except ValueError as error:
+            template.encode()
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"topic template was {template!r}, {expected}: {error}") from None
         if not template or template.startswith("\0"):
             raise ConfigError(f"topic template was {template!r}, {expected}, not starting with a zero")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Final
 
@@ -15,20 +16,20 @@ _PIECE_BYTES: Final = 1 << 14
 
 
 class ZipWindow(PackedWindow):
-    """The bytes of one member of a zip archive.
+    """The bytes of one member of a zip archive. `archive`: it, if it is open; its members share a descriptor.
 
     Raises:
         SourceError: the archive or member does not exist or cannot be read.
     """
 
-    def __init__(self, path: Path, member: str, window_bytes: int) -> None:
+    def __init__(self, path: Path, member: str, window_bytes: int, archive: zipfile.ZipFile | None = None) -> None:
         super().__init__(str(path), window_bytes)
-        self._archive = open_archive(path)
-        try:
-            self._file: IO[bytes] = self._archive.open(member)
-        except (OSError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
-            self._archive.close()
-            raise SourceError(f"{path}: {member} in it cannot be read: {error}") from error
+        # A member stays readable after its archive is closed.
+        with open_archive(path) if archive is None else nullcontext(archive) as opened:
+            try:
+                self._file: IO[bytes] = opened.open(member)
+            except (OSError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+                raise SourceError(f"{path}: {member} in it cannot be read: {error}") from error
         self.slide(0)
 
     def _unpack(self, room: int) -> bytes:
@@ -43,9 +44,8 @@ class ZipWindow(PackedWindow):
         return unpacked
 
     def close(self) -> None:
-        """Close the archive."""
+        """Close the member."""
         self._file.close()
-        self._archive.close()
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:

@@ -36,11 +36,7 @@ class ZstdWindow(PackedWindow):
     def __init__(self, path: str, file: BinaryIO, window_bytes: int) -> None:
         super().__init__(path, window_bytes)
         self._file = file
-        try:
-            self._library = _zstandard()
-        except ConfigError:
-            file.close()
-            raise
+        self._library = _zstandard()
         self._at = 0
         self._begin_frame()
         self.slide(0)
@@ -110,10 +106,15 @@ class ZstdWindow(PackedWindow):
 
     def _begins_frame(self, at: int) -> bool:
         """Return True if a frame begins here whose first blocks decompress, up to the next magic number."""
-        piece = self._peek(2 * _LONGEST_BLOCK, at)
-        magic = piece.find(_MAGIC, 1)
+        packed = self._peek(2 * _LONGEST_BLOCK, at)
+        magic = packed.find(_MAGIC, 1)
+        packed = packed[:magic] if magic > 0 else packed
+        frame = self._library.ZstdDecompressor().decompressobj()
         try:
-            self._library.ZstdDecompressor().decompressobj().decompress(piece[:magic] if magic > 0 else piece)
+            for start in range(0, len(packed), _PIECE_BYTES):
+                frame.decompress(packed[start : start + _PIECE_BYTES])
+                if frame.eof:
+                    break
         except self._library.ZstdError:
             return False
         return True

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from blackbox.errors import SourceError
 from blackbox.feed.source import Chunk, make_source
-from blackbox.feed.venue_url import Address, VenueUrl
+from blackbox.feed.venue_url import Address, VenueUrl, options_of
 from blackbox.native.compile.jit import njit
 from blackbox.timestamps import zone_of
 from blackbox_feeds.io import sequence as sequences
@@ -96,7 +96,7 @@ class MoldUdp64Client(DatagramSource):
 
     def __init__(self, url: str, date: str | Date | None = None, topic: str = DEFAULT_TOPIC) -> None:
         parsed = VenueUrl.of(url if "://" in url else f"moldudp64:{url}")
-        settings = MoldUdp64Settings.of(parsed)
+        settings = options_of(parsed, MoldUdp64Settings)
         server = None if settings.rerequest is None else Address.of(settings.rerequest, "option rerequest")
         super().__init__(parsed.address, settings, server)
         self._url = url

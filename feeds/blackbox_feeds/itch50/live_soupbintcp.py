@@ -14,10 +14,12 @@ from datetime import date as Date  # noqa: N812 - `date` is the parameter's name
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
+
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.live_source import LiveSource
 from blackbox.feed.source import Chunk, make_source
-from blackbox.feed.venue_url import VenueUrl
+from blackbox.feed.venue_url import VenueUrl, options_of
 from blackbox.timestamps import zone_of
 from blackbox.transport.wakeup import readable
 from blackbox_feeds.io.dates import NEW_YORK, midnight_ns, trading_day
@@ -29,7 +31,7 @@ from blackbox_feeds.itch50.moldudp64 import Spans
 from blackbox_feeds.itch50.soupbintcp import LOGOUT_REQUEST, MOST_SEQUENCE, Login, packet
 from blackbox_feeds.itch50.soupbintcp_client import Frames, SoupBinTcpSession
 from blackbox_feeds.live.retries import Retries
-from blackbox_feeds.live.settings import Settings
+from blackbox_feeds.serving.datagrams import check_port
 
 log = logging.getLogger("blackbox")
 
@@ -41,7 +43,7 @@ _STEP_S: Final = 0.2
 _CHUNK_MESSAGES: Final = 8_192
 
 
-class SoupBinTcpSettings(Settings, frozen=True, kw_only=True):
+class SoupBinTcpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the URL."""
 
     session: str = ""
@@ -92,13 +94,15 @@ class SoupBinTcpClient(LiveSource):
         super().__init__()
         text = url if "://" in url else f"soupbintcp:{url}"
         scheme, _, rest = text.partition("://")
-        user, at, address = rest.rpartition("@")
+        authority, query, asked = rest.partition("?")
+        user, at, address = authority.rpartition("@")
         if not at or not user or ":" in user:
             raise ConfigError(
                 f"URL had user {user!r}, expected {scheme}://USER@HOST:PORT, with the password in {PASSWORD_VARIABLE}"
             )
-        parsed = VenueUrl.of(f"{scheme}://{address}")
-        self._settings = SoupBinTcpSettings.of(parsed)
+        parsed = VenueUrl.of(f"{scheme}://{address}{query}{asked}")
+        check_port(parsed.address)
+        self._settings = options_of(parsed, SoupBinTcpSettings)
         self._address, self._text = parsed.address, f"{user}@{parsed.address}"
         login = Login(user, self._settings.password(), self._settings.session, self._settings.sequence)
         try:

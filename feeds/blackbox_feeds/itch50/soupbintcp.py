@@ -20,9 +20,6 @@ from typing import Final, NamedTuple
 from blackbox.transport.security.hidden import hides
 
 LENGTH: Final = Struct(">H")
-MOST_PAYLOAD: Final = 0xFFFF - 1
-"""Bytes of the longest payload."""
-
 MOST_SEQUENCE: Final = 1 << 62
 """A larger number is no sequence."""
 

@@ -91,11 +91,6 @@ class SoupBinTcpSession:
         self.packets = self.malformed = self.unexpected = 0
         """Packets; those with a fault; those that a server does not send."""
 
-    @property
-    def expected(self) -> int:
-        """Sequence of the next message."""
-        return self._login.sequence
-
     def begin(self, now_s: float) -> None:
         """Begin a connection."""
         self._rest = b""

@@ -238,4 +238,4 @@ def _login_of(options: SoupOptions) -> bytes | None:
         Login(options.user, password).pack()
     except ValueError as error:
         raise ConfigError(f"user or password does not fit into a login: {error}") from error
-    return f"{options.user}\0{password}".encode()
+    return "\0".join(text.strip(" ") for text in (options.user, password)).encode()  # as a login is read

@@ -15,6 +15,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from typing import ClassVar, Final
 
 import numpy
@@ -23,7 +24,6 @@ from blackbox.errors import ConfigError, EndpointError
 from blackbox.feed.live_source import LiveSource
 from blackbox.feed.source import Chunk
 from blackbox.feed.venue_url import Address
-from blackbox.transport.wakeup import readable
 from blackbox_feeds.io.pcap import Datagrams
 from blackbox_feeds.io.statistics import new_counts, skipped
 from blackbox_feeds.live.gap_holder import Arrived, Form, GapHolder, Limits
@@ -78,7 +78,7 @@ class DatagramSource(LiveSource):
         self._input_counts = new_counts()
         self._session: Session | None = None
         self._ended_at: int | None = None
-        self._heard_ns = 0
+        self._heard_ns = self._away_ns = 0
 
     @abstractmethod
     def _read_headers(self, arrived: Arrived, n: int, session: Session | None, *, is_line: bool) -> int | None:
@@ -100,14 +100,26 @@ class DatagramSource(LiveSource):
         """Return datagrams that request parts: (first sequence, messages)."""
 
     def _receive(self) -> Generator[Chunk, None, None]:
+        with closing(self._follow()) as chunks:
+            for chunk in chunks:
+                began_ns = time.monotonic_ns()
+                yield chunk
+                self._away_ns += time.monotonic_ns() - began_ns
+
+    def _now_ns(self) -> int:
+        """Return the time, without that of the caller: meanwhile nothing is received, but that is no silence."""
+        return time.monotonic_ns() - self._away_ns
+
+    def _follow(self) -> Generator[Chunk, None, None]:
         sockets, holder, retries = self._sockets, self._holder, Retries()
         stale_ns = round(self._settings.stale * 1e9)
+        rejoin_ns = 0  # when to join the lines again, if they are silent
         try:
             sockets.open(self._settings.buffer_mib << 20)
-            joined_ns = self._heard_ns = time.monotonic_ns()
+            joined_ns = self._heard_ns = self._now_ns()
             while not self.is_stopping:
                 ready = sockets.wait(self.stop_fd, _IDLE_S if holder.gap is None else _HOLDING_S)
-                now_ns = time.monotonic_ns()
+                now_ns = self._now_ns()
                 for fd, is_line in ready:
                     n = sockets.receiver.receive(fd)
                     yield from self._take(n, is_line=is_line, now_ns=now_ns)
@@ -117,9 +129,14 @@ class DatagramSource(LiveSource):
                 self._count()
                 if self._ended_at is not None and holder.expected >= self._ended_at:
                     return
-                if now_ns - max(self._heard_ns, joined_ns) > stale_ns:
-                    self._rejoin(retries)
-                    joined_ns = time.monotonic_ns()
+                if now_ns - max(self._heard_ns, joined_ns) <= stale_ns:
+                    rejoin_ns = 0
+                elif not rejoin_ns:
+                    retries.ended((self._heard_ns - joined_ns) / 1e9)
+                    rejoin_ns = now_ns + self._fall_silent(retries.delay_s())
+                elif now_ns >= rejoin_ns:
+                    self._rejoin()
+                    joined_ns, rejoin_ns = self._now_ns(), 0
             yield from self._flush()
         finally:
             self._count()
@@ -146,7 +163,9 @@ class DatagramSource(LiveSource):
         ended_at = self._read_headers(arrived, n, self._session, is_line=is_line)
         first = arrived.first[:n]
         if not is_line:
-            self._requests.answered(int((arrived.end[:n] - first)[first >= 0].max(initial=0)))
+            for begin, end in zip(first.tolist(), arrived.end[:n].tolist(), strict=True):
+                if begin >= 0:
+                    self._requests.answered(begin, end - begin)
         elif (row := self._new_session(first, now_ns)) is not None:
             # The datagrams before it belong to the old session; those from it on are read again.
             self._count_wrong(first[:row])
@@ -154,7 +173,7 @@ class DatagramSource(LiveSource):
             yield from self._flush()
             self._session, begin = self._session_at(arrived, row)
             self._heard_ns, self._ended_at = now_ns, None
-            self._holder.start(max(1, begin - self._settings.backfill) if self._has_server else begin)
+            self._holder.start(max(1, begin - self._settings.backfill) if self._has_server else begin, begin)
             size = arrived.slot_bytes
             arrived.data[: (n - row) * size] = arrived.data[row * size : n * size].copy()
             arrived.lengths[: n - row] = arrived.lengths[row:n].copy()
@@ -203,17 +222,16 @@ class DatagramSource(LiveSource):
         counts.duplicates, counts.recovered = holder.duplicates, holder.recovered
         counts.malformed += holder.take_implausible()
 
-    def _rejoin(self, retries: Retries) -> None:
-        """Join the lines again: nothing was heard, not even a heartbeat."""
-        counts, delay_s = self.counts, retries.delay_s()
-        counts.stale += 1
-        counts.connected = False
+    def _fall_silent(self, delay_s: float) -> int:
+        """Count that nothing was heard, not even a heartbeat. Return the delay before the next join in nanoseconds."""
+        self.counts.stale += 1
+        self.counts.connected = False
         log.warning("%r: nothing was heard for %.3g s: joining again in %.3g s", self, self._settings.stale, delay_s)
-        self._count()
+        return round(delay_s * 1e9)
+
+    def _rejoin(self) -> None:
         self._sockets.close()
-        if readable(self.stop_fd, timeout=delay_s):
-            return
-        counts.reconnects += 1
+        self.counts.reconnects += 1
         try:
             self._sockets.open(self._settings.buffer_mib << 20)
         except (ConfigError, EndpointError) as error:  # such as an interface that is down

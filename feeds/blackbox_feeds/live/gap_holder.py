@@ -29,10 +29,8 @@ from blackbox.native.memory.records import Field, SharedRecord, record_at
 from blackbox_feeds.io.length_prefixed import skip_messages
 from blackbox_feeds.io.pcap import Datagrams
 
-HELD_DATAGRAMS: Final = 16_384
-HOLD_NS: Final = 1_000_000_000
 HOLD_PER_MESSAGE_NS: Final = 20_000
-"""Added to the time for each missing message: a long gap takes long to fill."""
+"""Added to the time for each message missing when a datagram arrives: a long gap takes long to fill."""
 FAR: Final = 65_536
 """A datagram further ahead than this number of messages is a mistake, unless the next one continues it and no line
 continues the sequence before it."""
@@ -71,7 +69,8 @@ class _State(SharedRecord):
     progress_ns = Field()
     """Time at which a line continued the sequence last."""
     suspect = Field()
-    """First sequence of a datagram far ahead that is no mistake: it continues one, or a heartbeat continues it."""
+    """First sequence of a datagram far ahead that is no mistake: it continues one, a heartbeat continues it, or the
+    session began with it."""
     used = Field()
     """Bytes of the current output."""
     rows = Field()
@@ -88,6 +87,8 @@ class _Held(NamedTuple):
     end: NDArray[numpy.int64]
     """Sequence after the last message."""
     came_ns: NDArray[numpy.int64]
+    until_ns: NDArray[numpy.int64]
+    """Time from which a datagram that is no mistake is held for `hold_ns`: when the gaps before it should be filled."""
     is_late: NDArray[numpy.int64]
     """1 if a later datagram was held when this one came."""
     before: NDArray[numpy.int64]
@@ -125,7 +126,7 @@ class Arrived(NamedTuple):
 class Limits(NamedTuple):
     """Limits on the time for which a datagram is held."""
 
-    hold_ns: int = HOLD_NS
+    hold_ns: int
     per_message_ns: int = HOLD_PER_MESSAGE_NS
     far: int = FAR
 
@@ -189,6 +190,7 @@ def _remove(address: int, held: _Held, place: int, count: int) -> None:
             held.end[to + count],
             held.came_ns[to + count],
         )
+        held.until_ns[to] = held.until_ns[to + count]
         held.is_late[to], held.before[to] = held.is_late[to + count], held.before[to + count]
         held.length[to], held.slot[to] = held.length[to + count], held.slot[to + count]
     state.held -= count
@@ -263,14 +265,12 @@ def _is_over(address: int, held: _Held, limits: Limits, now_ns: int) -> bool:
     state = _state_at(address)
     if state.held == 0:
         return False
-    patience = limits.hold_ns
-    if not _is_mistaken(address, held, 0, limits):
-        patience += min(held.first[0] - state.expected, _LONGEST_GAP) * limits.per_message_ns
-    return held.came_ns[: state.held].min() + patience <= now_ns
+    times = held.came_ns if _is_mistaken(address, held, 0, limits) else held.until_ns
+    return times[: state.held].min() + limits.hold_ns <= now_ns
 
 
 @njit(nogil=True, cache=True)
-def _hold(address: int, held: _Held, arrived: Arrived, row: int, now_ns: int) -> None:
+def _hold(address: int, held: _Held, limits: Limits, arrived: Arrived, row: int, now_ns: int) -> None:
     """Hold a datagram; there is room. A datagram covered by the one before it is a duplicate."""
     state = _state_at(address)
     first, end = arrived.first[row], arrived.end[row]
@@ -282,8 +282,15 @@ def _hold(address: int, held: _Held, arrived: Arrived, row: int, now_ns: int) ->
         return
     for to in range(state.held, place, -1):
         held.first[to], held.end[to], held.came_ns[to] = held.first[to - 1], held.end[to - 1], held.came_ns[to - 1]
+        held.until_ns[to] = held.until_ns[to - 1]
         held.is_late[to], held.before[to] = held.is_late[to - 1], held.before[to - 1]
         held.length[to], held.slot[to] = held.length[to - 1], held.slot[to - 1]
+    last, until_ns = state.expected, now_ns
+    if place > 0:
+        last, until_ns = held.end[place - 1], max(now_ns, held.until_ns[place - 1])
+    missing = min(max(0, first - last), _LONGEST_GAP)
+    longest_ns = _LONGEST_GAP * limits.per_message_ns
+    held.until_ns[place] = min(until_ns + missing * limits.per_message_ns, now_ns + longest_ns)
     slot = held.free[len(held.free) - state.held - 1]
     length, start = arrived.lengths[row], row * arrived.slot_bytes
     _copy(held.store, slot * held.slot_bytes, arrived.data, start, length)
@@ -335,7 +342,7 @@ def _arrange(
         elif state.held == len(held.free):
             _give_up(address, form, held, limits, out)
         else:
-            _hold(address, held, arrived, row, now_ns)
+            _hold(address, held, limits, arrived, row, now_ns)
             row += 1
     return row, False
 
@@ -343,20 +350,21 @@ def _arrange(
 class GapHolder:
     """Puts the datagrams of one session in order. `start` begins a session."""
 
-    def __init__(
-        self, form: Form, slot_bytes: int, limits: Limits | None = None, most_held: int = HELD_DATAGRAMS
-    ) -> None:
+    def __init__(self, form: Form, slot_bytes: int, limits: Limits, most_held: int) -> None:
         """`slot_bytes`: longest datagram; `most_held`: datagrams held."""
-        self._form, self._limits = form, limits or Limits()
+        self._form, self._limits = form, limits
         self._state: _State = _State()
         store = fresh_array((most_held * slot_bytes,), numpy.uint8)
-        first, end, came_ns, is_late, before, length, slot = (numpy.zeros(most_held, numpy.int64) for _ in range(7))
+        first, end, came, until, is_late, before, length, slot = (numpy.zeros(most_held, numpy.int64) for _ in range(8))
         free = numpy.arange(most_held)
-        self._held = _Held(first, end, came_ns, is_late, before, length, slot, free, store, slot_bytes)
+        self._held = _Held(first, end, came, until, is_late, before, length, slot, free, store, slot_bytes)
 
-    def start(self, sequence: int) -> None:
-        """Expect message `sequence` next; nothing may be held, see `flush`."""
-        self._state.expected, self._state.progress_ns, self._state.suspect = sequence, 0, 0
+    def start(self, sequence: int, begin: int = 0) -> None:
+        """Expect message `sequence` next; nothing may be held, see `flush`.
+
+        `begin`: first sequence of the datagram that began the session. It is no mistake, however far ahead it is.
+        """
+        self._state.expected, self._state.progress_ns, self._state.suspect = sequence, 0, begin
 
     @property
     def expected(self) -> int:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import msgspec
 
 from blackbox.errors import ConfigError
-from blackbox.feed.venue_url import Address, VenueUrl, options_of
+from blackbox.feed.venue_url import Address
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the options of a URL."""
-
-    @classmethod
-    def of(cls, url: VenueUrl) -> Self:
-        """Return the options of a URL. Raises ConfigError."""
-        return options_of(url, cls)
-
-
-class LineSettings(Settings, frozen=True, kw_only=True):
+class LineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Options of clients that receive datagrams."""
 
     b: str | None = None

@@ -17,6 +17,7 @@ from blackbox.feed.venue_url import Address
 from blackbox.transport.udp.mmsg import RXQ_OVFL
 from blackbox.transport.udp.sockets import MULTICAST_ALL, enlarge
 from blackbox_feeds.live.receiver import Receiver
+from blackbox_feeds.serving.datagrams import check_port, new_socket, resolved
 
 log = logging.getLogger("blackbox")
 
@@ -27,7 +28,9 @@ class LineSockets:
     """The sockets of one client, and what they have received last. One thread uses them."""
 
     def __init__(self, lines: Sequence[Address], interface: str | None, server: Address | None) -> None:
-        """`server`: answers requests; `interface` joins the groups of the lines."""
+        """`server`: answers requests; `interface` joins the groups of the lines. Raises ConfigError for port 0."""
+        for address in (*lines, *(() if server is None else (server,))):
+            check_port(address)
         self.receiver = Receiver()
         self._lines, self._interface, self._server = lines, interface, server
         self._open: list[socket.socket] = []
@@ -83,9 +86,9 @@ def open_line(line: Address, interface: str | None, buffer_bytes: int) -> tuple[
         ConfigError: the interface does not exist.
         EndpointError: the address cannot be bound, or the group not be joined.
     """
-    address = _resolve(line)
+    address = resolved(line)
     is_group = ipaddress.IPv4Address(address).is_multicast
-    opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    opened = new_socket(line, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
         opened.setsockopt(socket.SOL_SOCKET, RXQ_OVFL, 1)
         if is_group:
@@ -106,22 +109,14 @@ def open_line(line: Address, interface: str | None, buffer_bytes: int) -> tuple[
 
 def open_requests(server: Address) -> socket.socket:
     """Return a socket to send requests to a server, and to receive its answers only. Raises EndpointError."""
-    opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    host, opened = resolved(server), new_socket(server, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
-        opened.connect((_resolve(server), server.port))
+        opened.connect((host, server.port))
         enlarge(opened, _REQUEST_BUFFER_BYTES)
     except OSError as error:
         opened.close()
         raise EndpointError(f"no requests can be sent to {server}: {error.strerror or error}") from error
     return opened
-
-
-def _resolve(address: Address) -> str:
-    try:
-        found = socket.getaddrinfo(address.host, address.port, socket.AF_INET, socket.SOCK_DGRAM)
-    except OSError as error:
-        raise EndpointError(f"host {address.host!r} has no IPv4 address: {error.strerror or error}") from error
-    return str(found[0][4][0])
 
 
 def _membership(group: str, interface: str | None) -> bytes:

@@ -53,7 +53,7 @@ class DatagramOptions(msgspec.Struct, frozen=True, kw_only=True):
     drop: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0
-    """Fractions of packets that are dropped, sent twice, or swapped with the next one. Not of answers."""
+    """Fractions of packets that are dropped, sent twice, or swapped with one of the same time. Not of answers."""
     seed: int = 1
     """Seed of these faults, which differ between groups."""
 

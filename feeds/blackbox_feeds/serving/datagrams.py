@@ -28,7 +28,7 @@ _FULL: Final = (errno.ENOBUFS, errno.EAGAIN, errno.EINTR, errno.ENOMEM)
 
 
 class Faults(NamedTuple):
-    """Fractions of packets that are dropped, sent twice, or swapped with the next one on the path."""
+    """Fractions of packets that are dropped, sent twice, or swapped with the next one sent at the same time."""
 
     drop: float = 0.0
     duplicate: float = 0.0
@@ -80,7 +80,7 @@ class DatagramPath:
         warm_up(_cut, numpy.zeros(1, numpy.int64), 0, 0, numpy.zeros(1, numpy.int64))
         warm_up(send_gathered, -1, 0, 0, 0)
         host = resolved(to)
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket = new_socket(to, socket.SOCK_DGRAM)
         try:
             _set_up(self.socket, to, host, ttl, interface)
         except BaseException:
@@ -159,9 +159,23 @@ def resolved(address: Address) -> str:
         raise EndpointError(error.errno, f"host of {address} is not known as an IPv4 address") from error
 
 
+def check_port(address: Address) -> None:
+    """Raise ConfigError for an address that nothing can be sent to."""
+    if not 0 < address.port < 1 << 16:
+        raise ConfigError(f"address was {address}, expected a port from 1 to 65535")
+
+
+def new_socket(address: Address, kind: int) -> socket.socket:
+    """Return a new socket for an IPv4 address. Raises EndpointError."""
+    try:
+        return socket.socket(socket.AF_INET, kind)
+    except OSError as error:
+        raise EndpointError(error.errno, f"no socket can be opened for {address}: {error.strerror}") from error
+
+
 def bound(address: Address, what: str, kind: int) -> socket.socket:
     """Return a socket bound to an address. Raises EndpointError, which names `what` it is."""
-    made = socket.socket(socket.AF_INET, kind)
+    made = new_socket(address, kind)
     try:
         if kind == socket.SOCK_STREAM:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -178,8 +192,7 @@ def bound(address: Address, what: str, kind: int) -> socket.socket:
 
 
 def _set_up(made: socket.socket, to: Address, host: str, ttl: int, interface: str | None) -> None:
-    if not 0 < to.port < 1 << 16:
-        raise ConfigError(f"address was {to}, expected a port from 1 to 65535")
+    check_port(to)
     if not 0 <= ttl <= 255:
         raise ConfigError(f"ttl was {ttl}, expected 0 to 255")
     if not ipaddress.IPv4Address(host).is_multicast:

@@ -1,7 +1,9 @@
-"""A generated NASDAQ session of any size, as valid ITCH 5.0 bytes, the same for the same seed.
+"""A generated NASDAQ session of any size, as valid ITCH 5.0 bytes.
 
-Synthetic(10_000_000).publish(publisher) Synthetic(1_000_000, seed=11).write("20260105.itch")       # Itch50 reads it
-back
+The bytes are the same for the same seed.
+
+    Synthetic(10_000_000).publish(publisher)
+    Synthetic(1_000_000, seed=11).write("20260105.itch")  # Itch50 reads it back
 """
 
 from __future__ import annotations

@@ -38,11 +38,11 @@ class RejectedRows:
         self.count = 0
         self.rows: list[Rejected] = []
 
-    def add(self, rejected: Rejected) -> None:
+    def add(self, described: Callable[[], Rejected]) -> None:
         """Count a row, and keep it if it is one of the first."""
         self.count += 1
         if len(self.rows) < _MOST_KEPT:
-            self.rows.append(rejected)
+            self.rows.append(described())
 
 
 def convertible(
@@ -67,13 +67,22 @@ def convertible(
             yield converted
 
 
-def rejected(row: int, values: Mapping[str, object], names: Mapping[str, str], error: str) -> Rejected:
-    """Return a rejected row with its values by their names in the file, by the text of an error.
+def rejected(row: int, one: pyarrow.RecordBatch, names: Mapping[str, str], error: str) -> Rejected:
+    """Return a rejected row, by a batch of this row alone and the text of an error.
 
     `names` are those in the file by those in the error.
     """
+    values = dict(zip(one.schema.names, map(_value_of, one.columns), strict=True))
     match = _COLUMN.search(error)
     column = "" if match is None else names.get(match[1], match[1])
     value = values.get(column, values)
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
     return Rejected(row, column, repr(text)[:80], error.removeprefix(match[0] if match else "").lstrip(": "))
+
+
+def _value_of(column: pyarrow.Array) -> object:
+    """Return the one value of a column; as Arrow's text if Python has no such value, such as a time of year 14645."""
+    try:
+        return column[0].as_py()
+    except (OverflowError, ValueError):
+        return " ".join(column.to_string().split())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import partial
-from string import Formatter
 from typing import Any, Final, Required, Self, TypedDict, Unpack
 
 import numpy
@@ -15,7 +14,7 @@ from pyarrow import csv
 from pyarrow.parquet import ParquetFile
 
 from blackbox.arguments import did_you_mean
-from blackbox.block.columns.user_columns import columns_of, fields_of
+from blackbox.block.columns.user_columns import columns_of, fields_of, pieces_of
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.schema.pack import type_field
 from blackbox.feed.schema.schema import Schema, load_schema
@@ -94,7 +93,7 @@ class TableFile(Source):
         dtype = self._schema.dtype(self._type)
         self._fields = {name: dtype[field] for name, field in fields_of(self._schema, self._type, ()).items()}
         filled = type_field(dtype, self._schema.type_offset)
-        parts = [name for _, name, _, _ in Formatter().parse(topic) if name and name != "type"]
+        parts = [name for _, name in pieces_of(topic, self._type) if name is not None]
         self._needed = list(dict.fromkeys([_TIME, *parts, *(name for name in self._fields if name != filled)]))
         if unknown := [name for name in self._renamed if name not in self._needed]:
             near = did_you_mean(unknown[0], self._needed)
@@ -132,7 +131,7 @@ class TableFile(Source):
         topics = _Topics()
         done = good = 0
         try:
-            for batch in self._batches(self._file_columns()):
+            for batch in _first_apart(self._batches(self._file_columns())):
                 convert, reject = partial(self._chunk, topics), partial(self._reject, batch, done)
                 for chunk in convertible(batch, convert, reject):
                     good += len(chunk.topic_index)
@@ -143,11 +142,10 @@ class TableFile(Source):
         except (OSError, pyarrow.ArrowException) as error:
             raise SourceError(f"{self._path} cannot be read, after {done} rows: {error}") from error
         if self.rejected.count and not good:
-            raise SourceError(
-                f"{self._path}: the first {self.rejected.count} rows were rejected, {self.rejected.rows[0]}"
-            )
+            count = min(self.rejected.count, _MANY_ROWS)  # rows of the wrong length are found earlier
+            raise SourceError(f"{self._path}: the first {count} rows were rejected, {self.rejected.rows[0]}")
         if self.rejected.count:
-            self.rejected.rows.sort()  # rows of the wrong length are found earlier
+            self.rejected.rows.sort()
             self.truncated = f"{self._path}: {self.rejected.count} rows were rejected, {self.rejected.rows[0]}"
             self.notes = tuple(f"{self._path}: {row}" for row in self.rejected.rows[1:_MOST_NOTES])
 
@@ -161,13 +159,14 @@ class TableFile(Source):
                     f"{self._path} lacked column {column!r} for {name!r}{near}, it has: {', '.join(found)}; "
                     f'name it by columns="{name}=..."'
                 )
+            if (times := found.count(column)) > 1:
+                raise SourceError(f"{self._path} had column {column!r} {times} times, expected once: rename the others")
         return list(wanted)
 
     def _reject(self, batch: pyarrow.RecordBatch, before: int, index: int, error: str) -> None:
         """Count the row of a batch at an index; `before` rows were in earlier batches."""
-        values = {name: column[0] for name, column in batch.slice(index, 1).to_pydict().items()}
         names = {name: self._renamed.get(name, name) for name in self._needed}
-        self.rejected.add(rejected(self._row_of(before + index), values, names, error))
+        self.rejected.add(lambda: rejected(self._row_of(before + index), batch.slice(index, 1), names, error))
 
     def _chunk(self, topics: _Topics, batch: pyarrow.RecordBatch) -> Chunk:
         """Return the messages of some rows. Raises ConfigError naming our column if a value does not fit."""
@@ -210,7 +209,10 @@ class Parquet(TableFile):
 
 
 class Csv(TableFile):
-    """A CSV file with a header, perhaps compressed as its name says (.gz, .bz2, .zst, .lz4)."""
+    """A CSV file with a header, perhaps compressed as its name says (.gz, .bz2, .zst, .lz4).
+
+    A row with another number of columns that is not UTF-8 ends the file.
+    """
 
     _is_text = True
 
@@ -218,8 +220,8 @@ class Csv(TableFile):
         super().__init__(path, **options)
         self._malformed: list[int] = []
         """Row numbers of the rows with another number of columns, ascending."""
-        if len(self._delimiter) != 1:
-            raise ConfigError(f"delimiter was {self._delimiter!r}, expected one character")
+        if len(self._delimiter) != 1 or not 0 < ord(self._delimiter) < 0x80:
+            raise ConfigError(f"delimiter was {self._delimiter!r}, expected one ASCII character")
 
     def _names_in_file(self) -> list[str]:
         parse = csv.ParseOptions(delimiter=self._delimiter, invalid_row_handler=lambda _: "skip")
@@ -244,7 +246,7 @@ class Csv(TableFile):
         number = row.number - 1  # the header is row 1
         self._malformed.append(number)
         reason = f"it had {row.actual_columns} columns, expected {row.expected_columns}"
-        self.rejected.add(Rejected(number, "", repr(row.text)[:80], reason))
+        self.rejected.add(lambda: Rejected(number, "", repr(row.text)[:80], reason))
         return "skip"
 
     def _row_of(self, index: int) -> int:
@@ -255,6 +257,15 @@ class Csv(TableFile):
                 break
             row += 1
         return row
+
+
+def _first_apart(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Yield batches that are not empty, the first rows by themselves, so that a wrong option is found soon."""
+    done = 0
+    for batch in batches:
+        end = min(len(batch), max(0, _MANY_ROWS - done))
+        yield from filter(len, (batch.slice(0, end), batch.slice(end)))
+        done += len(batch)
 
 
 class _Topics:

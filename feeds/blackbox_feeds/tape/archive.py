@@ -221,7 +221,8 @@ def archive_of(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
         sink = _Sink()
         with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[call-overload]
             for name, member in sorted((name, member) for member, name in enumerate(spool.names)):
-                info = zipfile.ZipInfo(name, (int(name[:4]), int(name[4:6]), int(name[6:8]), 0, 0, 0))
+                year = min(max(int(name[:4]), 1980), 2107)  # the years of zip
+                info = zipfile.ZipInfo(name, (year, int(name[4:6]), int(name[6:8]), 0, 0, 0))
                 info.compress_type = zipfile.ZIP_DEFLATED
                 info.file_size = sum(size for _, size in spool.pieces[member])
                 with archive.open(info, "w") as packed:

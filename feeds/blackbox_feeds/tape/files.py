@@ -4,7 +4,8 @@
     bac/20131007_quote.zip            the same, with the symbol as directory, as in Lean's data folder
     20131007_bac_Quote_Tick.csv       inside either
 
-Members of archives, and plain, gzip and zstd files, may have any of these names.
+Plain, gzip and zstd files, and members of archives, which must be plain, may have any of these names. The symbol
+nearest to the rows counts: in the member's file name, its directory in the archive, the archive's name, its directory.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from blackbox.errors import SourceError
+from blackbox_feeds.io.dates import midnight_ns
 from blackbox_feeds.io.open_window import open_window
 from blackbox_feeds.io.window import FileWindow
 from blackbox_feeds.io.zip_window import ZipWindow, open_archive
@@ -49,10 +52,10 @@ class TapeFile(NamedTuple):
         """The type of its records."""
         return TYPES[self.kind]
 
-    def open(self, window_bytes: int) -> FileWindow:
-        """Open it. Raises SourceError if it cannot be read."""
+    def open(self, window_bytes: int, archive: zipfile.ZipFile | None = None) -> FileWindow:
+        """Open it, perhaps from an archive that is open. Raises SourceError if it cannot be read."""
         if self.member is not None:
-            return ZipWindow(self.path, self.member, window_bytes)
+            return ZipWindow(self.path, self.member, window_bytes, archive)
         return open_window(self.path, window_bytes, expected=EXPECTED)
 
 
@@ -71,7 +74,7 @@ def find(paths: Iterable[Path], day: date | None, first: str) -> Found:
     `first`: the kind that comes before the other one of its day.
 
     Raises:
-        SourceError: one cannot be read, its name lacks symbol, day or kind, or there are none.
+        SourceError: one cannot be read, its name lacks symbol, day or kind, two have the same ones, or there are none.
     """
     files: list[TapeFile] = []
     unnamed = 0
@@ -85,6 +88,9 @@ def find(paths: Iterable[Path], day: date | None, first: str) -> Found:
         days = ", ".join(sorted({str(file.date) for file in files}))
         raise SourceError(f"{files[0].path}: date was {day}, expected one of the files' days: {days}")
     wanted.sort(key=lambda file: (file.date, file.kind != first, file.symbol, str(file.path), file.member or ""))
+    for one, other in pairwise(wanted):
+        if (one.date, one.kind, one.symbol) == (other.date, other.kind, other.symbol):
+            raise SourceError(f"{other} has the same symbol, day and kind as {one}, expected only one of them")
     return Found(wanted, unnamed)
 
 
@@ -108,7 +114,7 @@ def _inside(path: Path, told: bool) -> tuple[list[TapeFile], int]:
     with open_archive(path) as archive:
         members = [info.filename for info in archive.infolist() if not info.is_dir()]
     matches = [(member, _match(Path(member).name)) for member in members]
-    files = [_tape_file(path, member, match) for member, match in matches if match is not None]
+    files = [_tape_file(path, member, match, named) for member, match in matches if match is not None]
     if not files and len(members) == 1:
         files = [_tape_file(path, members[0], named)]
     if not files:
@@ -130,15 +136,20 @@ def _match(name: str) -> re.Match[str] | None:
     return _MEMBER.fullmatch(name) or _NAMED.fullmatch(name)
 
 
-def _tape_file(path: Path, member: str | None, match: re.Match[str] | None) -> TapeFile:
+def _tape_file(
+    path: Path, member: str | None, match: re.Match[str] | None, archive: re.Match[str] | None = None
+) -> TapeFile:
+    """Return a file by the match of its name. `archive`: that of its archive's name."""
     where = f"{path}: {member}" if member else f"{path}"
-    symbol = "" if match is None else match["symbol"] or path.absolute().parent.name
+    named = [found and found["symbol"] for found in (match, archive)]
+    symbol = named[0] or Path(member or "").parent.name or named[1] or path.absolute().parent.name
     if match is None or not symbol:
         raise SourceError(f"{where}: the file name tells no symbol, day and kind, expected e.g. bac_20131007_quote.zip")
     try:
         day = date.fromisoformat(match["day"])
-    except ValueError:
-        raise SourceError(f"{where}: the day in the file name was {match['day']}, expected a date") from None
+        midnight_ns(day)
+    except ValueError as error:
+        raise SourceError(f"{where}: the day in the file name was {match['day']}, expected a date: {error}") from None
     text = symbol.upper().encode()
     if len(text) > SYMBOL_BYTES:
         raise SourceError(f"{where}: the symbol in the file name was {symbol!r}, expected at most {SYMBOL_BYTES} bytes")

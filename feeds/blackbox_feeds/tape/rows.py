@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 from typing import Final, NamedTuple, Self
+from zipfile import ZipFile
 
 import numpy
 from numpy.typing import NDArray
@@ -257,11 +258,12 @@ class RowReader:
     done = False
     """True if all rows have been read."""
 
-    def __init__(self, file: TapeFile, topic: int, window_bytes: int) -> None:
+    def __init__(self, file: TapeFile, topic: int, window_bytes: int, archive: ZipFile | None = None) -> None:
+        """`archive`: that of the file, if it is open."""
         self.topic = topic
         """Topic number of the rows."""
         self._file = file
-        self._window: FileWindow = file.open(window_bytes)
+        self._window: FileWindow = file.open(window_bytes, archive)
         self._position = 0
         self._form = RowForm.of(file)
         self._count = 0

@@ -28,6 +28,8 @@ from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 from blackbox_feeds.tape.records import PRICE_SCALE, SCHEMA, TYPES
 
 if TYPE_CHECKING:
+    from zipfile import ZipFile
+
     from blackbox.archive.export.time_order import Messages
     from blackbox_feeds.tape.files import TapeFile
     from blackbox_feeds.tape.rows import RowReader
@@ -88,7 +90,7 @@ class Tape(Source):
         """Yield the rows, about a hundred thousand at a time.
 
         Raises:
-            SourceError: a file cannot be opened, or its name lacks symbol, day or kind.
+            SourceError: a file cannot be opened, its name lacks symbol, day or kind, or two have the same ones.
         """
         from blackbox_feeds.tape.files import find
 
@@ -118,12 +120,16 @@ class Tape(Source):
 
 
 def _open(files: list[tuple[TapeFile, int]], stack: ExitStack) -> list[RowReader]:
+    from blackbox_feeds.io.zip_window import open_archive
     from blackbox_feeds.tape.rows import RowReader
 
     window_bytes = max(_LEAST_BYTES, _DAY_BYTES // len(files))
+    archives: dict[Path, ZipFile] = {}
     readers = []
     for file, topic in files:
-        reader = RowReader(file, topic, window_bytes)
+        if file.member is not None and file.path not in archives:
+            archives[file.path] = stack.enter_context(open_archive(file.path))
+        reader = RowReader(file, topic, window_bytes, archives.get(file.path))
         stack.callback(reader.close)
         readers.append(reader)
     return readers

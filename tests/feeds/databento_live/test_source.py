@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from blackbox.errors import ConfigError, SourceError
 from tests.feeds.databento_live.gateway import KEY, Gateway, Peer, record, trade, ts_of
-from tests.feeds.test_dbn import START
+from tests.feeds.test_dbn import START, metadata_of
 from tests.patience import PATIENCE_S
 
 TRADES = [trade(number) for number in range(100)]
@@ -105,6 +105,27 @@ def test_an_interrupted_session_continues_without_a_loss_or_a_repetition() -> No
     assert all(int(asked[0]["start"]) <= ts_of(TRADES[46]) for asked in later)
 
 
+def test_the_start_is_asked_for_again_until_a_record_came_and_never_an_earlier_one() -> None:
+    def ends_after_the_metadata(peer: Peer) -> None:
+        peer.send(metadata_of(schema=None, start=START))
+
+    def interrupted(peer: Peer) -> None:
+        peer.begin()
+        peer.send(*TRADES[50:60])
+
+    def whole(peer: Peer) -> None:
+        peer.begin()
+        peer.send(*TRADES[50:])
+        peer.wait_for_close()
+
+    start = ts_of(TRADES[50])
+    gateway = Gateway(ends_after_the_metadata, Peer.begin, interrupted, whole)
+    with gateway, Received(gateway.port, f"&start={start}") as received:
+        received.wait(lambda: len(received.trades) >= 50)
+    assert [peer.start for peer in gateway.peers] == [start] * 4
+    assert (received.trades, received.gaps) == (TRADES[50:], [])
+
+
 def test_a_replay_that_the_gateway_rejects_is_a_gap() -> None:
     def until_interrupted(peer: Peer) -> None:
         peer.begin()
@@ -170,6 +191,7 @@ def test_bytes_that_are_no_records_end_the_session_and_a_new_one_continues() -> 
         ("GLBX.MDP3?schema=mbo&snapshot=2", "expected 0 or 1"),
         ("GLBX.MDP3?schema=mbo&start=yesterday", "option was start=yesterday"),
         ("GLBX.MDP3?schema=mbo&gateway=here", "expected HOST:PORT"),
+        ("GLBX.MDP3?schema=mbo&gateway=a..b:1", "expected HOST:PORT"),
         ("GLBX.MDP3?schema=mbo&symbols=", "expected symbols joined by commas"),
     ],
 )
@@ -202,7 +224,7 @@ def test_any_replay_is_taken_once(made: list[tuple[int, int]], data: st.DataObje
     reached = 0
     for _ in range(2):
         reached = data.draw(st.integers(reached, len(contents)))
-        start = resumption.start_ns() or 0
+        start = resumption.start_ns(None) or 0
         resumption.begin(start)
         if replayed := [each for each in contents[:reached] if struct.unpack_from("<Q", each, 8)[0] >= start]:
             receive(replayed)

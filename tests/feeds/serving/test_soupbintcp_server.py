@@ -334,12 +334,14 @@ def test_a_wrong_option_is_one_error(tmp_path: Path, options: dict[str, Any], te
         pass
 
 
-def test_the_password_of_a_file_is_used(tmp_path: Path) -> None:
-    (tmp_path / "password").write_text("fromfile\n")
+@pytest.mark.parametrize(("user", "password"), [("bob", "fromfile"), (" bob ", " fromfile ")])
+def test_the_password_of_a_file_is_used(tmp_path: Path, user: str, password: str) -> None:
+    """A login is padded with blanks, so those around a user or a password do not count."""
+    (tmp_path / "password").write_text(f"{password}\n")
     recording = recorded(tmp_path, messages_of(1))
-    with served(recording, user="bob", password_file=str(tmp_path / "password")) as (_, address):
+    with served(recording, user=user, password_file=str(tmp_path / "password")) as (_, address):
         client = Client(address)
-        assert client.log_in(user="bob", password="fromfile")[0] == b"A"
+        assert client.log_in(user=user, password=password)[0] == b"A"
         client.close()
 
 

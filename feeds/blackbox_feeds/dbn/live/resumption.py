@@ -72,11 +72,14 @@ class Resumption:
         self.repeated = 0
         """Records recognized."""
 
-    def start_ns(self) -> int | None:
-        """Return from when on to replay, so that no record is missed; None if there was no record."""
+    def start_ns(self, asked: int | None) -> int | None:
+        """Return from when on to replay, so that no record is missed.
+
+        `asked` is the start that the user asked for: the earliest one returned, and that before any record.
+        """
         if not self.last_ns:
-            return None
-        return min(self.last_ns, max(self.last_ns - MARGIN_NS, self._forgotten_ns + 1))
+            return asked
+        return max(asked or 0, min(self.last_ns, max(self.last_ns - MARGIN_NS, self._forgotten_ns + 1)))
 
     def begin(self, start_ns: int) -> None:
         """Expect the records from a time on again, until records are later than the last one by the margin."""

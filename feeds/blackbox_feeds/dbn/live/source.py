@@ -52,7 +52,9 @@ class DbnLive(LiveSource):
         key = os.environ.get(KEY_VARIABLE, "")
         if not key or not key.isascii() or not key.isprintable():
             raise ConfigError(f"{self._url} needs a key of Databento: set the environment variable {KEY_VARIABLE}")
-        self._client = Client(_request(url), key, self.counts)
+        request = _request(url)
+        self._start = request.start
+        self._client = Client(request, key, self.counts)
 
     def __repr__(self) -> str:
         return f"<DbnLive {self._url}>"
@@ -92,7 +94,7 @@ class DbnLive(LiveSource):
             while not self.is_stopping:
                 for part in client.take(self.stop_fd):
                     if part.is_interrupted:
-                        start = resumption.start_ns() if client.can_resume else None
+                        start = resumption.start_ns(self._start) if client.can_resume else None
                         if start is None:
                             yield Chunk.gap(topics, 1)
                         else:
@@ -179,6 +181,7 @@ def _gateway(text: str | None, dataset: str, default_port: int) -> tuple[str, in
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
+        (host or "").encode("idna")
     except ValueError:
         host = port = None
     if not host or not port or parts.netloc != text or "@" in text:
