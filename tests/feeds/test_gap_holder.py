@@ -24,6 +24,7 @@ SLOT = 256
 HOLD = 100
 PER_MESSAGE = 3
 FAR = 40
+MOST = 1_000
 
 
 class Packet(NamedTuple):
@@ -84,6 +85,8 @@ class Held:
     packet: Packet
     is_late: bool
     """True if a later packet was held when it came."""
+    until: int
+    """When the gaps before it should be filled."""
     before: int = 0
 
 
@@ -145,9 +148,9 @@ class Model:
         def is_over() -> bool:
             if not self.held:
                 return False
-            distance = 0 if self.is_mistaken(0) else self.held[0].packet.first - self.expected
-            patience = self.limits.hold_ns + self.limits.per_message_ns * distance
-            return min(each.packet.time for each in self.held) + patience <= now
+            is_mistaken = self.is_mistaken(0)
+            times = [each.packet.time if is_mistaken else each.until for each in self.held]
+            return min(times) + self.limits.hold_ns <= now
 
         while is_over():
             self.give_up()
@@ -174,7 +177,11 @@ class Model:
                     self.suspect = before.first
                 self.duplicates += packet.end - packet.first
             else:
-                self.held.insert(place, Held(packet, is_late=place < len(self.held)))
+                since = max(packet.time, self.held[place - 1].until) if place else packet.time
+                missing = max(0, packet.first - (before.end if before else self.expected))
+                until = since + missing * self.limits.per_message_ns
+                until = min(until, packet.time + (self.limits.per_message_ns << 32))
+                self.held.insert(place, Held(packet, place < len(self.held), until))
 
 
 PACKETS = st.lists(
@@ -225,7 +232,7 @@ def test_each_message_is_released_once_in_order_or_given_up(
 
 
 def test_gap_is_filled_from_another_line_before_its_time() -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR))
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR), MOST)
     holder.start(1)
     lost = [Packet(1, 3, 0, True), Packet(5, 6, 0, True)]
     assert sequences_of(holder.arrange(arrived_of(lost, MOLD_FORM), 2, is_line=True, now_ns=0), MOLD_FORM) == [(1, 3)]
@@ -237,7 +244,7 @@ def test_gap_is_filled_from_another_line_before_its_time() -> None:
 
 @pytest.mark.parametrize("form", [MOLD_FORM, IEX_FORM])
 def test_heartbeat_after_lost_messages_shows_the_gap(form: Form) -> None:
-    holder = GapHolder(form, SLOT, Limits(HOLD, 0, FAR))
+    holder = GapHolder(form, SLOT, Limits(HOLD, 0, FAR), MOST)
     holder.start(1)
     heartbeat = arrived_of([Packet(9, 9, 0, True)] * 2, form)
     assert holder.arrange(heartbeat, 2, is_line=True, now_ns=0) == []
@@ -248,7 +255,7 @@ def test_heartbeat_after_lost_messages_shows_the_gap(form: Form) -> None:
 
 
 def test_datagram_far_ahead_of_a_sequence_that_goes_on_is_dropped() -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR))
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR), MOST)
     holder.start(1)
     for time, packet in enumerate([Packet(1_000, 1_001, 0, True), Packet(1, 2, 0, True), Packet(2, 3, 0, True)]):
         holder.arrange(arrived_of([packet], MOLD_FORM), 1, is_line=True, now_ns=time)
@@ -257,7 +264,7 @@ def test_datagram_far_ahead_of_a_sequence_that_goes_on_is_dropped() -> None:
 
 
 def test_lone_datagram_far_ahead_is_dropped_and_one_that_another_continues_is_a_gap() -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR))
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR), MOST)
     holder.start(1)
 
     def after_hold(time: int, *packets: Packet) -> list[tuple[int, int]]:
@@ -278,7 +285,7 @@ def test_lone_datagram_far_ahead_is_dropped_and_one_that_another_continues_is_a_
 
 @pytest.mark.parametrize("is_forged", [True, False])
 def test_messages_before_a_lone_datagram_far_ahead_have_filled_a_gap_only_if_it_is_real(is_forged: bool) -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, PER_MESSAGE, FAR))
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, PER_MESSAGE, FAR), MOST)
     holder.start(1)
 
     def take(time: int, *packets: Packet, is_line: bool = True) -> list[tuple[int, int]]:
@@ -301,7 +308,7 @@ def test_messages_before_a_lone_datagram_far_ahead_have_filled_a_gap_only_if_it_
 
 
 def test_a_forged_datagram_is_held_for_a_short_time_however_far_it_is() -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD))
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD), MOST)
     holder.start(1)
     for first in (1 << 40, (1 << 62) - 2):
         lone = arrived_of([Packet(first, first + 1, 0, True)], MOLD_FORM)
@@ -309,6 +316,41 @@ def test_a_forged_datagram_is_held_for_a_short_time_however_far_it_is() -> None:
         assert holder.gap == (1, first, 0)
         holder.arrange(lone, 0, is_line=True, now_ns=HOLD)
         assert (holder.gap, holder.take_implausible()) == (None, 1)
+
+
+def test_a_long_gap_is_not_given_up_while_answers_fill_it_in_time() -> None:
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, PER_MESSAGE), MOST)
+    holder.start(1)
+    released = holder.arrange(arrived_of([Packet(201, 202, 0, True)], MOLD_FORM), 1, is_line=True, now_ns=0)
+    for first in range(1, 201, 8):
+        answer = arrived_of([Packet(first, first + 8, 0, False)], MOLD_FORM)
+        released += holder.arrange(answer, 1, is_line=False, now_ns=PER_MESSAGE * first)
+    assert sequences_of(released, MOLD_FORM) == [*((first, first + 8) for first in range(1, 201, 8)), (201, 202)]
+    assert (holder.recovered, holder.duplicates) == (200, 0)
+
+
+def test_a_gap_after_another_one_has_its_own_time() -> None:
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, PER_MESSAGE), MOST)
+    holder.start(1)
+
+    def take(time: int, *packets: Packet) -> list[tuple[int, int]]:
+        arrived = arrived_of(list(packets), MOLD_FORM)
+        return sequences_of(holder.arrange(arrived, len(packets), is_line=True, now_ns=time), MOLD_FORM)
+
+    assert take(0, Packet(51, 52, 0, True), Packet(102, 103, 0, True)) == []
+    assert take(50 * PER_MESSAGE, Packet(1, 51, 0, False)) == [(1, 51), (51, 52)]
+    assert take(100 * PER_MESSAGE + HOLD - 1) == []
+    assert take(100 * PER_MESSAGE + HOLD) == [(102, 103)]
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_the_datagram_that_began_a_session_is_no_mistake_however_far_it_is(is_begun: bool) -> None:
+    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR), MOST)
+    holder.start(1, 1_000 if is_begun else 0)
+    first = arrived_of([Packet(1_000, 1_001, 0, True)], MOLD_FORM)
+    assert holder.arrange(first, 1, is_line=True, now_ns=0) == []
+    released = sequences_of(holder.arrange(first, 0, is_line=True, now_ns=HOLD), MOLD_FORM)
+    assert (released, holder.take_implausible()) == (([(1_000, 1_001)], 0) if is_begun else ([], 1))
 
 
 @pytest.mark.parametrize("is_flush", [True, False])
@@ -323,7 +365,7 @@ def test_overlapping_datagrams_larger_than_one_output_have_each_message_once(is_
     first = numpy.arange(10, 10 + many)
     lengths = numpy.array([len(datagram) for datagram in datagrams], numpy.int32)
     arrived = Arrived(numpy.frombuffer(bytearray(data), numpy.uint8), slot, lengths, first, first + 2)
-    holder = GapHolder(MOLD_FORM, slot, Limits(HOLD, PER_MESSAGE, FAR), 1_000)
+    holder = GapHolder(MOLD_FORM, slot, Limits(HOLD, PER_MESSAGE, FAR), MOST)
     holder.start(1)
     assert holder.arrange(arrived, many, is_line=True, now_ns=1) == []
     released = holder.flush(arrived) if is_flush else holder.arrange(arrived, 0, is_line=True, now_ns=1_000)

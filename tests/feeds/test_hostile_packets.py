@@ -98,7 +98,7 @@ class Datagrams(Enemy):
             fate = self.random.random()
             if fate < 0.03:
                 self.late.append(datagram)
-            elif fate > 0.01:  # else it is lost
+            elif fate > 0.04:  # else it is lost
                 return datagram
 
     def hostile(self) -> bytes:

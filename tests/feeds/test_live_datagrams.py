@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +14,14 @@ import pytest
 from blackbox_feeds.iex.live import IexClient
 from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.itch50.live_moldudp64 import MoldUdp64Client
+from blackbox_feeds.live import datagram_source
 from blackbox_feeds.live.datagram_source import DatagramSource
 from blackbox_feeds.live.retries import Retries
 
 from blackbox.errors import ConfigError, EndpointError
 from blackbox.feed.endpoint import _free_ports
 from blackbox.testing import wait_until
-from tests.feeds.build import messages_of, mold
+from tests.feeds.build import messages_in, messages_of, mold
 from tests.feeds.venue_lines import Answers, Client, Line, Protocol
 
 PROTOCOLS = [Protocol("moldudp64"), Protocol("iextp")]
@@ -113,6 +118,17 @@ def test_late_start_requests_what_was_sent_before_within_a_bound(protocol: Proto
     assert client.found == [800, *messages[800:910]]
 
 
+def test_late_start_far_after_the_first_message_is_a_gap_if_the_server_does_not_answer() -> None:
+    protocol = PROTOCOLS[0]
+    port, dead = _free_ports(2)
+    source = source_of(protocol, port, hold=0.05, rerequest=f"127.0.0.1:{dead}")
+    with Client(source) as client, Line(source, port) as line:
+        line.send(protocol.datagram(200_001, [protocol.message(1)]))
+        client.wait_for(2)
+    assert client.found == [200_000, protocol.message(1)]
+    assert source.statistics().malformed == 0
+
+
 def test_end_of_session_ends_the_source_once_its_last_gap_is_filled() -> None:
     protocol = PROTOCOLS[0]
     messages = [protocol.message(number) for number in range(1, 101)]
@@ -146,6 +162,61 @@ def test_other_session_is_skipped_until_the_first_one_is_silent(protocol: Protoc
         wait_until(is_adopted)
     assert client.payloads()[:20] == first + second
     assert source.statistics().stale > 0
+
+
+def test_lines_stay_open_while_the_client_waits_to_join_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lasted: list[float] = []
+
+    class Slow(Retries):
+        def ended(self, lasted_s: float) -> None:
+            lasted.append(lasted_s)
+
+        def delay_s(self) -> float:
+            return 0.01 if len(lasted) == 1 else 600.0
+
+    monkeypatch.setattr(datagram_source, "Retries", Slow)
+    protocol = PROTOCOLS[0]
+    messages = [protocol.message(number) for number in range(1, 21)]
+    (port,) = _free_ports(1)
+    source = source_of(protocol, port, stale=0.2)
+    with Client(source) as client, Line(source, port) as line:
+        line.send(protocol.datagram(1, messages[:10]))
+        client.wait_for(10)
+        wait_until(lambda: source.statistics().stale == 2)
+        line.send(protocol.datagram(11, messages[10:]))
+        client.wait_for(20)
+    assert client.found == messages
+    assert source.statistics().reconnects == 1
+    assert lasted[0] > 0 > lasted[1]  # nothing was heard after the second join
+
+
+def test_time_of_a_slow_reader_is_no_silence() -> None:
+    protocol = PROTOCOLS[0]
+    own, other = ([protocol.message(number + start) for number in range(1, 21)] for start in (0, 50))
+    (port,) = _free_ports(1)
+    source = source_of(protocol, port, stale=0.3)
+    source.compile()
+    has_begun = threading.Event()
+
+    def begin() -> None:
+        while not has_begun.wait(0.01):
+            line.send(protocol.datagram(1, own[:10]))
+
+    with Line(source, port) as line:
+        thread = threading.Thread(target=begin)
+        thread.start()
+        chunks = source.chunks()
+        found = [payload for _, _, payload in messages_in(next(chunks))]
+        has_begun.set()
+        thread.join()
+        line.send(protocol.datagram(1, other, session=2))
+        line.send(protocol.datagram(11, own[10:]))
+        time.sleep(0.4)
+        found += [payload for _, _, payload in messages_in(next(chunks))]
+        source.stop()
+        assert list(chunks) == []
+    assert found == own
+    assert (source.statistics().foreign, source.statistics().stale) == (1, 0)
 
 
 def test_end_of_a_session_that_fell_silent_does_not_end_the_next_one() -> None:
@@ -210,6 +281,9 @@ def test_forged_datagram_far_ahead_does_not_begin_the_numbers_of_iex_again() -> 
         ("//127.0.0.1:1?stale=0", "option stale was 0.0, expected 0.01 to 86400"),
         ("//127.0.0.1:1?b=nowhere", "option b was 'nowhere', expected HOST:PORT"),
         ("//127.0.0.1:1?hold=1&hold=2", "each name once"),
+        ("//127.0.0.1:0", "address was 127.0.0.1:0, expected a port from 1 to 65535"),
+        ("//127.0.0.1:1?b=127.0.0.1:0", "address was 127.0.0.1:0, expected a port from 1 to 65535"),
+        ("//127.0.0.1:1?rerequest=127.0.0.1:0", "address was 127.0.0.1:0, expected a port from 1 to 65535"),
     ],
 )
 def test_wrong_url(url: str, error: str) -> None:
@@ -228,9 +302,21 @@ def test_address_that_is_in_use_and_interface_that_does_not_exist() -> None:
 
 def test_interface_that_is_gone_for_a_while_does_not_end_the_source(caplog: pytest.LogCaptureFixture) -> None:
     source = MoldUdp64Client(f"//239.255.1.1:{_free_ports(1)[0]}?interface=nosuch0")
-    source._rejoin(Retries(first_s=0.001, longest_s=0.001))
+    source._rejoin()
     assert "interface was 'nosuch0'" in caplog.text
-    assert (source.statistics().stale, source.statistics().connected) == (1, False)
+
+
+def test_without_free_descriptors_the_source_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    (port,) = _free_ports(1)
+    source = source_of(PROTOCOLS[0], port)
+    monkeypatch.setattr(socket, "socket", fail)
+    source._rejoin()
+    assert f"no socket can be opened for 127.0.0.1:{port}: Too many open files" in caplog.text
 
 
 def test_real_messages_are_as_from_the_file(shared_data: Path) -> None:

@@ -2,17 +2,22 @@
 
 import asyncio
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from blackbox_feeds.binance.live import client as client_module
+from blackbox_feeds.binance.live import snapshots as snapshots_module
 from blackbox_feeds.binance.live.source import BinanceWs, BinanceWss
 from blackbox_feeds.dbn.live.source import KEY_VARIABLE, DbnLive
-from blackbox_feeds.live.inbox import Inbox
+from blackbox_feeds.live import inbox as inbox_module
+from blackbox_feeds.live.inbox import Inbox, Mark
 from websockets.sync.server import ServerConnection
 
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.source import open_source
+from blackbox.testing import wait_until
 from tests.feeds.binance_live.venue import (
     Received,
     Venue,
@@ -146,6 +151,34 @@ def test_an_order_book_is_requested_again_after_a_break_and_if_it_is_too_old() -
     assert now.duplicates == 1  # the order book that was too old
 
 
+def test_an_answer_that_is_no_order_book_is_counted_and_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots_module, "_FIRST_S", 0.01)
+    venue = Venue(sends(depth(5, 9)))
+    bad = [
+        b'{"code":-1003,"msg":"x"}',
+        b'{"lastUpdateId":9}',
+        b'{"lastUpdateId":9,"bids":[["1.0","2"]],"asks":[',
+        b'{"lastUpdateId":9,"bids":[],\n"asks":[]}',
+        b'{"lastUpdateId":-1,"bids":[],"asks":[]}',
+    ]
+    venue.books = [*bad, b'{"lastUpdateId":9,"bids":[],"asks":[]}']
+    with running(venue) as port, Received(source(port, "a@depth")) as received:
+        received.wait(lambda: len(received.frames) == 2)
+    assert received.frames == [depth(5, 9), combined("a@snapshot", {"lastUpdateId": 9, "bids": [], "asks": []})]
+    assert received.source.statistics().malformed == len(bad)
+
+
+def test_a_failed_task_of_order_books_ends_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(snapshots_module.Snapshots, "run", fail)
+    with running(Venue(sends(depth(5, 9)))) as port, Received(source(port, "a@depth")) as received:
+        wait_until(lambda: received.error is not None, PATIENCE_S)
+    assert isinstance(received.error, SourceError)
+    assert str(received.error).endswith("failed: MemoryError('no room')")
+
+
 def test_a_silent_connection_is_replaced() -> None:
     venue = Venue(sends(trade(1)), sends(trade(2)))
     with running(venue) as port, Received(source(port, "a@trade", "&stale=0.5")) as received:
@@ -188,6 +221,90 @@ def test_a_connection_that_is_about_to_end_is_replaced_without_a_loss(monkeypatc
     assert frames == [each for n in range(120) for each in both(n)]
     assert received.gaps == []
     assert (now.reconnects, now.duplicates) == (1, 80)
+
+
+def test_a_second_connection_that_ends_at_once_is_not_opened_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_AGAIN_S", PATIENCE_S)
+    has_ended = threading.Event()
+
+    def first(connection: ServerConnection) -> None:
+        connection.send(shutdown, text=True)
+        has_ended.wait(PATIENCE_S)
+        time.sleep(0.5)
+        connection.send(trade(1), text=True)
+        wait_for_close(connection)
+
+    def second(connection: ServerConnection) -> None:
+        loses(connection)
+        has_ended.set()
+
+    shutdown = combined("!serverShutdown", {"e": "serverShutdown", "E": 1_770_123_456_789})
+    venue = Venue(first, second)
+    with running(venue) as port, Received(source(port, "a@trade")) as received:
+        received.wait(lambda: received.frames == [shutdown, trade(1)])
+        assert venue.connected == 2
+
+
+class Endless:
+    """A connection that receives trades for ever, and cannot be connected again."""
+
+    transport = None
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    async def recv(self, decode: bool) -> bytes:
+        assert not decode
+        self.received += 1
+        return trade(self.received)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> client_module.Client:
+    """A client with an inbox that is full after the first frame."""
+    monkeypatch.setattr(inbox_module, "MOST_BYTES", 0)
+    client = source(1, "a@trade", "&stale=0.05")._client
+    client.inbox = Inbox()
+    return client
+
+
+def test_frames_that_a_full_inbox_left_in_a_replaced_connection_may_be_missing(
+    full: client_module.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(_: client_module.Client, *, is_first: bool) -> Endless:
+        assert not is_first
+        return Endless()
+
+    async def replace() -> None:
+        link = client_module.Link(Endless(), None)
+        reading = asyncio.create_task(full._read(link))
+        after = await full._replace(link, reading)
+        assert after is not None
+        after[1].cancel()
+
+    monkeypatch.setattr(client_module, "OVERLAP_S", 0.01)
+    monkeypatch.setattr(client_module, "_CLOSE_S", 0.01)
+    monkeypatch.setattr(client_module, "_MOST_HELD", 5)
+    monkeypatch.setattr(client_module.Client, "_connect", connect)
+    asyncio.run(replace())
+    marks = [each for each in full.inbox._items if isinstance(each, Mark)]
+    assert marks == [Mark.INTERRUPTED, Mark.OVERLAP, Mark.END_OF_OVERLAP]
+
+
+def test_a_connection_is_not_silent_while_the_inbox_is_full(full: client_module.Client) -> None:
+    async def wait() -> None:
+        link = client_module.Link(Endless(), None)
+        reading = asyncio.create_task(full._read(link))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await full._wait_for_end(link, reading)
+        reading.cancel()
+
+    asyncio.run(wait())
+    assert full._counts.stale == 0
 
 
 def test_a_source_that_is_never_iterated_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +368,7 @@ def test_a_rejected_url_is_an_error_and_a_stopped_source_ends() -> None:
         ("127.0.0.1:1/ws?streams=a@trade", "expected binance"),
         ("user@127.0.0.1:1/stream?streams=a@trade", "expected binance"),
         ("127.0.0.1:0/stream?streams=a@trade", "expected binance"),
+        ("a..b:1/stream?streams=a@trade", "expected binance"),
         ("127.0.0.1:1/stream?streams=a@trade&streams=b@trade", "each parameter once"),
         ("127.0.0.1:1/stream?streams=a", "expected SYMBOL@TYPE"),
         ("127.0.0.1:1/stream?streams=a@trade/a@trade", "several times"),

@@ -265,6 +265,40 @@ def test_a_client_leaves_nothing_behind_in_the_server(day: Recording) -> None:
         assert server.counts()["frames"] == 10
 
 
+def test_a_client_that_subscribes_to_more_gets_the_frames_that_are_on_their_way(
+    day: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(day) as server:
+        client = Client(server.port, "/stream?streams=btcusdt@trade")
+        server.wait_for(1, PATIENCE_S)
+        before = server._hall.groups()
+        client.connection.send('{"method":"SUBSCRIBE","params":["ethusdt@trade"],"id":1}')
+        wait_until(lambda: len(client.frames) == 1, PATIENCE_S)
+        monkeypatch.setattr(server._hall, "groups", lambda: before)
+        server.send(ONE_TRADE)
+        wait_until(lambda: len(client.frames) == 2, PATIENCE_S)
+        client.connection.close()
+        wait_until(lambda: not server._hall._connections, PATIENCE_S)
+        server.send(ONE_TRADE)
+    assert client.frames[1] == FRAMES[0]
+    assert server.counts()["frames"] == 1
+
+
+def test_a_client_without_a_handshake_is_silent_and_one_without_streams_is_not(
+    day: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hall_module, "_PING_S", 0.1)
+    monkeypatch.setattr(hall_module, "_PONG_S", 5.0)
+    with serving(day) as server:
+        quiet = Client(server.port, "/ws")
+        idle = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
+        with idle, suppress(ConnectionResetError):
+            assert idle.recv(1) == b""
+        quiet.connection.send('{"method":"SUBSCRIBE","params":["btcusdt@trade"],"id":1}')
+        server.wait_for(1, PATIENCE_S)
+        assert server.counts()["silent_clients"] == 1
+
+
 def test_a_step_back_disconnects_and_other_requests_have_binances_answers(day: Recording) -> None:
     with serving(day) as server:
         client = Client(server.port, "/ws/btcusdt@trade")
@@ -300,6 +334,27 @@ def test_order_books_at_any_time_are_those_of_a_plain_loop(day: Recording) -> No
     )
     assert msgspec.json.decode(books.answer(b"btcusdt", NS + 9_000_000, 1) or b"")["bids"] == [["9.00", "2.5"]]
     assert msgspec.json.decode(books.answer(b"btcusdt", NS + 5_000_000, 1) or b"")["lastUpdateId"] == 106
+
+
+def test_an_order_book_at_the_same_position_is_not_built_again(day: Recording) -> None:
+    books = RecordedBooks([day])
+    first = books.answer(b"btcusdt", NS + 4_000_000, 10)
+    built = books._books[b"btcusdt"]
+    assert books.answer(b"btcusdt", NS + 4_000_000, 10) == first
+    assert books._books[b"btcusdt"][1] is built[1]
+
+
+def test_an_order_book_that_cannot_be_read_is_an_error_of_the_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = compact(BOOK | {"bids": [["x", "1.5"]]})
+    (tmp_path / "btcusdt.txt").write_bytes(b"".join([*LINES[:3], b"%d %b\n" % (NS + 4_000_000, wrong)]))
+    day = recorded(tmp_path, lambda: Binance(tmp_path / "btcusdt.txt"), slices=1)
+    with serving(day) as server:
+        play(server, day, 0)
+        status, body = get(server.port, "/api/v3/depth?symbol=BTCUSDT")
+    assert (status, json.loads(body)["code"]) == (500, -1000)
+    assert "order book of BTCUSDT cannot be read: ValueError" in caplog.text
 
 
 def test_frames_before_a_snapshot_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

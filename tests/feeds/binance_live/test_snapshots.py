@@ -66,3 +66,17 @@ def test_headers_that_never_end_are_given_up_and_few_requests_wait_for_them(monk
         assert "refused" in (await asking._request(url)).fault
 
     asyncio.run(work())
+
+
+def test_without_free_threads_a_request_has_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def work() -> None:
+        asking = Snapshots("http://127.0.0.1:1", lambda _: None)
+        answer = await asking._request("http://127.0.0.1:1")
+        assert answer.fault.startswith("thread blackbox-snapshot: can't start new thread")
+        assert asking._waiting == 0
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    asyncio.run(work())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from random import random
 from time import time_ns
 from typing import Any, Final, NamedTuple
@@ -20,8 +21,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from blackbox.documents import DecodeError, Decoder
-from blackbox.errors import ConfigError, SourceError
+from blackbox.errors import SourceError
 from blackbox.feed.live_source import LiveStatistics
+from blackbox_feeds.binance.libraries import check_libraries
 from blackbox_feeds.binance.live.snapshots import Snapshots
 from blackbox_feeds.live.inbox import InboxThread, Mark
 from blackbox_feeds.live.retries import Retries
@@ -83,19 +85,23 @@ class Client(InboxThread):
 
     def __init__(self, target: Target, counts: LiveStatistics) -> None:
         """`counts`: those of the source, which the connection adds to. Raises ConfigError without the libraries."""
-        libraries()
+        check_libraries("a live connection to Binance")
         super().__init__("blackbox-binance", f"the connection to {target.url}")
         self._target = target
         self._counts = counts
-        self.malformed = 0
-        """Frames that were no event of a stream."""
+        self._malformed = 0
         self._room: asyncio.Event | None = None
         self._snapshots: Snapshots | None = None
+
+    @property
+    def malformed(self) -> int:
+        """Frames that were no event of a stream, and answers that were no order book."""
+        return self._malformed + (0 if self._snapshots is None else self._snapshots.malformed)
 
     def want(self, symbols: frozenset[str]) -> None:
         """Request the order books of exactly these symbols."""
         if self._snapshots is not None:
-            self._snapshots.want(symbols)
+            self._soon(partial(self._snapshots.want, symbols))
 
     def _go_on(self) -> None:
         if self._room is not None:
@@ -106,11 +112,17 @@ class Client(InboxThread):
         if self._target.rest is not None:
             self._snapshots = Snapshots(self._target.rest, self.inbox.put)
             asking = asyncio.create_task(self._snapshots.run())
+            asking.add_done_callback(self._end_if_failed)
         try:
             await self._stay_connected()
         finally:
             if asking is not None:
                 asking.cancel()
+
+    def _end_if_failed(self, task: asyncio.Task[None]) -> None:
+        """End the thread with the error of a task that failed."""
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._fail(error)
 
     async def _stay_connected(self) -> None:
         retries, has_connected = Retries(), False
@@ -175,7 +187,7 @@ class Client(InboxThread):
         seen, seen_at = -1, loop.time()
         while not reading.done() and not link.is_ending and loop.time() < renew_at:
             await asyncio.wait({reading}, timeout=min(1.0, self._target.stale_s / 4))
-            if link.frames != seen:
+            if link.frames != seen or self.inbox.is_full:
                 seen, seen_at = link.frames, loop.time()
             elif loop.time() - seen_at > self._target.stale_s:
                 self._counts.stale += 1
@@ -198,6 +210,7 @@ class Client(InboxThread):
         try:
             await asyncio.wait({reading, reads}, timeout=OVERLAP_S, return_when=asyncio.FIRST_COMPLETED)
             if reads.done() and not reading.done():
+                await asyncio.wait({reading}, timeout=_AGAIN_S)
                 return None
             await link.connection.close()
             await asyncio.wait({reading}, timeout=_CLOSE_S)
@@ -205,7 +218,8 @@ class Client(InboxThread):
             reads.cancel()
             await connection.close()
             raise
-        reading.cancel()
+        if reading.cancel():
+            self.inbox.put(Mark.INTERRUPTED)  # the inbox was full for too long: frames were left out
         self._counts.reconnects += 1
         self.inbox.put(Mark.OVERLAP)
         for line in held:
@@ -253,7 +267,7 @@ class Client(InboxThread):
                 return frame
         if frame.startswith((b'{"error"', b'{"code"')):
             _log.warning("%s answered: %s", self._target.url, frame[:200])
-        self.malformed += 1
+        self._malformed += 1
         return b""
 
     async def _wait_for_room(self) -> None:
@@ -263,14 +277,3 @@ class Client(InboxThread):
             if self.inbox.is_full:
                 await self._room.wait()
         self._room = None
-
-
-def libraries() -> None:
-    """Import the libraries of live connections. Raises ConfigError if one is not installed."""
-    try:
-        import uvloop  # noqa: F401
-        import websockets  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"live connections to Binance need websockets and uvloop: pip install 'blackbox-md[live]' ({error})"
-        ) from error

@@ -12,8 +12,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from email.message import Message
 from http.client import HTTPResponse
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
+import msgspec
+
+from blackbox.documents import DecodeError, Decoder
+from blackbox.errors import LimitError
+from blackbox.native.system.limits import start_thread
 from blackbox_feeds.binance.live.streams import SNAPSHOT, snapshot_request
 from blackbox_feeds.live.retries import Retries
 
@@ -35,9 +40,7 @@ _log = logging.getLogger(__name__)
 class SnapshotQueue:
     """Decides which order book to request, and when. Without I/O: times are seconds of one clock."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        """`seed`: of the jitter."""
-        self._seed = seed
+    def __init__(self) -> None:
         self._wanted: dict[str, float] = {}
         self._earliest: dict[str, float] = {}
         self._retries: dict[str, Retries] = {}
@@ -59,7 +62,7 @@ class SnapshotQueue:
 
     def requested(self, symbol: str, now: float) -> None:
         """Process a request that ended, well or not: another one is made after a delay, if it is still wanted."""
-        retries = self._retries.setdefault(symbol, Retries(_FIRST_S, seed=self._seed))
+        retries = self._retries.setdefault(symbol, Retries(_FIRST_S))
         if symbol in self._earliest:
             retries.ended(now - self._earliest[symbol])
         self._earliest[symbol] = now + retries.delay_s()
@@ -77,6 +80,17 @@ class Answer(NamedTuple):
     body: bytes = b""
     fault: str = ""
     wait_s: float = 0.0
+    is_malformed: bool = False
+    """True if the answer came, but is no order book."""
+
+
+class _OrderBook(msgspec.Struct):
+    lastUpdateId: Annotated[int, msgspec.Meta(ge=0)]  # noqa: N815 - Binance's name
+    bids: list[list[str]]
+    asks: list[list[str]]
+
+
+_ORDER_BOOK: Final = Decoder[_OrderBook]("json", _OrderBook, _MOST_BYTES)
 
 
 def request(url: str) -> Answer:
@@ -93,9 +107,12 @@ def request(url: str) -> Answer:
         return Answer(fault=str(error) or type(error).__name__)
     except Exception as error:  # noqa: BLE001 - http.client raises its own errors for malformed answers
         return Answer(fault=repr(error))
-    if not body.startswith(b"{") or b"\n" in body or len(body) > _MOST_BYTES:
-        return Answer(fault=f"the answer was {body[:80]!r} of {len(body)} bytes, expected an order book in one line")
-    return Answer(body)
+    with suppress(DecodeError):
+        _ORDER_BOOK.decode(body)
+        if b"\n" not in body:
+            return Answer(body)
+    fault = f"the answer was {body[:80]!r} of {len(body)} bytes, expected an order book in one line"
+    return Answer(fault=fault, is_malformed=True)
 
 
 def _pieces(answer: HTTPResponse, until: float) -> Iterator[bytes]:
@@ -127,14 +144,11 @@ class Snapshots:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._waiting = 0
-        self.received = 0
-        """Order books received."""
+        self.malformed = 0
+        """Answers that were no order book; it is requested again."""
 
     def want(self, symbols: frozenset[str]) -> None:
-        """Request these order books. May be called by another thread."""
-        self._loop.call_soon_threadsafe(self._want, symbols)
-
-    def _want(self, symbols: frozenset[str]) -> None:
+        """Request exactly these order books."""
         self._queue.want(symbols, self._loop.time())
         self._changed.set()
 
@@ -152,10 +166,10 @@ class Snapshots:
             if answer.wait_s:
                 self._queue.refused(now, answer.wait_s)
             self._queue.requested(symbol, now)
+            self.malformed += answer.is_malformed
             if answer.fault:
                 _log.warning("order book of %s at %s: %s", symbol, self._url, answer.fault)
                 continue
-            self.received += 1
             head = b'%d {"stream":"%b@%b","data":' % (time.time_ns(), symbol.encode(), SNAPSHOT.encode())
             self._put(head + answer.body + b"}\n")
 
@@ -175,7 +189,10 @@ class Snapshots:
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 self._loop.call_soon_threadsafe(settle, answer)
 
-        threading.Thread(target=work, name="blackbox-snapshot", daemon=True).start()
+        try:
+            start_thread(threading.Thread(target=work, name="blackbox-snapshot", daemon=True))
+        except LimitError as error:
+            return Answer(fault=str(error))
         self._waiting += 1
         try:
             async with asyncio.timeout(_TOTAL_S):

@@ -100,6 +100,11 @@ class BinanceLive(LiveSource):
 
         checker, reader = FrameChecker(self._streams), FrameReader(self._form, _TIME_DIGITS)
         client, wanted, topics = self._client, frozenset[str](), tuple[bytes, ...]()
+
+        def count() -> None:
+            self.counts.malformed = client.malformed + reader.bad.count
+            self.counts.duplicates = checker.duplicates
+
         client.start()
         try:
             while not self.is_stopping:
@@ -114,10 +119,10 @@ class BinanceLive(LiveSource):
                         topics = chunk.topics
                         if len(kept.starts) or kept.gaps:
                             yield kept
-                    self.counts.malformed = client.malformed + reader.bad.count
-                    self.counts.duplicates = checker.duplicates
+                count()
         finally:
             client.stop()
+            count()
             self.truncated = f"{self!r}: {reader.bad}" if reader.bad.count else None
 
 
@@ -139,6 +144,7 @@ def _parts(scheme: str, url: str) -> tuple[str, str, list[tuple[str, str]]]:
     try:
         parts = urlsplit(f"{scheme}://{url}")
         host, port = parts.hostname, parts.port
+        (host or "").encode("idna")
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
         raise ConfigError(f"source was binance+{scheme}://{url}, {expected}: {error}") from None

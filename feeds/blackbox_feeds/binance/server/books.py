@@ -109,7 +109,7 @@ class RecordedBooks:
     def answer(self, symbol: bytes, until_ns: int, levels: int) -> bytes | None:
         """Return a symbol's order book after the messages up to a time, as JSON; None if none was recorded by then."""
         since_ns, book = self._books.get(symbol, (0, Book()))
-        if not since_ns or until_ns < since_ns:
+        if not since_ns or until_ns + 1 < since_ns:
             snapshots = chain.from_iterable(self._messages(symbol, _SNAPSHOT, 0, until_ns))
             begin_ns = max((ts for ts, _ in snapshots), default=None)
             if begin_ns is None:

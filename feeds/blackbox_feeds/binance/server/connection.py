@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qs, urlsplit
 
@@ -35,7 +36,7 @@ class Connection(asyncio.Protocol):
         """Its subscriptions; None before the handshake, and for requests over HTTP."""
         self.is_full = False
         self.answered_at = asyncio.get_running_loop().time()
-        """When the last pong came."""
+        """When the last pong came; before, when it connected."""
         self._protocol = ServerProtocol(max_size=_MOST_REQUEST_BYTES)
         self._transport: asyncio.Transport | None = None
         self._is_closing = False
@@ -115,7 +116,7 @@ class Connection(asyncio.Protocol):
         """Send an answer in JSON, and close the connection."""
         if self._transport is None or self._transport.is_closing():
             return
-        reason = {200: "OK", 400: "Bad Request", 404: "Not Found", 503: "Service Unavailable"}[status]
+        reason = HTTPStatus(status).phrase
         self._transport.write(
             b"HTTP/1.1 %d %b\r\nContent-Type: application/json;charset=UTF-8\r\nContent-Length: %d\r\n"
             b"Connection: close\r\n\r\n%b" % (status, reason.encode(), len(body), body)

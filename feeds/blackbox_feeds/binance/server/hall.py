@@ -39,6 +39,10 @@ class Group(NamedTuple):
     is_combined: bool
 
 
+Batch = list[tuple[tuple[Connection, ...], bytes, int]]
+"""Frames: the clients, the bytes for each, and the number of frames in them."""
+
+
 class Counts(msgspec.Struct):
     """Counts of the server."""
 
@@ -50,7 +54,7 @@ class Counts(msgspec.Struct):
     slow: int = 0
     """Clients that were disconnected because they did not take their frames."""
     silent: int = 0
-    """Clients that were disconnected because they did not answer pings."""
+    """Clients that were disconnected because they did not answer pings, or made no handshake."""
 
 
 class Hall(LoopThread):
@@ -86,13 +90,13 @@ class Hall(LoopThread):
         if self.error is not None:
             raise self.error
 
-    def groups(self) -> list[Group]:
-        """Return the groups that have clients."""
+    def groups(self) -> dict[Group, tuple[Connection, ...]]:
+        """Return the groups that have clients, with these."""
         with self._changed:
-            return list(self._groups)
+            return {group: tuple(clients) for group, clients in self._groups.items()}
 
-    def send(self, batch: list[tuple[Group, bytes, int]]) -> None:
-        """Send frames: of each group the bytes and their number. Waits for slow clients within the limit."""
+    def send(self, batch: Batch) -> None:
+        """Send frames to the clients that are still connected. Waits for slow ones within the limit."""
         self._check()
         if not batch or self._loop is None:
             return
@@ -109,12 +113,13 @@ class Hall(LoopThread):
         self._check()
         return is_met
 
-    def _deliver(self, batch: list[tuple[Group, bytes, int]]) -> None:
+    def _deliver(self, batch: Batch) -> None:
         try:
-            for group, wire, frames in batch:
-                for connection in list(self._groups.get(group, ())):
-                    connection.write(wire)
-                    self.counts.frames += frames
+            for clients, wire, frames in batch:
+                for connection in clients:
+                    if connection in self._connections:
+                        connection.write(wire)
+                        self.counts.frames += frames
         finally:
             self._ahead.release()
 
@@ -212,7 +217,7 @@ class Hall(LoopThread):
         while True:
             await asyncio.sleep(_PING_S)
             payload = b"%d" % (time.time_ns() // 1_000_000)
-            for each in list(self._group_of):
+            for each in list(self._connections):
                 if asyncio.get_running_loop().time() - each.answered_at > _PING_S + _PONG_S:
                     self.counts.silent += 1
                     each.abort()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ NOT_YET: Final = 503
 _SPOT_LEVELS, _LEVELS, _MOST_LEVELS = 100, 500, 5_000
 _WAIT_S: Final = 10.0
 _POLL_S: Final = 0.05
+_log = logging.getLogger(__name__)
 
 
 def fault(code: int, text: str) -> bytes:
@@ -60,10 +62,14 @@ class Rest:
         if not (text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) <= _MOST_LEVELS):
             connection.send_http(400, fault(-1130, "Data sent for parameter 'limit' is not valid."))
             return
-        loop = asyncio.get_running_loop()
+        symbol, loop = parameters.get("symbol", ""), asyncio.get_running_loop()
         until = loop.time() + _WAIT_S
         while True:
-            status, body = await loop.run_in_executor(self._reader, self._book, parameters.get("symbol", ""), int(text))
+            try:
+                status, body = await loop.run_in_executor(self._reader, self._book, symbol, int(text))
+            except Exception as error:  # noqa: BLE001 - the next request may have an answer
+                _log.warning("order book of %s cannot be read: %r", symbol, error)
+                status, body = 500, fault(-1000, "the order book of this symbol cannot be read")
             if status != NOT_YET or loop.time() >= until:
                 connection.send_http(status, body)
                 return

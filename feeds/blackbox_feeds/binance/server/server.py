@@ -15,8 +15,9 @@ from blackbox.feed.venue_url import Address
 from blackbox.native.compile.jit import warm_up
 from blackbox.native.tables.name_table import Numbering, number_of
 from blackbox.replay.play.venue_server import VenueMessages, VenueServer
+from blackbox_feeds.binance.libraries import check_libraries
 from blackbox_feeds.binance.server.books import RecordedBooks
-from blackbox_feeds.binance.server.hall import PATIENCE_S, Group, Hall
+from blackbox_feeds.binance.server.hall import PATIENCE_S, Batch, Hall
 from blackbox_feeds.binance.server.rest import NOT_YET, Rest, fault
 from blackbox_feeds.binance.server.wire import COLUMNS, frames_of, locate
 
@@ -49,13 +50,7 @@ class BinanceServer(VenueServer):
             raise ConfigError(
                 f"option was patience_s={options.patience_s:g}, expected above 0 and at most {_MOST_PATIENCE_S} seconds"
             )
-        try:
-            import uvloop  # noqa: F401
-            import websockets  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                f"serving Binance's protocol needs websockets and uvloop: pip install 'blackbox-md[live]' ({error})"
-            ) from error
+        check_libraries("serving Binance's protocol")
         self._hall = Hall(address, Rest(self._book), options.patience_s)
         self._address = address
         self._rules = recordings[0].feed.symbol_rule
@@ -117,11 +112,11 @@ class BinanceServer(VenueServer):
             self._wanted.clear()
         groups = self._hall.groups()
         self._wanted = {each.streams: self._wanted_by(each.streams) for each in groups}  # forgets those that left
-        batch: list[tuple[Group, bytes, int]] = []
-        for group in groups:
+        batch: Batch = []
+        for group, clients in groups.items():
             wire, frames = frames_of(located, self._wanted[group.streams], group.is_combined, self._names.at)
             if frames:
-                batch.append((group, wire.data, frames))
+                batch.append((clients, wire.data, frames))
         self._position_ns = max(self._position_ns, int(messages.ts_event.max()))
         self._hall.send(batch)
 
