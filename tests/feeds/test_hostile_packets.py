@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable, Iterable
-from itertools import groupby, islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, groupby, islice
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -272,7 +272,6 @@ class SoupModel:
         self.expected, self.session = 1, ""
         self.found: list[bytes | int] = []
         self.counts = dict.fromkeys(COUNTS, 0)
-        self.has_ended = False
 
     def miss(self, count: int) -> None:
         self.found += [count] if count else []
@@ -296,7 +295,6 @@ class SoupModel:
             elif kind == b"A" and not is_logged_in and self.accepts(payload):
                 is_logged_in = True
             elif kind == b"Z":
-                self.has_ended = True
                 return
             elif kind == b"U":
                 self.counts["foreign"] += 1
@@ -320,9 +318,27 @@ class SoupModel:
 
 
 def soupbintcp(count: int, patch: pytest.MonkeyPatch) -> tuple[Outcome, Outcome]:
-    """Give a client connections to the end of their packets, read in pieces."""
-    enemy, model = SoupPackets(count), SoupModel()
+    """Give clients connections to the end of their packets. A packet may end a client: then another one follows."""
+    enemy = SoupPackets(count)
     packets = (each for each, _ in enemy.packets(count))
+    both: tuple[list[Outcome], list[Outcome]] = ([], [])
+    patch.setattr(live_soupbintcp, "readable", lambda *_, timeout: [])  # connects again at once
+    patch.setattr(live_soupbintcp, "_READ_BYTES", 997)
+    while (first := next(packets, None)) is not None:
+        for outcomes, outcome in zip(both, _of_one_client(chain([first], packets), enemy, patch), strict=True):
+            outcomes.append(outcome)
+    ours, model = (
+        Outcome(
+            [each for outcome in outcomes for each in outcome.found],
+            {name: sum(outcome.counts[name] for outcome in outcomes) for name in COUNTS},
+        )
+        for outcomes in both
+    )
+    return ours, model
+
+
+def _of_one_client(packets: Iterator[bytes], enemy: SoupPackets, patch: pytest.MonkeyPatch) -> tuple[Outcome, Outcome]:
+    model = SoupModel()
     peers: list[socket.socket] = []
     source = live_soupbintcp.SoupBinTcpClient("//bob@127.0.0.1:1", "2019-12-30")
 
@@ -331,7 +347,7 @@ def soupbintcp(count: int, patch: pytest.MonkeyPatch) -> tuple[Outcome, Outcome]
         data = b"".join(islice(packets, 15))
         for peer in peers:
             peer.close()
-        if not data or model.has_ended:
+        if not data:
             source.stop()
             return None
         login = Accepted("S1", model.expected + chance.choice([0, 0, 0, 0, 5])).pack()
@@ -348,9 +364,9 @@ def soupbintcp(count: int, patch: pytest.MonkeyPatch) -> tuple[Outcome, Outcome]
         return ours
 
     patch.setattr(source, "_connect", connect)
-    patch.setattr(live_soupbintcp, "readable", lambda *_, timeout: [])  # connects again at once
-    patch.setattr(live_soupbintcp, "_READ_BYTES", 997)
     ours = outcome_of(source)
+    for peer in peers:
+        peer.close()
     return ours, model.outcome()
 
 
