@@ -17,6 +17,13 @@ def test_parts_are_as_large_as_the_datagrams_of_the_server_and_a_short_gap_makes
     assert requests.due((70, 10_010, 1), 3 + FIRST_DELAY_NS) == [(40 + 30 * PARTS, 30)]
 
 
+def test_parts_of_a_long_gap_are_large_again_after_a_short_answer() -> None:
+    requests = GapRequests()
+    requests.due((10, 266, 0), 0)
+    requests.answered(10, 1)
+    assert requests.due((300, 60_300, 1), 1)[0] == (300, MOST_PART)
+
+
 def test_parts_stay_large_for_a_server_that_answers_with_several_datagrams() -> None:
     requests = GapRequests()
     assert len(requests.due((10, 10_010, 0), 0)) == PARTS

@@ -193,7 +193,7 @@ def test_a_command_gets_each_event_and_a_slow_one_delays_nothing(
     assert "a stuck one is too slow, and an event was dropped" in caplog.text
     stuck.close()
     assert stuck.counts == forward.Forwarded(dropped=11)
-    assert "a stuck one did not get the last 4 events" in caplog.text
+    assert "a stuck one did not take the last 4 events in time" in caplog.text
     gate.set()
 
 

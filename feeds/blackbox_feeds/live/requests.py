@@ -1,8 +1,8 @@
 """Which lost messages to request, and when. Without I/O: the caller sends.
 
 A gap is requested in parts, several at a time. If the server answers with one datagram that has less than a part, later
-parts are as large as that datagram. Without progress the first part is requested again, after delays that double and
-are jittered; how long, the gap holder decides, which gives up.
+parts of the gap are as large as that datagram. Without progress the first part is requested again, after delays that
+double and are jittered; how long, the gap holder decides, which gives up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GapRequests:
         self._part = MOST_PART
         self._asked: dict[int, int] = {}
         """Messages requested from each first sequence."""
-        self._expected = -1
+        self._expected = self._end = -1
         self._next = 0
         self._since_ns = 0
         self._delay_ns = FIRST_DELAY_NS
@@ -49,6 +49,10 @@ class GapRequests:
         if gap is None or now_ns < gap[2] + self._patience_ns:
             return []
         expected, end, _ = gap
+        if end != self._end:
+            self._end = end
+            if end - expected > PARTS * self._part:  # an answer may have been short by chance
+                self._part = MOST_PART
         if expected != self._expected:
             self._expected, self._since_ns, self._delay_ns = expected, now_ns, FIRST_DELAY_NS
             self._next = max(self._next, expected) if self._next <= end else expected

@@ -51,6 +51,7 @@ class Forwarder:
         self._queued = self._sent = self._failed = self._dropped = 0
         self._repeated = RepeatedLog(log)
         self._give_up_at = float("inf")
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, name="blackbox-forward", daemon=True)
         start_thread(self._thread)
 
@@ -74,17 +75,18 @@ class Forwarder:
         with suppress(queue.Full):
             self._queue.put(None, timeout=_END_S)
         self._thread.join(max(0.0, self._give_up_at - time.monotonic()))
+        self._is_over = True  # what is being sent counts as dropped
         if left := self._queued - self._sent - self._failed:
             self._dropped += left
-            log.warning("%s did not get the last %s", self._what, counted(left, "event"))
+            log.warning("%s did not take the last %s in time", self._what, counted(left, "event"))
 
     def _run(self) -> None:
         while (data := self._queue.get()) is not None and time.monotonic() <= self._give_up_at:
             try:
                 self._send(data)
-                self._sent += 1
+                self._sent += not self._is_over
             except (OSError, ValueError, HTTPException, subprocess.SubprocessError) as error:
-                self._failed += 1
+                self._failed += not self._is_over
                 self._repeated.warning("", "%s did not take an event: %s", self._what, error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qs, urlsplit
@@ -36,7 +37,7 @@ class Connection(asyncio.Protocol):
         """Its subscriptions; None before the handshake, and for requests over HTTP."""
         self.is_full = False
         self.answered_at = asyncio.get_running_loop().time()
-        """When the last pong came; before, when it connected."""
+        """When the last pong came; before, when it connected. Infinite while a request over HTTP has no answer."""
         self._protocol = ServerProtocol(max_size=_MOST_REQUEST_BYTES)
         self._transport: asyncio.Transport | None = None
         self._is_closing = False
@@ -103,6 +104,7 @@ class Connection(asyncio.Protocol):
             return
         session = Session.of_path(request.path)
         if session is None:
+            self.answered_at = math.inf
             parameters = {name: values[-1] for name, values in parse_qs(parts.query).items()}
             self.hall.rest.answer(self, parts.path, parameters)
             return
@@ -116,6 +118,7 @@ class Connection(asyncio.Protocol):
         """Send an answer in JSON, and close the connection."""
         if self._transport is None or self._transport.is_closing():
             return
+        self.answered_at = asyncio.get_running_loop().time()
         reason = HTTPStatus(status).phrase
         self._transport.write(
             b"HTTP/1.1 %d %b\r\nContent-Type: application/json;charset=UTF-8\r\nContent-Length: %d\r\n"

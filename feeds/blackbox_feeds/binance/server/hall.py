@@ -96,7 +96,7 @@ class Hall(LoopThread):
             return {group: tuple(clients) for group, clients in self._groups.items()}
 
     def send(self, batch: Batch) -> None:
-        """Send frames to the clients that are still connected. Waits for slow ones within the limit."""
+        """Send frames to clients still connected, in the form they had then. Waits for slow ones within the limit."""
         self._check()
         if not batch or self._loop is None:
             return
