@@ -123,8 +123,9 @@ class Playback:
             ended = self._play_from(start, builds_books)
             if ended is None and not self._controls.is_called_off():
                 self._player.finish(playlist.stop)
-            if ended is None and self._controls.is_called_off():
-                ended = self._controls.wait(self._position_ns)  # returns the seek or stop
+            while ended is None and self._controls.is_called_off():
+                grant = self._controls.wait(self._position_ns)  # PLAY: the command is being given
+                ended = None if grant.action is Action.PLAY else grant
             if ended is None:
                 left -= 1
                 if self._messages == before and start == playlist.start:

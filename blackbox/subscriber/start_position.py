@@ -153,7 +153,8 @@ def _add_ranges(held: dict[int, dict[int, tuple[int, int]]], archive: ArchiveCli
     left = dict.fromkeys(held, count)
     for day in reversed(newest.days):
         about = newest if day == newest.day else archive.about(day)
-        for slice_id, told in about.slices.items():
+        for slice_id in held.keys() & about.slices.keys():  # an earlier day may have more slices
+            told = about.slices[slice_id]
             for epoch, first, last in zip(told.epochs, told.first_sequences, told.last_sequences, strict=True):
                 known = held[slice_id].get(epoch, (first, last + 1))
                 held[slice_id][epoch] = min(known[0], first), max(known[1], last + 1)

@@ -32,6 +32,7 @@ from blackbox.subscriber.start_position import Beginning, beginning_of
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import Sent, archive_of, archived_feed
 from tests.archive.recorders import MIB, days, feed_of, wait_recorded
+from tests.examples import first_of
 from tests.journals import Day, Put, Row
 from tests.lossy_proxy import LossyProxy
 from tests.receive.subscribers import nothing
@@ -278,9 +279,23 @@ def test_messages_back_are_counted_from_the_last_that_any_archive_has(
                 day = Day(directory / "2026-11-20", feed)
                 day.put(0, *(Put((Row(b"T", b""),), sequence, epoch=5) for sequence in range(*held)))
                 stack.enter_context(ArchiveServer(directory, (endpoint,)))
-        begin = beginning_of(feed, ArchiveClient(feed, timeout=0.5), Beginning(back=back), 60)
+        timeout = 5 if None in ranges else 60
+        begin = beginning_of(feed, ArchiveClient(feed, timeout=timeout), Beginning(back=back), 60)
         assert begin is not None
         assert begin(0) == Since(Position(5, expected))
+
+
+def test_messages_back_are_counted_over_days_with_more_slices(tmp_path: Path) -> None:
+    feed = archived_feed()
+    directory = tmp_path / feed.name
+    for date, slices, first in (("2026-11-20", 2, 0), ("2026-11-21", 1, 3)):
+        day = Day(directory / date, feed_of(slices), date=date)
+        for slice_id in range(slices):
+            day.put(slice_id, *(Put((Row(b"T", b""),), sequence, epoch=5) for sequence in range(first, first + 3)))
+    with ArchiveServer(directory, feed.archives):
+        begin = beginning_of(feed, ArchiveClient(feed), Beginning(back=5), 60)
+        assert begin is not None
+        assert begin(0) == Since(Position(5, 1))
 
 
 def test_a_callback_for_other_keys_is_rejected_during_catch_up() -> None:
@@ -349,13 +364,15 @@ def recorded_now(tmp_path: Path, parts: int, **settings: Any) -> Iterator[tuple[
 
 @pytest.mark.parametrize(
     "since",
-    [
-        lambda epoch: 0,
-        lambda epoch: "session",
-        lambda epoch: "00:00Z",
-        lambda epoch: datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1),
-        lambda epoch: {0: (epoch, 777)},
-    ],
+    first_of(
+        [
+            lambda epoch: {0: (epoch, 777)},
+            lambda epoch: 0,
+            lambda epoch: "session",
+            lambda epoch: "00:00Z",
+            lambda epoch: datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1),
+        ]
+    ),
 )
 def test_from_a_start_in_the_past_then_live(tmp_path: Path, since: Callable[[int], Any]) -> None:
     with recorded_now(tmp_path, 10, on_gap="repair") as (market, subscriber):

@@ -7,11 +7,13 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blackbox.archive.files.day import Lock
 from blackbox.archive.maintain import deleter
 from blackbox.archive.maintain.deleter import Deleter
 from blackbox.archive.maintain.retention import Retention
@@ -69,10 +71,18 @@ def test_days_are_not_deleted_after_the_end_without_the_lock(
     monkeypatch.setattr(deleter, "_PATIENCE_S", 0.1)
     with one_slice(tmp_path, retention=Retention(days=1)):
         assert begun.wait(60)
-    assert "are still being deleted, so the directory stays locked until this process ends" in caplog.text
+    assert "are still being deleted: the directory stays locked until then" in caplog.text
     with pytest.raises(JournalError, match=f"is being recorded by process {os.getpid()},"):
         Recorder(feed, tmp_path).start()
     go_on.set()
+
+    def is_free() -> bool:
+        with suppress(JournalError):
+            Lock(tmp_path / feed.name).close()
+            return True
+        return False
+
+    wait_until(is_free)
 
 
 def test_a_recorder_is_used_once_and_ended_by_stop_or_an_error(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from blackbox import Batch, Message, Publisher, Recorder, Recording, SlowPolicy, Subscriber
 from blackbox.errors import SilentPublisherError, SubscriberError
+from blackbox.receive.supervise import shared_slices
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.archive.recorders import wait_recorded
@@ -274,6 +275,22 @@ def test_run_that_is_stopped_before_a_confirmation_delivers_and_ends_without_an_
         gate.open.set()
         running.result(60)
     assert numbers_of(got) == [0, 1, 2]
+
+
+def test_a_start_that_is_stopped_does_not_wait_forever_for_a_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_slices, "_STOP_S", 0.1)
+    gate, subscriber = Gate(), Subscriber(feed := one_slice())
+    subscriber.on(b"")(gate.message)
+    with RawPublisher(feed) as publisher, ThreadPoolExecutor(1) as pool:
+        publisher.confirms = False
+        starting = pool.submit(subscriber.start)
+        wait_until(lambda: b"" in publisher.subscriptions())
+        publisher.send(publisher.encode([(b"T", b"0")]))
+        assert gate.entered.wait(60)
+        subscriber.request_stop()
+        with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
+            starting.result(60)
+        gate.open.set()
 
 
 def test_signals_received_by_its_threads_change_nothing() -> None:

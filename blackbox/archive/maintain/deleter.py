@@ -22,6 +22,7 @@ import msgspec
 from blackbox.archive.consumer_positions import CONSUMERS, Kept, owned_consumers
 from blackbox.archive.files.codec import Compression
 from blackbox.archive.files.day import (
+    Lock,
     exchange_directories,
     make_directory,
     read_document,
@@ -93,6 +94,16 @@ class Deleter:
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE_S)
         return not self._thread.is_alive()
+
+    def release_later(self, lock: Lock | None) -> None:
+        """Close a lock when the thread has ended."""
+
+        def release() -> None:
+            self._thread.join()
+            if lock is not None:
+                lock.close()
+
+        start_thread(threading.Thread(target=release, name="blackbox-retention-end", daemon=True))
 
     def look(self) -> list[str]:
         """Delete the days beyond the retention, and return their names."""

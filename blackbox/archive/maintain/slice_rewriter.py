@@ -172,7 +172,7 @@ class SliceRewriter:
 
 
 class MarkCopier:
-    """Copies the marks of a slice's segments, each before the same block as there."""
+    """Copies the marks of a slice's segments, each before the same block as there; those within merged blocks after."""
 
     def __init__(self, writer: SliceRewriter, segments: list[Segment]) -> None:
         self._writer, self._segments, self._index = writer, segments, 0

@@ -127,6 +127,8 @@ def _bound(newest: Path, keep: int, limit: int) -> None:
     for path in cached_days().iterdir():
         with suppress(FileNotFoundError):
             used_s = path.stat().st_mtime
+            if not path.is_dir():
+                continue
             if not path.name.startswith(_DRAFT):
                 days.append((used_s, path))
             elif used_s < time.time() - _MOST_DRAFT_S:
@@ -141,6 +143,9 @@ def _bound(newest: Path, keep: int, limit: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a day. It first loses its name, so that no part of it remains as a day."""
-    with draft_in(cached_days(), _DRAFT, f"{path} cannot be removed") as draft, suppress(FileNotFoundError):
+    """Remove a day, unless it is another user's. It first loses its name, so that no part of it remains as a day."""
+    with (
+        draft_in(cached_days(), _DRAFT, f"{path} cannot be removed") as draft,
+        suppress(OSError),
+    ):  # such as another user's
         path.rename(draft / path.name)

@@ -170,8 +170,8 @@ class Journals:
         self._enter(JournalsLife.CLOSING)
         try:
             if self._deleter is not None and not self._deleter.close():
-                text = "days of %s are still being deleted, so the directory stays locked until this process ends"
-                log.warning(text, self.directory)
+                log.warning("days of %s are still being deleted: the directory stays locked until then", self.directory)
+                self._deleter.release_later(self._lock)
                 self._lock = None
             self._close_journals(are_threads_done)
         finally:

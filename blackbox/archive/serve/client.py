@@ -32,7 +32,7 @@ from blackbox.archive.serve.protocol import (
 from blackbox.block.form.block import Block
 from blackbox.block.position import End, Position
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, with_archive
 from blackbox.feed.routing.prefixes import Prefixes, common_prefix, covering
 from blackbox.native.system.awake_clock import awake_s
 from blackbox.receive.slices.catching_up import Gone as GoneTo
@@ -81,7 +81,7 @@ class ArchiveClient:
 
     def only(self, endpoint: str) -> ArchiveClient:
         """Return a client of one of its archives."""
-        return ArchiveClient(msgspec.structs.replace(self.feed, archives=(endpoint,)), timeout=self._pool.timeout)
+        return ArchiveClient(with_archive(self.feed, endpoint), timeout=self._pool.timeout)
 
     def about(self, day: str | None = None, timeout: float = 0.0) -> About:
         """Return the contents of the first archive that answers, in detail for `day`; default: the last day.

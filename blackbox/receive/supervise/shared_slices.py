@@ -22,6 +22,8 @@ log = logging.getLogger("blackbox")
 
 _SHARED = (SubscriberLife.NEW, SubscriberLife.RUNNING)
 """Stages of a supervisor in which subscribers may join and leave."""
+_STOP_S = 30.0
+"""Longest wait for callbacks to take what was received."""
 _COMPILING_END_S = 1.0
 """Longest wait of `terminate` for a slice that compiles."""
 
@@ -93,11 +95,10 @@ class Share:
                 else:
                     self._join(is_live=since is None)
             self.wait_confirmed(timeout)
-        except EndedEarlyError:
-            supervisor.is_own_thread() or self.wait_ended()  # which may deliver what was received
-            raise
-        except BaseException:
-            self.terminate() if supervisor.is_watched else supervisor.abandon()
+        except BaseException as error:
+            is_ending = isinstance(error, EndedEarlyError)  # unless it was terminated, it delivers what it received
+            if not (is_ending and (supervisor.is_own_thread() or self.wait_ended(_STOP_S))):
+                self.terminate() if supervisor.is_watched else supervisor.abandon()
             raise
 
     def _join(self, *, is_live: bool) -> None:
@@ -172,7 +173,7 @@ class Share:
         if silence_timeout is not None and self.state is SubscriberLife.RUNNING:
             self.supervisor.slices.check_silence(silence_timeout, self._foreign())
 
-    def stop(self, timeout: float = 30.0) -> None:
+    def stop(self, timeout: float = _STOP_S) -> None:
         """Deliver queued messages to its callbacks, then leave; the last one ends the slices.
 
         Returns at once in a callback. Raises the error that ended it; SubscriberError if callbacks are not done in
