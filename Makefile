@@ -55,7 +55,7 @@ test-install:  ## install from the clone, or a wheel, into a new environment and
 	cd / && "$(CURDIR)/$(INSTALL)/bin/python" "$(CURDIR)/tests/installed.py"
 	rm -rf $(INSTALL)
 
-test-long: $(VENV)/.ready-long  ## run the slow tests that `make test` leaves out: clusters, browsers, variants, more examples
+test-long: $(VENV)/.ready-test  ## run the slow tests that `make test` leaves out: clusters, browsers, variants, more examples
 	$(RUN)/python -m pytest -q -m long
 	BLACKBOX_ALL_EXAMPLES=1 $(RUN)/python -m pytest -q -m "hypothesis and not long"
 
@@ -116,9 +116,6 @@ $(VENV)/.ready-demo: EXTRA := [monitor]
 # 500 MB to download; without it the demo skips its last part.
 $(VENV)/.ready-demo: WISH := [spark]
 $(VENV)/.ready-test: EXTRA := [dev]
-$(VENV)/.ready-long: EXTRA := [dev]
-# Without a browser, the tests of pages skip.
-$(VENV)/.ready-long: WISH := [browser]
 $(BENCH)/.ready-bench: EXTRA := [bench]
 # Installed one by one: an unavailable rival is skipped and listed in the report.
 $(BENCH)/.ready-bench: WISHES := rivals
@@ -127,7 +124,7 @@ $(VENV)/.ready-dist: EXTRA := [release,spark]
 
 # One stamp per set of packages, remade when pyproject.toml changes.
 .SECONDEXPANSION:
-$(VENV)/.ready-demo $(VENV)/.ready-test $(VENV)/.ready-long $(VENV)/.ready-check $(VENV)/.ready-dist $(BENCH)/.ready-bench: pyproject.toml | $$(@D)/bin/python
+$(VENV)/.ready-demo $(VENV)/.ready-test $(VENV)/.ready-check $(VENV)/.ready-dist $(BENCH)/.ready-bench: pyproject.toml | $$(@D)/bin/python
 	$(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --editable ".$(EXTRA)"
 	$(if $(WISH),$(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "$(WISH) could not be installed: skipping what needs it")
 	$(if $(WISHES),$(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(WISHES)"], sep="\n")' | while read -r wish; do \

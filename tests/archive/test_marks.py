@@ -398,7 +398,8 @@ def test_a_full_segment_ends_with_a_mark_and_the_next_continues(tmp_path: Path) 
         journal.writer.sync(what_is_written=False)
     journal.writer.close()
     paths = sorted(tmp_path.glob("slice-*/*.journal"))
-    assert len(paths) > 1
+    assert [int(path.stem) for path in paths] == [0, 1, 2]
+    assert all(path.stat().st_size >= 1 << 20 for path in paths[:-1])
     for path in paths:
         records, found, torn = read_segment(path)
         assert (found[0].kind, found[-1].kind, torn) == (MarkKind.SEGMENT_BEGIN, MarkKind.SEGMENT_END, 0)

@@ -14,8 +14,7 @@ import pytest
 from blackbox import Publisher
 from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.recording import Recording
-from blackbox.testing import RawPublisher, wait_until
-from tests.archive.archives import publish_parts
+from blackbox.testing import RawPublisher
 from tests.archive.recorders import (
     MIB,
     A,
@@ -60,35 +59,6 @@ def test_blocks_are_on_disk_as_they_were_sent(tmp_path: Path, compression: Any, 
     check_sum(statistics)
     check_index(segments(tmp_path, feed)[0])
     assert (segments(tmp_path, feed)[0].stat().st_size < sum(len(body) for _, body in sent)) == (codec > 0)
-
-
-def test_a_reader_sees_messages_while_segments_roll(tmp_path: Path) -> None:
-    feed, count, seen = feed_of(), 0, 0
-    with Publisher(feed, when_full="wait") as publisher:
-        recorder = Recorder(feed, tmp_path, segment_bytes=MIB).start()
-        recording = Recording.open(days(tmp_path, feed)[0])
-
-        def now() -> int:
-            recording.refresh()
-            return sum(int(segment.entries["messages"].sum()) for _, of in recording.segments.of() for segment in of)
-
-        while recorder.statistics().segments < 4:
-            publish_parts(publisher, count, count + 5_000)
-            count += 5_000
-            wait_recorded(recorder, count)
-            assert seen <= (seen := now())
-    wait_until(lambda: now() == count, what="the reader saw all")
-    recorder.run(until_end=True)
-    assert now() == count
-    assert not recording.damage
-    paths = segments(tmp_path, feed)
-    assert len(paths) >= 3
-    assert [int(path.stem) for path in paths] == list(range(len(paths)))
-    assert all(path.stat().st_size >= MIB for path in paths[:-1])
-    assert recorder.statistics().segments in (len(paths), len(paths) + 1)  # an empty last segment is removed
-    assert numpy.concatenate([numbers_of(record) for record in records(tmp_path, feed)]).tolist() == [*range(count)]
-    for path in paths:
-        check_index(path)
 
 
 def publish_to_slices(publisher: Publisher, recorder: Recorder, first: int) -> int:

@@ -139,19 +139,6 @@ def test_the_newest_of_each_topic_matches_a_slow_loop_during_publishing(
         check(heard, told, publisher.epoch, prefix)
 
 
-def test_a_feed_without_recording_begins_with_its_first_message(tmp_path: Path) -> None:
-    feed, told = archived_feed(), Told(0)
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True):
-        subscriber = Subscriber(feed)
-        heard = Heard(subscriber)
-        subscriber.start(snapshot="latest")
-        told.publish(publisher, 100)
-        publisher.close()
-        subscriber.run(until_end=True)
-    check(heard, told, publisher.epoch)
-    assert (heard.image, len(heard.followed)) == ({}, 100)
-
-
 def publish_of_many_keys(publisher: Publisher, recorder: Recorder, keys: int) -> None:
     for number in range(keys):
         publisher.publish(b"%03d.t" % number, b"")

@@ -157,18 +157,12 @@ def test_books_of_a_session(session: Recording) -> None:
         assert len(orders) == sum(level.orders for level in (*bids, *asks)) == book.counters(symbol)["orders"]
         assert orders["shares"].sum() == sum(level.shares for level in (*bids, *asks))
     assert set(expected) <= set(book.symbols) == set(tops)
+    assert (book.best(b"?"), book.levels(b"?", 5), len(book.orders(b"?"))) == ((None, None), ([], []), 0)
+    assert (book.counters(b"?")["messages"], len(Books("itch50").tops())) == (0, 0)
     totals = book.counters()
     assert totals["orders"] == sum(book.counters(symbol)["orders"] for symbol in book.symbols)
     assert totals["messages"] == updates_of(made_up())
     assert (totals["unknown"], totals["left_out"], totals["unsynced"], book.synced) == (0, 0, 0, True)
-
-
-def test_symbol_without_a_book_is_empty() -> None:
-    book = Books("itch50")
-    assert book.best(b"A") == (None, None)
-    assert book.levels(b"A", 5) == ([], [])
-    assert len(book.orders(b"A")) == len(book.tops()) == len(book.symbols) == 0
-    assert book.counters(b"A")["messages"] == 0
 
 
 def test_books_are_bounded_and_symbols_that_were_left_out_have_books_after_clear(session: Recording) -> None:

@@ -25,7 +25,6 @@ from blackbox.services.bridge.redis.channels import RedisChannels
 from blackbox.services.bridge.redis.listener import RedisListener
 from blackbox.services.hub.server.hub import Hub
 from blackbox.testing import RawPublisher, wait_until
-from tests.cli.commands import Command, write_feed
 from tests.hub.hubs import hub_feed, published
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -239,18 +238,6 @@ def test_invalid_messages_are_counted(
         assert bridge.statistics() == counts
     assert "channel b'A': message had 19 bytes, expected at least 34" in caplog.text
     assert "12 messages were lost at the source" in caplog.text
-
-
-def test_a_command_carries_a_feed_to_a_hub(server: Server, there: redis.Redis, tmp_path: Path) -> None:
-    first, second = feed_of("first"), hub_feed("second", slices=1)
-    out = ("bridge", url_of(server), "--prefix", "A", "--feed", write_feed(first, tmp_path / "first.toml"))
-    inlet = RedisListener(second, url_of(server), b"A")
-    with Hub(second, tmp_path / "hub") as hub, Publisher(first) as publisher, inlet, Command(*out) as outlet:
-        wait_subscribed(there)
-        outlet.read_error("is carried to")
-        publisher.publish(b"A", b"x")
-        wait_until(lambda: hub.statistics().stored == 1, 60)
-        assert "1 messages added" in outlet.interrupt(signal.SIGTERM).errors
 
 
 def test_wrong_settings_are_reported(server: Server) -> None:

@@ -158,12 +158,7 @@ def _written(directory: Path, endpoint: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "pattern"),
     [
-        ("", "key 'name' was missing"),
         ('name = "x"\nslice = 1', "unknown key 'slice', did you mean 'slices'"),
-        (
-            'name = "x"\nschema = "no"\n[[slices]]\nendpoints = ["tcp://127.0.0.1:1"]',
-            "schema was 'no', expected one of",
-        ),
         (
             'name = "x"\n[security]\nkey = "none"\n[[slices]]\nendpoints = ["tcp://127.0.0.1:1"]',
             "secret key file .*none.* was not found",

@@ -139,7 +139,8 @@ def test_ctrl_c_while_a_command_imports_is_one_line_and_status_130(command: str,
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("command", first_of(name for name, case in CASES.items() if case.line))
+@pytest.mark.long
+@pytest.mark.parametrize("command", [name for name, case in CASES.items() if case.line])
 def test_ctrl_c_while_a_command_waits_ends_with_one_line_and_status_130(command: str, files: Files) -> None:
     with Command(*files.words(command)) as running:
         running.read_error(CASES[command].line)

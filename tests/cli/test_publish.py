@@ -149,19 +149,14 @@ def test_no_subscriber_and_a_port_in_use_are_errors(place: Place) -> None:
     ("source", "pattern"),
     [
         ("itch50:DIR/day.itch", r"DIR/day\.itch: cannot be read: No such file .* expected an ITCH 5\.0 file"),
-        ("itch50:DIR", r"DIR: cannot be read: Is a directory, expected an ITCH 5\.0 file"),
         ("itch50:/proc/self/mem", r"/proc/self/mem: cannot be read: Input/output error, expected an ITCH 5\.0 file"),
         ("itch50:DIR/text", r"text: the file name tells no one date .* `--option date=2019-12-30` to publish"),
-        ("itch50:DIR/text_20200130", r"text_20200130: no valid message starts at byte 0: .* expected one of"),
         ("itch50:DIR/empty_20200130", r"empty_20200130 .*has no messages, expected at least one"),
-        ("iex:DIR/day.pcap", r"DIR/day\.pcap: cannot be read: No such file .* expected a pcap or pcapng capture"),
         ("iex:DIR", r"DIR: cannot be read: Is a directory, expected a pcap or pcapng capture"),
-        ("iex:DIR/text", r"DIR/text: the first 4 bytes were .* expected those of a pcap or pcapng capture"),
     ],
 )
 def test_a_wrong_source_is_reported_before_binding(source: str, pattern: str, place: Place, tmp_path: Path) -> None:
-    for name in ("text", "text_20200130"):
-        (tmp_path / name).write_text("no market data")
+    (tmp_path / "text").write_text("no market data")
     (tmp_path / "empty_20200130").touch()
     spec = source.replace("DIR", str(tmp_path))
     # The ports are taken: binding them would be another error.

@@ -114,6 +114,7 @@ print("compiled later:", sorted(compiled() - before))
 """
 
 
+@pytest.mark.long
 def test_venue_clients_and_servers_compile_nothing_after_the_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABENTO_API_KEY", KEY)
     ended = subprocess.run([sys.executable, "-c", VENUES], cwd=ROOT, capture_output=True, text=True)

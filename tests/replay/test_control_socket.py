@@ -94,25 +94,16 @@ def test_requests_are_plain_json(socket: ControlSocket, controls: Controls) -> N
     assert set(exchange(socket.endpoint, b'{"do": "status"}')) == set(ReplayStatus.__struct_fields__)
 
 
-def test_seek_accepts_human_readable_times(socket: ControlSocket) -> None:
-    for text, seconds in (
-        ("2019-12-30 09:31:00.5", 60.5),
-        ("2019-12-30T15:31:00+01:00", 60),
-        ("09:31", 60),
-        ("14:31:00Z", 60),
-        ("20191231", 6.5 * 3_600),
-        (str(START + 60 * S), 60),
-        ("08:00", 0),
-        ("1969-12-31", 0),
-    ):
-        assert ask(socket.endpoint, Seek(text)).position_ns == START + int(seconds * S), text
-
-
 def test_time_of_day_before_the_replay_has_begun_is_an_error() -> None:
     with ControlSocket(Controls(), free_endpoint()) as socket:
         with pytest.raises(ControlError, match="^time was '14:30', expected one with a date: the replay has not begun"):
             ask(socket.endpoint, Seek("14:30"))
         assert ask(socket.endpoint, Seek("2019-12-30T14:30")).position_ns == START
+
+
+def test_times_are_in_the_zone_of_the_replay(socket: ControlSocket) -> None:
+    for text, seconds in (("09:31", 60), ("20191231", 6.5 * 3_600), ("1969-12-31", 0)):
+        assert ask(socket.endpoint, Seek(text)).position_ns == START + int(seconds * S), text
 
 
 MISUNDERSTOOD = (

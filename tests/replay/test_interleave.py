@@ -40,8 +40,7 @@ def listed_in_turn(times: list[list[int]], ranks: list[int], until_ns: int, room
         found += zip(*(column[:count].tolist() for column in to), strict=True)
 
 
-@pytest.mark.parametrize("many", [1, 2, 5, 8, 9, 40])
-@pytest.mark.parametrize("spread", [3, 300, 1_000_000])
+@pytest.mark.parametrize(("many", "spread"), [(1, 3), (2, 300), (5, 1_000_000), (8, 1_000_000), (9, 300), (40, 3)])
 @pytest.mark.parametrize("room", [50, 7_000])
 def test_messages_of_many_blocks_are_ordered_by_time_then_rank(many: int, spread: int, room: int) -> None:
     random = Random(many * spread + room)

@@ -115,7 +115,7 @@ KINDS: Final = {
 def test_no_message_is_delivered_before_its_content_was_known(name: str) -> None:
     kind = KINDS[name]
 
-    @settings(max_examples=examples(160), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
     @given(kind.messages, st.sampled_from([0, 2]), st.integers(1, 3))
     def check(messages: list[Any], key_bytes: int, slices: int) -> None:
         with TemporaryDirectory() as directory:

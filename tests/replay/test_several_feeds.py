@@ -10,7 +10,7 @@ import pytest
 
 from blackbox import ConfigError, Feed, Publisher, Recording, Recordings, Replay, Subscriber
 from tests.journals import Day, Put, Row, feed_of
-from tests.replay.test_market_order import KINDS, NAMES, SCHEMAS, SHORT, Wish, payload_of, replayed
+from tests.replay.test_market_order import NAMES, SCHEMAS, SHORT, Wish, payload_of, replayed
 
 
 def write_one(path: Path, number: int, times: list[int], date: str = "2026-11-20", **how: Any) -> Recording:
@@ -28,6 +28,7 @@ def test_feeds_with_equal_times_are_merged_in_the_order_given(tmp_path: Path) ->
     earlier = write_one(tmp_path, 1, [500], "2026-11-19")
     second = write_one(tmp_path, 1, [1_000, 1_001])
     recordings = Recordings([first, second, earlier])
+    assert [batch.feed for batch in recordings.batches()] == ["alpha", "zulu", "alpha"]
     assert (recordings.feeds, str(recordings.days[0].date)) == (("zulu", "alpha"), "2026-11-19")
     seen, _, _ = replayed(recordings, [Wish("message", b"")])
     assert [(each.feed, each.slice_id, each.value) for each in seen] == [
@@ -50,26 +51,6 @@ def test_the_order_of_feeds_ignores_the_order_within_a_day(tmp_path: Path, order
     subscriber.on(b"")(lambda message: seen.append(message.batch.feed))
     subscriber.replay([day("zulu", 2), day("alpha", 1), day("zulu", 1), day("alpha", 2)], order=order)
     assert seen == ["zulu", "alpha", "zulu", "alpha"]
-
-
-def test_batches_of_recordings_name_their_feed(tmp_path: Path) -> None:
-    recordings = Recordings([write_one(tmp_path, 0, [1_000]), write_one(tmp_path, 1, [1_000, 1_001])])
-    found = [
-        (batch.feed, batch.records(KINDS[NAMES.index(batch.feed)])["value"].tolist()) for batch in recordings.batches()
-    ]
-    assert found == [("zulu", [0]), ("alpha", [0, 1])]
-
-
-def test_a_live_batch_names_its_feed() -> None:
-    feed = Feed.local("live")
-    subscriber = Subscriber(feed)
-    found: list[str] = []
-    subscriber.on_batch(b"")(lambda batch: found.append(batch.feed))
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        publisher.publish(b"A.x", b"text")
-    subscriber.run(until_end=True)
-    assert found == ["live"]
 
 
 def test_frames_require_the_choice_of_one_feed(tmp_path: Path) -> None:
@@ -95,13 +76,13 @@ def test_a_wire_replay_of_feeds_of_one_schema_goes_to_the_slices_of_the_publishe
     recordings = [write_one(tmp_path, n, [9_000 * (n + 1) + i for i in range(5_000)]) for n in (0, 2)]
     feed = Feed.local("again", slices=1, schema=SHORT)
     subscriber = Subscriber(feed)
-    found: list[tuple[int, int]] = []
-    subscriber.on(b"")(lambda message: found.append((message.slice_id, message.record.value)))
+    found: list[tuple[str, int, int]] = []
+    subscriber.on(b"")(lambda message: found.append((message.batch.feed, message.slice_id, message.record.value)))
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         Replay(recordings).publish(publisher)
     subscriber.run(until_end=True)
-    assert found == [(0, n) for n in range(5_000)] * 2
+    assert found == [("again", 0, n) for n in range(5_000)] * 2
 
 
 def test_slices_and_times_that_differ_between_feeds_are_refused(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from blackbox.archive.files.format import MarkKind
 from blackbox.archive.files.marks import marks_of
 from blackbox.errors import PublisherError
 from blackbox.feed.slice import Slice
-from blackbox.feed.source import open_source
 from blackbox.receive.statistics import Statistics
 from blackbox.replay.play.to_wire import LEAST_STORED_BYTES
 from blackbox.testing import wait_until
@@ -250,42 +249,6 @@ def record(feed: Feed, directory: Path, publish: Callable[[Publisher], object]) 
     recorder.run(until_end=True)
     (day,) = (path.parent for path in directory.glob("*/*/manifest.json"))
     return day
-
-
-def messages_of(path: Path) -> dict[tuple[int, bytes], list[Sent]]:
-    """Return the messages by slice and key, in order."""
-    recording = Recording.open(path)
-    found: dict[tuple[int, bytes], list[Sent]] = defaultdict(list)
-    for batch in recording.batches():
-        found[batch.block.slice_id, batch.block.key] += [(m.topic, m.payload, m.ts_event) for m in batch]
-    assert recording.gaps() == []
-    return found
-
-
-@pytest.mark.parametrize(
-    ("file", "date", "count", "key_bytes"),
-    [
-        ("runk_locate-13-10k.bin", "2020-01-30", 10_000, 0),
-        ("jamison_12302019_SNIPPET.NASDAQ_ITCH50", "2019-12-30", 1_000, 2),
-    ],
-)
-def test_real_captures_survive_two_recordings(
-    shared_data: Path, tmp_path: Path, file: str, date: str, count: int, key_bytes: int
-) -> None:
-    source = open_source(f"itch50:{shared_data / 'itch50' / file}", date=date)
-    feed = feed_with(2, key_bytes, schema=source.schema.name)
-    first = record(feed, tmp_path / "1", source.publish)
-    original = messages_of(first)
-    assert sum(map(len, original.values())) == count
-
-    second = record(feed, tmp_path / "2", Replay(Recording.open(first)).publish)
-    assert messages_of(second) == original
-
-    heard = Heard()
-    subscriber = Subscriber(feed)
-    subscriber.on_batch(b"")(heard.take)
-    assert subscriber.replay(Recording.open(second)).messages == count
-    assert heard.by_topic == by_topic(message for messages in original.values() for message in messages)
 
 
 # Live and replayed

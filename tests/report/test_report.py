@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pytest
@@ -20,8 +16,8 @@ from blackbox.analysis.report.axis import lag_ticks, rate_ticks, span_ticks, tim
 from blackbox.analysis.report.cards import interval
 from blackbox.analysis.report.day_report import DayReport, Lag
 from blackbox.analysis.report.page import page
+from tests.chromium import Page, browser
 from tests.report.reports import OPEN, SECOND, empty_report, full_report, raw_report
-from tests.support import ROOT
 
 REPORTS: Final[dict[str, Callable[[], DayReport]]] = {"full": full_report, "raw": raw_report, "empty": empty_report}
 
@@ -199,41 +195,28 @@ def test_rates_are_round_and_reach_the_highest(highest: float, expected: list[st
 # In a browser
 
 
-def look(path: Path, text: str, width: int, dark: bool) -> dict[str, Any]:
-    """Return the problems found by the browser on a page; save its picture next to the page."""
-    path.with_suffix(".html").write_text(text, encoding="utf-8")
-    job = {"page": str(path.with_suffix(".html")), "width": width, "dark": dark, "picture": str(path), "ask": ASK}
-    command = [sys.executable, str(ROOT / "tests" / "browser.py")]
-    ran = subprocess.run(command, input=json.dumps(job), text=True, capture_output=True, timeout=100)
-    assert ran.returncode == 0, ran.stderr
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
-
-
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skip, with the reason, if no browser starts."""
-    if find_spec("PySide6") is None:
-        pytest.skip("no browser: pip install '.[browser]' brings one")
-    try:
-        look(tmp_path_factory.mktemp("browser") / "x.png", "<title>x</title><p>x", 300, dark=False)
-    except (AssertionError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"the browser did not start: {error}")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("browser")) as tab:
+        yield tab
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("browser")
 @pytest.mark.parametrize(("name", "width", "dark"), [
     ("full", 1_280, False), ("full", 1_280, True), ("full", 390, False), ("raw", 1_024, True), ("raw", 390, False),
     ("empty", 390, False),
 ])  # fmt: skip
-def test_page_is_displayed_correctly(tmp_path: Path, name: str, width: int, dark: bool) -> None:
-    seen = look(tmp_path / "page.png", page(REPORTS[name]()), width, dark)
-    told = seen["told"]
+def test_page_is_displayed_correctly(tab: Page, tmp_path: Path, name: str, width: int, dark: bool) -> None:
+    (tmp_path / "page.html").write_text(page(REPORTS[name]()), encoding="utf-8")
+    url = (tmp_path / "page.html").as_uri()
+    tab.open(url, width=width, height=900, dark=dark)
+    tab.wait(f"location.href === '{url}' && document.readyState === 'complete'")
+    told = tab.ask(f"({ASK})()")
     assert told["wrong"] == []
-    assert seen["console"] == []
-    assert seen["dark"] is dark
+    assert tab.errors == []
+    assert tab.ask("matchMedia('(prefers-color-scheme: dark)').matches") is dark
     expected = {"full": (9, 152, 17, 7), "raw": (2, 0, 0, 5), "empty": (0, 0, 0, 3)}[name]
     assert (told["charts"], told["bars"], told["marks"], told["tiles"]) == expected
     assert told["background"] == ("rgb(13, 17, 23)" if dark else "rgb(244, 246, 249)")
+    tab.picture(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 5_000

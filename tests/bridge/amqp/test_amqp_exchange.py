@@ -89,29 +89,6 @@ def test_a_gap_is_reported_at_its_position(rabbit: RabbitMq, channel: amqp.Chann
     assert len({each.id for each in took}) == 3
 
 
-@pytest.mark.parametrize("key_bytes", [0, 2])
-def test_messages_of_several_prefixes_keep_the_order_of_the_feed(
-    rabbit: RabbitMq, channel: amqp.Channel, key_bytes: int
-) -> None:
-    """All keys have one number line."""
-    feed = feed_of(f"several{key_bytes}", key_bytes=key_bytes)
-    queue, topics = queue_of(channel, feed.name, "#"), [b"A.x", b"B.x", b"C.x", b"AB", b"B."]
-    index = [number * number % len(topics) for number in range(100)]
-    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, ["B.", b"A.", "A.x"]) as bridge:
-        if key_bytes:
-            for number in index:
-                publisher.publish(topics[number], b"")
-                publisher.flush()
-        else:
-            publisher.publish_many(topics, index, bytes(100), offsets=range(101))
-        wanted = [number for number in range(100) if topics[index[number]].startswith((b"A.", b"B."))]
-        wait_until(lambda: bridge.statistics().added == len(wanted))
-    got = take(channel, queue)
-    assert [(each.headers["sequence"], each.topic) for each in got] == [
-        (number, topics[index[number]]) for number in wanted
-    ]
-
-
 @pytest.mark.long
 def test_a_killed_bridge_continues(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
     """Messages after the last saved position are repeated."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import amqp
 import msgspec
@@ -20,7 +18,6 @@ from blackbox.services.bridge.amqp.source import AmqpSource
 from blackbox.testing import Collector, wait_until
 from tests.bridge.amqp.rabbitmq import RabbitMq
 from tests.bridge.amqp.test_amqp_exchange import queue_of, take
-from tests.cli.commands import Command, write_feed
 
 
 def feed_of(name: str, slices: int = 2) -> Feed:
@@ -211,16 +208,3 @@ def test_a_refusal_of_the_broker_ends_it(rabbit: RabbitMq, channel: amqp.Channel
     channel.exchange_declare("kind", "fanout", durable=True, auto_delete=False)
     with pytest.raises(BridgeError, match="PRECONDITION_FAILED"), AmqpSource(feed_of("kind"), rabbit.url) as bridge:
         bridge.run()
-
-
-def test_the_command_ends_cleanly(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
-    feed = feed_of("command")
-    words = ("bridge", rabbit.url, "--in", "--feed", write_feed(feed, tmp_path / "feed.toml"))
-    with Command(*words) as bridge:
-        bridge.read_error("is carried into feed 'command'")
-        with wanting(feed, b"A") as got:
-            put(channel, "command", b"A", b"x")
-            assert got.wait(1)[0].payload == b"x"
-        ended = bridge.interrupt(signal.SIGTERM)
-    assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
-    assert "1 messages published, 0 unwanted, 0 refused" in ended.errors
