@@ -23,7 +23,7 @@ log = logging.getLogger("blackbox")
 _SHARED = (SubscriberLife.NEW, SubscriberLife.RUNNING)
 """Stages of a supervisor in which subscribers may join and leave."""
 _STOP_S = 30.0
-"""Longest wait for callbacks to take what was received."""
+"""Longest wait for callbacks to take the received messages."""
 _COMPILING_END_S = 1.0
 """Longest wait of `terminate` for a slice that compiles."""
 
