@@ -1,21 +1,15 @@
-"""Benchmark contests: judging rounds, and the report on the JSON of a run."""
+"""Benchmark contests: judging rounds, and comparing runs."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from bench.check import Ratio, compare
 from bench.measure.contest import Contest, Figure, Lost, Overloaded, Spent, expect
-from bench.measure.machine import describe, load
-from bench.measure.results import read
-from bench.report.page import write
 
 
 class Rounds:
@@ -119,86 +113,6 @@ def test_too_few_rounds_have_no_ratio_no_percentile_and_no_cost() -> None:
     assert (rival["spent"], found["percentiles"][0]["median"]) == ({"publisher_cpu_s": 5e5}, {"p99": 9.0})
     assert (seldom["median"], seldom["ahead"]) == (None, None)
     assert contest.ratio("ours", "theirs") != contest.ratio("ours", "theirs")
-
-
-def example(directory: Path) -> Path:
-    """Write the JSON of a run with contests of all forms, as pytest-benchmark does."""
-    speed = Contest("Delivery | speed", "M messages/s", topology="PUB ==> SUB")
-    for name, kind, values in (("ours", "ours", 10.0), ("theirs", "rival", 13.0), ("nothing done", "limit", 40.0)):
-        speed.add(name, in_turn(values, values, values * 1.5), kind, "nothing lost")  # type: ignore[arg-type]
-    speed.add("broken", in_turn(None, None, None), "rival")
-    speed.skip("absent", "not installed: pip install absent")
-    speed.bound("loopback TCP", 80)
-    scaling = Contest("Scaling", "M messages/s", axis="topics")
-    for topics in (1, 100, 10_000):
-        spent = Spent(0.1, 0.2 * topics, None, 1_000_000)
-        scaling.add("ours", in_turn(*[Figure(20 / topics, spent)] * 3), at=topics)
-        scaling.add("theirs", in_turn(*[1.0] * 3), "rival", at=topics)
-    lag = Contest("Lag", "µs", lower=True)
-
-    def measured(name: str) -> Callable[[], float]:
-        def contender() -> float:
-            lag.percentiles(name, {"p50": 4.0, "p99": 80.0 if name == "ours" else 20.0, "p100": 9_000.0})
-            return 4.0 if name == "ours" else 5.0
-
-        return contender
-
-    lag.add("ours", measured("ours"))
-    lag.add("theirs", measured("theirs"), "rival")
-    limits = Contest("Limits of the machine", "GB/s")
-    limits.add("loopback TCP", in_turn(*[1.5] * 3), "limit")
-    files = {"delivery": speed, "scaling": scaling, "latency": lag, "limits": limits}
-    benchmarks = [
-        {
-            "fullname": f"bench/bench_{name}.py::test_{name}",
-            "name": f"test_{name}",
-            "extra_info": {"contest": run(contest, 2)},
-        }
-        for name, contest in files.items()
-    ]
-    results = {
-        "machine_info": {"described": describe()},
-        "commit_info": {"id": "0123456789abcdef"},
-        "datetime": "2026-11-21T18:00:00.000000+00:00",
-        "load": {"start": load(), "end": load()},
-        "benchmarks": [*benchmarks, {"fullname": "x", "name": "x", "extra_info": {}}],
-        "failed": [{"name": "bench/bench_start.py::test_start", "why": "RuntimeError: no answer"}],
-        "left_out": [{"name": "bench_spark*.py", "why": "pyspark is not installed"}],
-        "not_run": ["bench/bench_zeal.py::test_zeal"],
-    }
-    path = directory / "run.json"
-    path.write_text(json.dumps(results))
-    return path
-
-
-def test_pages_of_a_run_have_its_figures_and_link_standalone_pictures(tmp_path: Path) -> None:
-    (tmp_path / "performance").mkdir()
-    (tmp_path / "performance" / "old.svg").write_text("of another run")
-    write(read(example(tmp_path)), tmp_path / "performance.md")
-    page, tables = ((tmp_path / name).read_text() for name in ("performance.md", "performance/tables.md"))
-    pictures = {path.name: path.read_text() for path in (tmp_path / "performance").glob("*.svg")}
-    assert {"ahead.svg", "behind.svg", "limits.svg", "scaling-scaling-cost.svg"} < pictures.keys()
-    linked = re.findall(r"\]\((?:performance/)?([^)]+\.svg)\)", page + tables)
-    assert set(linked) == pictures.keys()
-    for text in pictures.values():
-        ElementTree.fromstring(text)
-        assert "nan" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
-    for row in (
-        "| 1.30 × | theirs | ours | 16.2 against 12.5 M messages/s | [Delivery \\| speed](#delivery--speed) |",
-        "| 1.50 × | loopback TCP | ours | 18.8 against 12.5 M messages/s, of the medians |",
-        "| 4.00 × | theirs, p99 | ours | 20.0 against 80.0 µs | [Lag](#lag) |",
-        "| bench/bench_start.py::test_start | RuntimeError: no answer |",
-        "| broken | warm-up | count was 9, expected 10 |",
-        "| broken |  |  | no median, 0 of 2 rounds valid |  |",
-        "| ours at 10,000 | 0.1 | 2,000 |",
-    ):
-        assert row in tables, row
-    for text in (
-        "**This run ended early.**",
-        "| theirs | 1.30 × | 16.2 against 12.5 M messages/s |  |",
-        "In this run [1 failed](performance/tables.md#what-failed), [2 could not run]",
-    ):
-        assert text in page, text
 
 
 def test_check_reports_changes_beyond_the_noise() -> None:

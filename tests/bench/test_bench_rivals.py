@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bench.hot_path.kernels import Subject
 from bench.measure.contest import Lost
 from bench.processes.pair import Pair
 from bench.rivals.records import blocks
-from bench.rivals.rival import need, tcp
-from bench.rivals.servers import Missing, nats_server
+from bench.rivals.rival import tcp
 from bench.workload.load import POOL, Load, many, topics_and_data
 from bench.workload.messages import POOL_MESSAGES, make_pool
 from bench.workload.tally import BlockTally, Tally, expect_tally
@@ -65,20 +62,6 @@ def test_two_processes_play_rounds() -> None:
             assert figure.spent is not None
             assert figure.spent.subscriber_cpu_s
             assert figure.spent.messages == 10_000
-
-
-def test_absent_packages_and_servers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(Missing, match=r"no-such-package is not installed \(extra `bench`"):
-        need("no-such-package:no_such_package")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    with pytest.raises(Missing, match="no nats-server found: extra `bench`"):
-        nats_server()
-    program = tmp_path / "nats-server"
-    program.write_bytes(b"\x7fELF of another machine")
-    program.chmod(0o755)
-    with pytest.raises(Missing, match=r"nats-server could not be run, .*Exec format error.*extra `bench`"):
-        nats_server()
 
 
 @pytest.mark.long

@@ -164,9 +164,14 @@ def test_a_get_after_the_end_of_its_client_starts_no_subscription(tmp_path: Path
             assert numbers(client, b"", 1) == [0]
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-@pytest.mark.parametrize("timeout", [None, 0.0, 0.01])
-@pytest.mark.parametrize("end", [HubClient.end, lambda client: client.unsubscribe(b"")])
+@pytest.mark.parametrize(
+    ("end", "timeout", "is_there"),
+    [
+        (HubClient.end, None, True),
+        (lambda client: client.unsubscribe(b""), 0.0, False),
+        (HubClient.end, 0.01, False),
+    ],
+)
 def test_a_get_during_close_raises_and_starts_no_subscription(
     tmp_path: Path, end: Callable[[HubClient], None], timeout: float | None, is_there: bool
 ) -> None:
@@ -215,7 +220,7 @@ def test_unsubscribe_is_durable_and_subscribe_starts_afresh(tmp_path: Path) -> N
             client.subscribe(b"B")
             put_numbers(client, 0, 10)
             numbers(client, b"A", 1)
-            client.unsubscribe(b"A")
+            client.unsubscribe("A")
             with pytest.raises(HubError, match="no subscription of prefix b'A', expected one of: prefix b'B'"):
                 client.get(b"A")
         with reader(feed, tmp_path) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -436,53 +437,43 @@ def test_a_hub_whose_name_ends_as_key_files_do_keeps_its_key(tmp_path: Path) -> 
     assert load_public(found.here.security.server_keys[0]).decode() == ring.public["ldn-0"]
 
 
-def test_a_hub_that_names_no_sites_or_too_many_is_not_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
-    many = FoundSites(1, [Site(b"%d" % number, []) for number in range(10_000)], VERSION)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        socket.linger, socket.rcvtimeo = 0, int(1e3 * WAIT_S)
-        socket.bind(ldn.hub)
-        join = msgspec.structs.replace(joining(tmp_path, ldn), every_ns=5_000_000_000)
-        with Hub(ams, tmp_path / "ams", join=join):
-            for number in range(1, 7):
-                peer, _ = socket.recv_multipart()
-                answer = msgspec.structs.replace(many, number=number) if number % 2 else Ended("no")
-                socket.send_multipart([peer, ENCODER.encode(answer)])
-            wait_log(caplog, "names no sites: no")
-            wait_log(caplog, "names no sites: its answer was not understood: Expected `array` of length <= 256")
-    assert "a site was not accepted" not in caplog.text
-    assert "does not answer which sites there are" not in caplog.text
-
-
-def test_hubs_of_another_version_name_no_sites(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        socket.linger, socket.rcvtimeo = 0, int(1e3 * WAIT_S)
-        socket.bind(ldn.hub)
-        with Hub(ams, tmp_path / "ams", join=joining(tmp_path, ldn)):
-            answer = say_site(ams, site_of(ldn), version=2)
-            assert isinstance(answer, Ended)
-            assert "site version was 2, expected 3: " in answer.why
-            peer, asked = socket.recv_multipart()
-            number = msgspec.msgpack.decode(asked)[1]
-            socket.send_multipart([peer, ENCODER.encode(["found", number, [site_of(ldn)]])])
-            wait_log(caplog, "names no sites: its version was 2, expected 3: ")
-    assert not list(tmp_path.rglob("ldn.toml"))
-
-
-def test_a_hub_that_keeps_answering_nonsense_is_logged_once_per_question(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("answer", "said", "times"),
+    [
+        (
+            lambda number, _: FoundSites(number, [Site(b"%d" % each, []) for each in range(10_000)], VERSION),
+            "names no sites: its answer was not understood: Expected `array` of length <= 256",
+            1,
+        ),
+        (
+            lambda number, _: ["found", number, [site_of(hub_feed("ldn", slices=1))]],
+            "names no sites: its version was 2, expected 3: ",
+            1,
+        ),
+        (lambda _, count: Ended(f"{count} " + "x" * 100_000), "names no sites: ", 4),
+    ],
+    ids=["too many", "another version", "nonsense"],
+)
+def test_a_hub_that_names_no_sites_is_not_down_and_logged_once_per_question_and_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: Callable[[int, int], object], said: str, times: int
 ) -> None:
     ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.linger, socket.rcvtimeo = 0, int(1e3 * WAIT_S)
         socket.bind(ldn.hub)
-        join = msgspec.structs.replace(joining(tmp_path, ldn), every_ns=3_600 * 10**9)
+        join = msgspec.structs.replace(joining(tmp_path, ldn), every_ns=2_000_000_000)
         with Hub(ams, tmp_path / "ams", join=join):
-            peer, _ = socket.recv_multipart()
-            for number in range(20):
-                socket.send_multipart([peer, ENCODER.encode(Ended(f"{number} " + "x" * 100_000))])
-            wait_log(caplog, "names no sites: 0 xx")
-    said = [record.message for record in caplog.records if "names no sites" in record.message]
-    assert len(said) == 1
-    assert len(said[0]) < 1_000
+            for question in range(4):
+                peer, asked = socket.recv_multipart()
+                number = msgspec.msgpack.decode(asked)[1]
+                for count in range(3):
+                    socket.send_multipart([peer, ENCODER.encode(answer(number, 3 * question + count))])
+            wait_until(lambda: caplog.text.count(said) == times, WAIT_S)
+            told = say_site(ams, site_of(ldn), version=2)
+            assert isinstance(told, Ended)
+            assert "site version was 2, expected 3: " in told.why
+    assert all(len(record.message) < 1_000 for record in caplog.records)
+    assert caplog.text.count("names no sites") == times
+    assert "a site was not accepted" not in caplog.text
+    assert "does not answer which sites there are" not in caplog.text
+    assert not list(tmp_path.rglob("ldn.toml"))

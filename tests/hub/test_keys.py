@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy
@@ -122,8 +122,11 @@ def test_puts_of_all_kinds_are_published_at_their_places(tmp_path: Path, slices:
         assert numbers == list(range(len(numbers)))
 
 
-def test_a_durable_subscription_begins_after_earlier_puts_and_has_all_of_new_keys(tmp_path: Path) -> None:
-    feed = keyed(slices=2)
+@pytest.mark.parametrize("keys", [{"key_bytes": KEY_BYTES}, {"channels": 8}])
+def test_a_durable_subscription_begins_after_earlier_puts_and_has_all_of_new_keys(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    feed = hub_feed(slices=2, **keys)
     with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk", tmp_path / "positions") as client:
         for number in range(3):
             client.put(b"S01.x", b"before %d" % number)

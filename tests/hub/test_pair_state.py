@@ -7,7 +7,7 @@ import pytest
 
 from blackbox.block.form.layout import VERSION
 from blackbox.errors import HubError
-from blackbox.services.hub.pair.leadership import OutdatedError, PairLife, PairState
+from blackbox.services.hub.pair.leadership import PairLife, PairState
 from blackbox.services.hub.pair.protocol import Entry, Follow, Kept, Lead
 
 
@@ -42,20 +42,6 @@ def pair() -> tuple[PairState, PairState]:
     return leads, follows
 
 
-def test_the_passive_hub_with_more_turns_leads_in_a_new_epoch() -> None:
-    less, more = state(newest=4), state("backup", newest=5)
-    assert less.settle(more.standing) is None
-    assert more.settle(less.standing) == ("no hub was active, and the other hub has no more", True)
-
-
-def test_a_hub_that_lost_power_does_not_lead_once_it_has_heard_of_the_other() -> None:
-    """It was alone, but the other hub may lead by now, because of its answer."""
-    cut, other = state(newest=9, term=3, is_cut=True), state("backup", newest=8, term=3)
-    assert cut.may_take_over
-    assert cut.hears(other.standing)
-    assert not cut.may_take_over
-
-
 def test_a_new_epoch_is_later_than_all_that_either_hub_has() -> None:
     """The clock of the hub that leads may be behind."""
     less, more = state(epoch=2_000), state("backup", epoch=5_000)
@@ -79,34 +65,6 @@ def test_a_turn_is_appended_once_the_peer_has_it() -> None:
     assert leads.has_followed()
     leads.appended(1, b"")
     assert leads.newest == follows.newest == 1
-
-
-def test_a_restarted_peer_may_not_take_over_and_is_not_awaited() -> None:
-    leads, follows = pair()
-    leads.propose(1, is_synced=False)
-    later = PairState("pair", msgspec.structs.replace(follows.kept, run=9), 0, b"")
-    follow = later.question(2)
-    assert leads.hears(follow.standing)
-    leads.hear_follow(follow)
-    assert leads.has_followed()
-    assert not leads.kept.is_alone, "the earlier process may have the turn, so this one must have it, too"
-    leads.appended(1, b"")
-    assert leads.kept.is_alone
-    assert not leads.hears(follows.standing), "the earlier process has ended"
-
-
-def test_an_armed_hub_that_takes_over_ends_its_peer_s_lead() -> None:
-    leads, follows = pair()
-    assert follows.settle(msgspec.structs.replace(leads.standing, is_active=False)) is not None
-    follows.lead()
-    assert follows.kept.term > leads.kept.term
-    with pytest.raises(OutdatedError):
-        leads.hears(follows.standing)
-    leads.give_way()
-    assert (leads.life, leads.kept.is_alone) == (PairLife.PASSIVE, False)
-    for _ in range(3):
-        talk(follows, leads)
-    assert leads.life is PairLife.ARMED
 
 
 def test_an_active_hub_goes_on_without_a_peer_of_another_version_and_a_passive_one_ends() -> None:

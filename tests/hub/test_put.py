@@ -6,9 +6,8 @@ import asyncio
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy
@@ -18,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import AsyncHubClient, ConfigError, Feed, Hub, HubClient, Recording
+from blackbox.block.position import NOWHERE, Place
 from blackbox.errors import HubError, JournalError, NotStoredError, RefusedError
 from blackbox.feed.schema.schema import load_schema
 from blackbox.services.hub.protocol import (
+    CONDITION,
     ENCODER,
     MOST_BYTES,
     Ended,
@@ -40,7 +41,8 @@ def test_a_put_is_at_the_place_in_its_answer(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
         places = [
-            client.put(topic, b"%d" % at, ts_event=at) for at, topic in enumerate([b"A.x", b"B.x", b"A.y", b"C.x"])
+            client.put(topic, b"%d" % at, ts_event=numpy.int64(at))  # type: ignore[arg-type]  # also an integer
+            for at, topic in enumerate([b"A.x", b"B.x", b"A.y", b"C.x"])
         ]
         places.append(client.put(b"A.x", None))
         assert client.published_count() == 5
@@ -63,7 +65,7 @@ def test_a_put_without_a_time_is_now_and_0_is_unknown(tmp_path: Path) -> None:
         client.put(b"A.x", b"")
         client.put(b"A.x", None)
         client.put_soon(b"A.x", b"").result(20)
-        client.put_many([b"A.x"], [0, 0], numpy.zeros((2, 1), "u1"))
+        client.put_many(["A.x"], [0, 0], numpy.zeros((2, 1), "u1"))
         asyncio.run(put())
         client.put(b"A.x", b"", ts_event=0)
         client.put_many([b"A.x"], [0, 0], numpy.zeros((2, 1), "u1"), [0, 7])
@@ -316,41 +318,59 @@ def test_a_payload_that_is_no_record_fails_only_its_own_put(tmp_path: Path) -> N
             assert [first.result(30).sequence, last.result(30).sequence] == [0, 1]
 
 
-def test_errors_that_the_client_can_detect_are_raised_before_sending() -> None:
-    feed = hub_feed()
-    client = HubClient(feed)
-    with pytest.raises(ConfigError, match=f"payload had {MOST_BYTES + 1} bytes, expected at most {MOST_BYTES}"):
-        client.put(b"A.x", bytes(MOST_BYTES + 1))
-    with pytest.raises(TypeError, match="payload was 'text', expected bytes"):
-        client.put(b"A.x", "text")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"topic was 5 \(int\), expected str or bytes"):
-        client.put(5, b"")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="topics was 'A.x', expected a list or tuple of str or bytes"):
-        client.put_many("A.x", [0], b"1", None, [0, 1])
-    with pytest.raises(ConfigError, match="id had 65 bytes, expected at most 64"):
-        client.put(b"A.x", b"", bytes(65))
-    with pytest.raises(ValueError, match="ts_event was"):
-        client.put(b"A.x", b"", ts_event=1 << 63)
-    with pytest.raises(ValueError, match="offsets were"):
-        client.put_many((b"A.x",), [0], b"1", None, [0, 2])
+DEFAULTS: Final[dict[str, dict[str, Any]]] = {
+    "put": {"topic": b"A.x", "payload": b"1"},
+    "put_many": {"topics": (b"A", b"B"), "topic_index": [0, 1], "payloads": numpy.zeros((2, 1), "u1")},
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "error", "why"),
+    [
+        ("put", {"payload": bytes(MOST_BYTES + 1)}, ConfigError, f"payload had {MOST_BYTES + 1} bytes, expected at mo"),
+        ("put", {"payload": "text"}, TypeError, "payload was 'text', expected bytes"),
+        ("put", {"topic": 5}, TypeError, r"topic was 5 \(int\), expected str or bytes"),
+        *(("put", {"topic": topic}, TypeError, "expected str") for topic in (None, {b"A"}, (b"A", 7))),
+        ("put", {"topic": ()}, ValueError, "expected 1 to 255, each once"),
+        ("put", {"topic": (b"A", b"A")}, ValueError, "expected 1 to 255, each once"),
+        ("put", {"topic": tuple(b"%d" % each for each in range(256))}, ValueError, "expected 1 to 255, each once"),
+        ("put", {"id": bytes(65)}, ConfigError, "id had 65 bytes, expected at most 64"),
+        ("put", {"id": "order-17"}, TypeError, "id was 'order-17', expected bytes"),
+        ("put", {"id": 17}, TypeError, "id was 17, expected bytes"),
+        ("put", {"ts_event": 1 << 63}, ValueError, "ts_event was"),
+        ("put", {"ts_event": 1.5}, TypeError, "ts_event was 1.5, expected an integer"),
+        ("put", {"ts_event": "x"}, TypeError, "ts_event was 'x', expected an integer"),
+        ("put", {"if_at": (0, 1, 1)}, TypeError, "if_at was .*, expected a Place"),
+        ("put", {"if_at": Place(0, -1, 0)}, ValueError, "if_at was .*, expected a Place"),
+        ("put", {"if_at": Place(0, 1 << 63, 0)}, ValueError, "if_at was .*, expected a Place"),
+        ("put", {"if_at": Place(0, 1, -2)}, ValueError, "if_at was .*, expected a Place"),
+        *(("put", {"ttl": ttl}, ValueError, f"ttl was of {ttl} s, expected") for ttl in (0.0, -1.0, 1e12)),
+        ("put", {"ttl": 1.0, "payload": None}, ValueError, "ttl was without a value, expected"),
+        ("put_many", {"topics": "A.x"}, TypeError, "topics was 'A.x', expected a list or tuple of str or bytes"),
+        ("put_many", {"payloads": b"12", "offsets": [0, 1, 3]}, ValueError, "offsets were"),
+        ("put_many", {"ids": ["order-17", b""]}, TypeError, "id was 'order-17', expected bytes"),
+        ("put_many", {"ts_event": [1.5, 2]}, TypeError, "ts_event"),
+        ("put_many", {"if_at": [NOWHERE]}, ValueError, "if_at had 1 values, expected one Place, or 2"),
+        ("put_many", {"if_at": [NOWHERE, (0, 1, 1)]}, TypeError, "if_at was .*, expected a Place"),
+        ("put_many", {"if_at": Place(0, -1, 0)}, ValueError, "if_at was .*, expected a Place"),
+        ("put_many", {"if_at": numpy.full(2, -2, CONDITION)}, ValueError, "if_at was .*, expected a Place"),
+        ("put_many", {"ttl": [1.0]}, ValueError, r"ttl had shape \(1,\), expected one number, or 2"),
+        ("put_many", {"ttl": [1.0, 0.0]}, ValueError, "ttl was of 0.0 s, expected above 0"),
+        ("put_many", {"ttl": -1.0}, ValueError, "ttl was of -1.0 s, expected above 0"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_sending(
+    call: str, given: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        getattr(HubClient(hub_feed()), call)(**DEFAULTS[call] | given)
+
+
+def test_a_client_needs_a_valid_name_and_a_feed_with_a_hub() -> None:
     with pytest.raises(ConfigError, match="name was 'a_b'"):
-        HubClient(feed, "a_b")
+        HubClient(hub_feed(), "a_b")
     with pytest.raises(ConfigError, match="had no hub"):
         HubClient(Feed.local("none"))
-
-
-def test_too_many_topics_for_a_slice_are_refused_and_the_hub_continues(tmp_path: Path) -> None:
-    feed = msgspec.structs.replace(hub_feed(slices=1), max_topics=2)
-    with Hub(feed, tmp_path), HubClient(feed) as client:
-        client.put(b"A", b"")
-        client.put(b"B", b"")
-        with pytest.raises(RefusedError, match="topic b'C' was refused: slice 0 had 2 topics, its max_topics, and"):
-            client.put(b"C", b"")
-        client.put(b"A", None)
-    with Hub(feed, tmp_path), HubClient(feed) as client:  # the hub counts the topics of its journals
-        with pytest.raises(RefusedError, match="topic b'C' was refused: slice 0 had 2 topics, its max_topics, and"):
-            client.put(b"C", b"")
-        client.put(b"A", b"")
 
 
 def test_a_hub_without_room_for_its_topics_names_the_first_too_many(tmp_path: Path) -> None:
@@ -436,30 +456,6 @@ def test_puts_in_asyncio_are_stored_in_order_and_delivered(tmp_path: Path) -> No
 
     with Hub(feed, tmp_path / "hub"):
         assert asyncio.run(run()) == [b"%d" % number for number in range(20)]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ({"id": "order-17"}, "id was 'order-17', expected bytes"),
-        ({"id": 17}, "id was 17, expected bytes"),
-        ({"ts_event": 1.5}, "ts_event was 1.5, expected an integer"),
-        ({"ts_event": "x"}, "ts_event was 'x', expected an integer"),
-    ],
-)
-def test_arguments_of_a_wrong_type_are_refused_before_sending(tmp_path: Path, wrong: dict[str, Any], why: str) -> None:
-    feed = hub_feed()
-    with Hub(feed, tmp_path), HubClient(feed) as client:
-        putting: tuple[Callable[..., object], ...] = (client.put, client.put_soon)
-        for put in putting:
-            with pytest.raises(TypeError, match=why):
-                put(b"A.x", b"1", **wrong)
-        columns: Any = {{"id": "ids"}.get(name, name): [each] for name, each in wrong.items()}
-        with pytest.raises(TypeError):
-            client.put_many((b"A.x",), [0], numpy.zeros((1, 1), numpy.uint8), **columns)
-        client.put(b"A.x", b"2", b"order-17")
-        client.put(b"A.x", b"3", ts_event=numpy.int64(3))  # type: ignore[arg-type]  # also an integer
-    assert [message[-1] for message in published(tmp_path, feed)] == [b"2", b"3"]
 
 
 def test_a_prefix_of_no_slice_is_refused_at_subscribe(tmp_path: Path) -> None:

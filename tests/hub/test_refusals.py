@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from blackbox import Feed, Hub, HubClient
 from blackbox.block.form.layout import VERSION
-from blackbox.block.position import NOWHERE, Place
+from blackbox.block.position import NOWHERE
 from blackbox.errors import ConflictError, RefusedError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.schema.schema import load_schema
@@ -58,6 +58,7 @@ def test_a_topic_too_many_fails_only_its_own_put(tmp_path: Path) -> None:
     feed = narrow(hub_feed(slices=1))
     with HubClient(feed) as client:
         futures = [client.put_soon(topic, b"%d" % at) for at, topic in enumerate((b"A", b"B", b"C", b"A", b"D", b"B"))]
+        conflict = client.put_soon(b"A", b"6", if_at=NOWHERE)
         with Hub(feed, tmp_path) as hub:
             client.flush(60)
             for at, topic in ((2, "C"), (4, "D")):
@@ -68,51 +69,10 @@ def test_a_topic_too_many_fails_only_its_own_put(tmp_path: Path) -> None:
                     f"topic {topic.encode()!r} was refused: slice 0 had 2 topics, its max_topics, and this one is new"
                 )
             assert [futures[at].result().sequence for at in (0, 1, 3, 5)] == [0, 1, 2, 3]
-            assert (hub.statistics().stored, hub.statistics().refused) == (4, 2)
+            assert conflict.exception().found == futures[3].result()  # type: ignore[union-attr]
+            statistics = hub.statistics()
+            assert (statistics.stored, statistics.refused, statistics.conflicts) == (4, 2, 1)
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"0"), (b"B", b"1"), (b"A", b"3"), (b"B", b"5")]
-
-
-def test_a_payload_that_is_no_record_fails_only_its_own_row(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1, schema="itch50")
-    rows, size = [GOOD, b"bad", GOOD], len(GOOD)
-    with Hub(feed, tmp_path), HubClient(feed) as client:
-        with pytest.raises(
-            RefusedError, match="1 of 3 puts were refused, the first: topic b'B' .* had 3 byt"
-        ) as refused:
-            client.put_many((b"A", b"B"), [0, 1, 0], b"".join(rows), None, [0, size, size + 3, 2 * size + 3])
-        places = refused.value.places
-        assert places is not None
-        assert (places["is_refused"] != 0).tolist() == [False, True, False]
-        assert places["sequence"].tolist() == [0, -1, 1]
-    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", GOOD), (b"A", GOOD)]
-
-
-def test_an_impossible_topic_fails_no_other_put_and_ends_no_hub(tmp_path: Path) -> None:
-    """Nor does a topic without rows. A real client would detect both; this one does not check."""
-    feed = hub_feed(slices=1)
-    topics = [b"", b"A", b"\0", b"x" * 2_000, b"unused" * 300]
-    with Hub(feed, tmp_path), Peer(feed) as peer:
-        peer.hello()
-        index = numpy.array([1, 0, 2, 3, 1], numpy.int32).tobytes()
-        put = peer.puts(1, *[b"%d" % number for number in range(5)], topics=topics, index=index)
-        places, why = judged(peer.ask(put))
-        assert [code for _, _, code, _, _ in places] == [0, 2, 3, 4, 0]
-        assert "topic had 2000 bytes, expected at most 1024" in why[2]
-        plain = peer.puts(6, b"5", topics=[b"A", b"\0"], index=bytes(4))
-        assert judged(peer.ask(plain))[0][0][-1] == 2
-    assert [row[4] for row in published(tmp_path, feed)] == [b"0", b"4", b"5"]
-
-
-def test_a_stored_put_is_never_reported_as_refused(tmp_path: Path) -> None:
-    """A repeated id is answered with the stored put, even if its topic or payload is now invalid."""
-    feed = hub_feed(slices=1, schema="itch50")
-    with Hub(feed, tmp_path), Peer(feed) as peer:
-        peer.hello()
-        stored = judged(peer.ask(peer.puts(1, GOOD, topics=[b"A"], index=bytes(4), ids=[b"id"])))[0]
-        again, _ = judged(peer.ask(peer.puts(2, b"bad", topics=[b"A"], index=bytes(4), ids=[b"id"])))
-    assert [row[3:] for row in again] == [row[3:] for row in stored]
-    assert [row[2] for row in again] == [0]
-    assert len(published(tmp_path, feed)) == 1
 
 
 def test_a_request_has_at_most_a_hundred_reasons(tmp_path: Path) -> None:
@@ -133,9 +93,11 @@ def test_the_error_of_a_call_names_the_first_conflict_or_refusal(tmp_path: Path)
         taken = client.put(b"A", b"")
         with pytest.raises(ConflictError, match="2 of 4 puts were refused, the first: topic b'A' was at") as conflict:
             client.put_many((b"A", b"B", b"C"), [0, 1, 2, 1], payloads(4), if_at=[NOWHERE, NOWHERE, NOWHERE, None])
-        assert conflict.value.found == taken
-        assert conflict.value.places is not None
-        assert conflict.value.places["is_refused"].tolist() == [1, 0, 2, 0]
+        error, places = conflict.value, conflict.value.places
+        assert (error.topic, error.expected, error.found) == (b"A", NOWHERE, taken)
+        assert places is not None
+        assert places["is_refused"].tolist() == [1, 0, 2, 0]
+        client.put_many((b"A", b"B"), [0, 1], payloads(2), if_at=places[[0, 3]])  # the place of A is its current one
         with pytest.raises(
             RefusedError, match="2 of 2 puts were refused, the first: topic b'C' was refused"
         ) as refused:
@@ -154,17 +116,6 @@ def test_the_error_of_many_requests_names_the_first_refusal(tmp_path: Path) -> N
         assert refused.value.places is not None
         assert numpy.flatnonzero(refused.value.places["is_refused"]).tolist() == [4_500, 4_900]
     assert len(published(tmp_path, feed)) == 4_998
-
-
-def test_refused_puts_take_no_room(tmp_path: Path) -> None:
-    feed = narrow(hub_feed(slices=1), 1)
-    with Hub(feed, tmp_path), HubClient(feed) as client:
-        with pytest.raises(ConflictError):
-            client.put(b"A", b"1", if_at=Place(0, 1, 1))
-        client.put(b"B", b"2")
-        with pytest.raises(RefusedError, match="slice 0 had 1 topics"):
-            client.put(b"A", b"3")
-    assert [row[3:] for row in published(tmp_path, feed)] == [(b"B", b"2")]
 
 
 def test_a_refused_id_is_judged_again(tmp_path: Path) -> None:
@@ -212,6 +163,9 @@ def patiently(peer: Peer, request: Any) -> Any:
     return answer
 
 
+IMPOSSIBLE: Final = b"", b"\0", b"x" * 2_000
+
+
 class Row(NamedTuple):
     topic: bytes
     payload: bytes | None
@@ -222,7 +176,7 @@ class Row(NamedTuple):
 
 ROWS: Final = st.builds(
     Row,
-    st.sampled_from([b"A", b"A", b"B", b"C", b"D.x", b"E.x", b"", b"\0"]),
+    st.sampled_from([b"A", b"A", b"B", b"C", b"D.x", b"E.x", *IMPOSSIBLE]),
     st.sampled_from([GOOD, GOOD, GOOD, None, b"bad"]),
     st.sampled_from([b"", b"", b"", b"1", b"2"]),
     st.sampled_from(["", "", "", "nowhere", "newest", "wrong"]),
@@ -251,7 +205,7 @@ class Reference:
         """Return the expected answer: a place, the conflicting place, or a part of the reason."""
         if row.id in self._ids:
             return "there", *self._ids[row.id]
-        if row.topic in (b"", b"\0"):
+        if row.topic in IMPOSSIBLE:
             return "topic"
         if row.payload == b"bad":
             return "payload had 3 bytes"
@@ -274,7 +228,8 @@ class Reference:
 
 
 def request_of(peer: Peer, first: int, rows: list[Row], conditions: list[tuple[int, int]]) -> Put:
-    topics = sorted({row.topic for row in rows}, reverse=True)
+    """Return a request; some name an impossible topic that no row has."""
+    topics = sorted({row.topic for row in rows}, reverse=True) + [b"unused" * 300] * (len(rows) % 2)
     return peer.puts(
         first,
         *(row.payload or b"" for row in rows),

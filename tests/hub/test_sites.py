@@ -95,28 +95,6 @@ def test_in_a_mesh_of_four_each_reader_receives_all_once_in_order(tmp_path: Path
             assert all((each.messages == 0) == (site not in readers) for each in passed)
 
 
-def test_topics_no_longer_wanted_are_not_sent_to_a_site(tmp_path: Path) -> None:
-    mesh = Mesh(SITES[:2])
-    with mesh.hub("ams", tmp_path) as hub, mesh.hub("ldn", tmp_path), HubClient(mesh.feeds["ldn"]) as putting:
-        (peer,) = hub.peers
-        with HubClient(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
-            reading.subscribe(b"A.")
-            with pytest.raises(TimeoutError):
-                reading.get(b"A.", 0.01)
-            wait_until(
-                lambda: all(line.filters_above and line.is_confirmed for line in peer.statistics().lines), WAIT_S
-            )
-            place = putting.put(b"A.x", b"1")
-            assert got(reading, 1, b"A.") == [(place, b"1")]
-            reading.commit()
-        wait_until(lambda: all(line.filters_above == 0 for line in peer.statistics().lines), 60)
-        messages = peer.statistics().messages
-        putting.put_many([b"A.x"], [0] * 1_000, bytes(1_000), offsets=range(1_001))
-        with HubClient(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
-            assert reading.get(b"A.", WAIT_S).payload == b"\0"  # from the archive of ldn
-        assert messages == 1
-
-
 def test_a_loop_of_peers_ends_the_hub(tmp_path: Path) -> None:
     feed, other = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
     there, back = here(other), here(other)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -16,7 +15,6 @@ from blackbox import ConfigError, Feed, Hub, HubClient, Subscriber
 from blackbox.archive.record import outbox as outbox_module
 from blackbox.block.position import NOWHERE, Place
 from blackbox.errors import ConflictError
-from blackbox.services.hub.protocol import CONDITION
 from blackbox.services.hub.server.deadlines import Deadlines
 from blackbox.subscriber.table import Table
 from blackbox.testing import wait_until
@@ -93,35 +91,6 @@ def test_a_table_stores_a_put_with_an_id_once(tmp_path: Path, feed: Feed) -> Non
     assert places[0] == places[1]
     assert gone[0] == gone[1]
     assert [each[-1] for each in published(tmp_path, feed)] == [b"1", None]
-
-
-def test_puts_that_share_a_request_are_judged_one_after_the_other(tmp_path: Path, feed: Feed) -> None:
-    with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
-        client.put(b"A", b"0")
-        hub_is_busy = [client.put_soon(b"B", b"%d" % number) for number in range(2_000)]
-        futures = [client.put_soon(b"C.%d" % (number % 50), b"%d" % number, if_at=NOWHERE) for number in range(100)]
-        mixed = [client.put_soon(b"D", b"1", if_at=NOWHERE), client.put_soon(b"D", None), client.put_soon(b"E", b"1")]
-        mixed += [client.put_soon(b"D", b"2", if_at=NOWHERE), client.put_soon(b"E", b"2", if_at=NOWHERE)]
-        client.flush()
-        first = [future.result() for future in futures[:50]]
-        assert [future.exception().found for future in futures[50:]] == first  # type: ignore[union-attr]
-        assert [type(future.exception()) for future in mixed] == [type(None)] * 4 + [ConflictError]
-        assert [future.result().sequence for future in hub_is_busy] == sorted(
-            future.result().sequence for future in hub_is_busy
-        )
-        assert hub.statistics().conflicts == 51
-
-
-def test_a_repeated_put_with_an_id_is_judged_once(tmp_path: Path, feed: Feed) -> None:
-    with Hub(feed, tmp_path), HubClient(feed) as client, HubClient(feed) as other:
-        place = client.put(b"A", b"1", b"id", if_at=NOWHERE)
-        assert other.put(b"A", b"1", b"id", if_at=NOWHERE) == place
-        with pytest.raises(ConflictError):
-            client.put(b"A", b"2", b"later", if_at=NOWHERE)
-        client.put(b"A", None)
-        assert other.put(b"A", b"2", b"later", if_at=NOWHERE).sequence == place.sequence + 2, "it was not stored"
-    with Hub(feed, tmp_path), HubClient(feed) as client:
-        assert client.put(b"A", b"1", b"id", if_at=NOWHERE) == place
 
 
 @pytest.mark.parametrize("ends", ["killed", "in order"])
@@ -243,33 +212,6 @@ def test_many_topics_end_at_once(tmp_path: Path, feed: Feed) -> None:
     assert {each[3]: each[4] for each in found} == {b"%d" % number: None for number in range(5_000)}
 
 
-def test_columns_are_judged_message_by_message(tmp_path: Path, feed: Feed) -> None:
-    topics, index, payloads = (b"A", b"B", b"C"), [0, 1, 2], numpy.frombuffer(b"abc", numpy.uint8).reshape(3, 1)
-    with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
-        taken = client.put(b"B", b"before")
-        with pytest.raises(ConflictError, match="1 of 3 puts were refused, the first: topic b'B' was at") as refused:
-            client.put_many(topics, index, payloads, if_at=NOWHERE)
-        error = refused.value
-        assert (error.topic, error.expected, error.found) == (b"B", NOWHERE, taken)
-        places = error.places
-        assert places is not None
-        assert places["is_refused"].tolist() == [0, 1, 0]
-        later = client.put_many(topics, index, payloads, if_at=places)  # current places, also of the refused row
-        assert (later["epoch"] == hub.epoch).all()
-        with pytest.raises(ConflictError, match="2 of 3 puts were refused") as refused:
-            client.put_many(topics, index, payloads, if_at=[None, NOWHERE, Place(0, 1, 1)])
-        assert refused.value.places is not None
-        assert refused.value.places["is_refused"].tolist() == [0, 1, 1]
-        twice = client.put_many((b"D",), [0, 0], payloads[:2], if_at=[NOWHERE, None])
-        assert twice["sequence"].tolist() == [twice["sequence"][0], twice["sequence"][0] + 1]
-        with pytest.raises(ConflictError):
-            client.put_many((b"E",), [0, 0], payloads[:2], if_at=NOWHERE)
-        assert hub.statistics().conflicts == 4
-    said = [each[3:] for each in published(tmp_path, feed)]
-    assert len(said) == 1 + 2 + 3 + 1 + 2 + 1
-    assert said.count((b"E", b"a")) == 1
-
-
 def test_a_topic_that_columns_name_twice_is_judged_by_its_last_message(tmp_path: Path, feed: Feed) -> None:
     rows = numpy.frombuffer(b"abc", numpy.uint8).reshape(3, 1)
     with Hub(feed, tmp_path) as hub, HubClient(feed) as client, kept(feed) as table:
@@ -310,45 +252,6 @@ def test_columns_have_a_time_to_live_for_all_or_for_each(tmp_path: Path, feed: F
         client.put_many((b"A", b"B", b"C"), [0, 1, 2], rows, ttl=[None, 0.05, 3_600])
         wait_until(lambda: hub.statistics().ended == 4, 60)
     assert sorted(each[3] for each in published(tmp_path, feed) if each[4] is None) == [b"A", b"B", b"B", b"C"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "why"),
-    [
-        ({"if_at": [NOWHERE]}, ValueError, "if_at had 1 values, expected one Place, or 2"),
-        ({"if_at": [NOWHERE, (0, 1, 1)]}, TypeError, "if_at was .*, expected a Place"),
-        ({"if_at": Place(0, -1, 0)}, ValueError, "if_at was .*, expected a Place"),
-        ({"if_at": numpy.full(2, -2, CONDITION)}, ValueError, "if_at was .*, expected a Place"),
-        ({"ttl": [1.0]}, ValueError, r"ttl had shape \(1,\), expected one number, or 2"),
-        ({"ttl": [1.0, 0.0]}, ValueError, "ttl was of 0.0 s, expected above 0"),
-        ({"ttl": -1.0}, ValueError, "ttl was of -1.0 s, expected above 0"),
-    ],
-)
-def test_invalid_columns_of_conditions_or_deadlines_are_refused(
-    feed: Feed, settings: dict[str, Any], error: type[Exception], why: str
-) -> None:
-    with pytest.raises(error, match=why):
-        HubClient(feed).put_many((b"A", b"B"), [0, 1], numpy.zeros((2, 1), numpy.uint8), **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "why"),
-    [
-        ({"if_at": (0, 1, 1)}, TypeError, "if_at was .*, expected a Place"),
-        ({"ttl": 0.0}, ValueError, "ttl was of 0.0 s, expected"),
-        ({"if_at": Place(0, -1, 0)}, ValueError, "if_at was .*, expected a Place"),
-        ({"if_at": Place(0, 1 << 63, 0)}, ValueError, "if_at was .*, expected a Place"),
-        ({"if_at": Place(0, 1, -2)}, ValueError, "if_at was .*, expected a Place"),
-        ({"ttl": -1.0}, ValueError, "ttl was of -1.0 s, expected"),
-        ({"ttl": 1e12}, ValueError, "ttl was of 1000000000000.0 s, expected"),
-        ({"ttl": 1.0, "payload": None}, ValueError, "ttl was without a value, expected"),
-    ],
-)
-def test_invalid_conditions_and_deadlines_are_refused(
-    feed: Feed, settings: dict[str, object], error: type[Exception], why: str
-) -> None:
-    with pytest.raises(error, match=why):
-        HubClient(feed).put(b"A", **{"payload": b"x"} | settings)  # type: ignore[arg-type]
 
 
 def test_a_table_without_a_matching_client_is_not_written(feed: Feed) -> None:

@@ -97,22 +97,6 @@ def test_hooks_run_between_the_messages_before_and_after_of_all_workers() -> Non
     assert all(int(payload) >= 1_000 for payload in told[21:])
 
 
-def test_a_restarted_publisher_resets_subscribers_like_new_epoch() -> None:
-    audience = Audience(feed := one_slice())
-    with Publisher(feed) as publisher:
-        audience.subscriber.start()
-        publish(publisher)
-        publisher.flush()
-        wait_until(lambda: len(audience.by_message) == COUNT)
-    with Publisher(feed) as publisher:
-        publisher.wait_for_subscribers(timeout=60)
-        publish(publisher)
-        wait_until(lambda: len(audience.by_message) == 2 * COUNT)
-    audience.subscriber.stop()
-    assert audience.resets == [COUNT]
-    assert audience.compiled.total()[0] == COUNT
-
-
 def test_concurrent_messages_are_in_one_epoch_or_the_other() -> None:
     topics = tuple(b"%c.x" % (65 + number) for number in range(7))
     index, payloads = numpy.arange(700) % 7, numpy.zeros((700, 8), numpy.uint8)

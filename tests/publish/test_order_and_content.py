@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import numpy
-import pytest
 
 from blackbox import Batch, Feed, Publisher
 from blackbox.publish.send.packers import MAX_PAYLOAD_BYTES
@@ -228,24 +227,6 @@ def test_a_publisher_made_before_a_fork_can_be_started_in_the_child() -> None:
 
 
 # Topics
-
-
-@pytest.mark.long
-def test_a_hundred_thousand_topics() -> None:
-    feed = Feed.local("publisher", slices=2)
-    count = 100_000
-    topics = tuple(b"SYMBOL%d.trade" % number for number in range(count))
-    payloads = numpy.arange(count, dtype=numpy.int64).view(numpy.uint8).reshape(count, 8)
-    subscriber, got = collected(feed)
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        publisher.publish_many(topics, numpy.arange(count), payloads)
-        assert publisher.statistics().topics == count
-    subscriber.run(until_end=True)
-    seen = {message.topic: int.from_bytes(message.payload, "little") for message in got.messages}
-    assert seen == {topic: number for number, topic in enumerate(topics)}
-    assert subscriber.statistics().delivery.topics == count
-    assert sorted(subscriber.topics(0) + subscriber.topics(1)) == sorted(topics)
 
 
 def test_a_subscriber_with_a_full_topic_table_still_delivers() -> None:

@@ -11,7 +11,6 @@ import numpy
 import pytest
 
 from blackbox import ConfigError, Feed
-from blackbox.feed.source import open_source
 from tests.publish.subscribers import delivered, one_slice
 
 
@@ -142,21 +141,3 @@ def test_columns_changed_during_publishing_leak_no_other_memory(with_lengths: bo
     assert published > 0
     assert refused > 0
     assert {letter for payload in got.payloads for letter in payload} == set(b"A")
-
-
-def test_a_source_is_published_chunk_by_chunk() -> None:
-    feed = Feed.local("publisher", slices=2, schema="itch50")
-    source = open_source("synthetic:10000")
-    told: list[int] = []
-    with delivered(feed) as (publisher, got):
-        assert source.publish(publisher, told.append) == 10_000
-    assert told[-1] == 10_000
-    published = []
-    for chunk in source.chunks():
-        places = zip(chunk.starts.tolist(), chunk.lengths.tolist(), strict=True)
-        payloads = [chunk.payloads[start : start + length].tobytes() for start, length in places]
-        topics = [chunk.topics[number] for number in chunk.topic_index.tolist()]
-        published += list(zip(topics, payloads, chunk.ts_event.tolist(), strict=True))
-    for slice_id in (0, 1):
-        arrived = [m[:3] for m in got.messages if feed.slice_of(m.topic) == slice_id]
-        assert arrived == [m for m in published if feed.slice_of(m[0]) == slice_id]

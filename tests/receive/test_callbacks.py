@@ -31,7 +31,9 @@ EXPECTED = [
 """Callback and message: one callback gets all messages, two get half of them each."""
 
 
-@pytest.mark.parametrize(("workers", "options"), [(1, {}), (3, {"group": "pair"}), (1, {"independent": True})], ids=str)
+@pytest.mark.parametrize(
+    ("workers", "options"), [(0, {}), (1, {}), (3, {"group": "pair"}), (1, {"independent": True})], ids=str
+)
 def test_each_message_reaches_all_callbacks_before_the_next_unless_they_are_independent(
     workers: int, options: dict[str, Any]
 ) -> None:

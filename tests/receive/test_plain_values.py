@@ -7,16 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-import msgspec
 import numpy
 import pytest
-from blackbox_feeds.dbn import Dbn
-from blackbox_feeds.itch50 import Itch50
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import CallbackError, ConfigError, Feed, Message, Publisher, Recording, Recordings, Schema, Subscriber
-from blackbox.archive.importing.import_days import import_days
 from blackbox.receive.callbacks.plain_values import OWN
 from tests.book.sessions import ITCH, gone, order
 from tests.examples import examples
@@ -131,6 +127,12 @@ def replayed(recordings: Any, feed: Feed, wishes: list[Wish], plain: bool) -> tu
 
 @settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 @given(blocks(MADE), blocks(OTHER), wishes_strategy, st.booleans())
+@example(
+    [[(topic, b"T" + bytes([number]) * 23) for number, topic in enumerate(TOPICS[::-1])]],  # columns are read in place
+    [],
+    [(b"", ("price", "venue"), None), (b"A", ("record.sequence", "size"), None)],
+    False,
+)
 def test_values_and_errors_equal_those_of_single_messages(
     of: list[Any], others: list[Any], wishes: list[Wish], several: bool
 ) -> None:
@@ -205,41 +207,6 @@ def test_an_unknown_name_is_rejected(tmp_path: Path, schema: Schema | None, wish
             subscriber.on(b"", **wish)(print)
             with pytest.raises(ConfigError, match=f"callback print for b'': {error}"):
                 getattr(subscriber, act)(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("source", "schema", "name"),
-    [
-        (Itch50, "itch50", "itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50"),
-        (Dbn, "dbn", "dbn/futures_mbp-1_2024-07-01T23-58.dbn.zst"),
-    ],
-)
-def test_every_field_of_a_real_day_equals_that_of_its_record(
-    tmp_path: Path, shared_data: Path, source: Any, schema: str, name: str
-) -> None:
-    feed = Feed.local(schema, slices=2, schema=schema)
-    feed = msgspec.structs.replace(feed, time_zone="America/New_York")
-    [day] = import_days(feed, tmp_path, [source(str(shared_data / name))])
-    recording = Recording.open(day.path)
-    names = tuple({name: None for dtype in recording.schema.records.values() for name in dtype.names or ()})
-    fields = (*(f"record.{name}" for name in names), *OWN)
-    found: list[object] = []
-    read: list[object] = []
-    subscriber = Subscriber(recording.feed, on_error="log")  # one of DBN's messages is not a record
-
-    @subscriber.on(b"", fields=fields)
-    def take(*values: object) -> None:
-        if len(found) < 20_000:
-            found.append(tuple(map(comparable, values)))
-
-    @subscriber.on(b"")
-    def slow(message: Message) -> None:
-        if len(read) < 20_000:
-            read.append(values_of(message, fields))
-
-    subscriber.replay(recording)
-    assert len(found) > 100
-    assert found == read
 
 
 BAD = b"A" + bytes(5)

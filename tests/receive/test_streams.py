@@ -18,13 +18,13 @@ from blackbox import CallbackError, Publisher, Recording, SlowPolicy, SlowSubscr
 from blackbox.errors import SubscriberError
 from blackbox.receive.stream import Stream
 from blackbox.testing import RawPublisher, wait_until
-from tests.examples import examples
+from tests.examples import examples, first_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.receive.subscribers import deliver, one_slice, published, sliced
 
 ENOUGH_S = 60.0
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
-on_both_loops = pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+on_both_loops = pytest.mark.parametrize("loop", first_of(LOOPS), ids=["asyncio", "uvloop"])
 
 
 def run(main: Any, loop: Callable[[], asyncio.AbstractEventLoop]) -> Any:

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, Feed, Gap, Hub, HubClient, Publisher, Recorder, Recording, Replay, Subscriber
+from blackbox import ConfigError, Feed, Gap, Publisher, Recorder, Recording, Replay, Subscriber
 from blackbox.feed.routing.symbol import RULES, SymbolRule
 from blackbox.testing import Collector, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
 from tests.callbacks import count_rows
 from tests.examples import examples
-from tests.hub.hubs import hub_feed
 from tests.journals import Day, Put, Row, feed_of
 from tests.receive import subscribers
 from tests.receive.subscribers import PATIENT, one_slice, publishing, sliced
@@ -247,14 +246,3 @@ def test_a_recorded_day_is_read_and_replayed(tmp_path: Path) -> None:
         subscriber.run(until_end=True)
         assert [of(symbol, came(got)) for symbol in (ONE, OTHER)] == [of(symbol, sent) for symbol in (ONE, OTHER)]
         assert subscriber.statistics().received.gaps == 0
-
-
-def test_a_client_of_a_hub_gets_the_messages_of_one_symbol(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1, channels=CHANNELS)
-    with Hub(feed, tmp_path), HubClient(feed, "desk", tmp_path / "desk") as client:
-        topics = [symbol + b".trade" for symbol in SYMBOLS]
-        client.subscribe(ONE + b".")
-        client.put_many(topics * 3, range(3 * len(topics)), b"x" * 3 * len(topics), offsets=range(3 * len(topics) + 1))
-        assert [client.get(ONE + b".", 60).topic for _ in range(3)] == [ONE + b".trade"] * 3
-        with pytest.raises(TimeoutError):
-            client.get(ONE + b".", 0)

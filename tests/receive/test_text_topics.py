@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
 
-from blackbox import AsyncHubClient, Feed, Hub, HubClient, Publisher, Recording, Replay, Subscriber
+from blackbox import Feed, Publisher, Recording, Replay, Subscriber
 from blackbox.block.gap import Gap
 from blackbox.subscriber.table import Table
 from blackbox.testing import Collector
 from tests.callbacks import count_rows
-from tests.hub.hubs import hub_feed
 from tests.journals import Day, Put, Row, feed_of
 from tests.receive.subscribers import one_slice
 
@@ -84,25 +81,3 @@ def test_recordings_and_replays_take_text(tmp_path: Path) -> None:
             assert got.payloads == expected
     with pytest.raises(TypeError, match=r"prefix was \['A'\] \(list\), expected str or bytes"):
         recording.batches(["A"])  # type: ignore[arg-type]
-
-
-def test_hub_clients_take_text(tmp_path: Path) -> None:
-    feed = hub_feed()
-
-    async def get_and_put() -> Any:
-        async with AsyncHubClient(feed, "other", tmp_path / "other") as other:
-            await other.subscribe("A.")
-            await other.put("A.y", b"4")
-            return (await other.get("A.")).payload
-
-    with Hub(feed, tmp_path / "hub"), HubClient(feed, "one", tmp_path / "one") as client:
-        client.subscribe("A.")
-        assert client.subscriptions == [("prefix", b"A.")]
-        client.put("A.x", b"1")
-        client.put_soon(b"A.x", b"2").result(30)
-        client.put_many(["A.x", "B.x"], [0, 1], b"33", None, [0, 1, 2])
-        assert [client.get(prefix, 30).payload for prefix in ("A.", b"A.", "A.")] == [b"1", b"2", b"3"]
-        assert asyncio.run(get_and_put()) == b"4"
-        client.commit()
-        client.unsubscribe("A.")
-        assert client.subscriptions == []

@@ -244,20 +244,6 @@ def test_a_gap_hook_that_raises_ends_the_subscriber_like_a_callback(workers: int
 
 
 @in_both_places
-def test_a_loss_on_both_lines_is_reported_once(worker: bool) -> None:
-    subscriber, told = Subscriber(feed := one_slice(lines=2), slow=PATIENT, line_wait=60), list[Gap]()
-    counted = subscriber.on_compiled(b"", state=logging_state(), worker=worker)(log_batch)
-    subscriber.on_gap(b"")(told.append)
-    with publishing(feed, subscriber) as publisher:
-        for number in range(6):
-            block = publisher.encode([(b"A", b"")])
-            if number != 3:
-                publisher.send(block, lines=[0] if number == 1 else [1] if number == 2 else [0, 1])
-    assert [(gap.sequence, gap.count) for gap in told] == [(3, 1)]
-    assert logged(counted.total()) == [(0, 1, 0), (1, 1, 0), (2, 1, 0), (4, 1, 1), (5, 1, 0)]
-
-
-@in_both_places
 def test_dropped_messages_are_reported_before_the_next_messages(worker: bool) -> None:
     subscriber, got = Subscriber(feed := one_slice(), slow=SlowPolicy("drop", start_grace=0)), Collector()
     told: list[tuple[int, Gap]] = []

@@ -18,7 +18,6 @@ BEAT_NS = 100_000_000
 PLAIN_BEAT_NS = 10_000_000_000
 """A plain publisher sends no heartbeats; with this interval it does not count as silent."""
 PATIENCE_S = 60.0
-_HOUR_NS = 3_600 * 10**9
 
 
 def chain(

@@ -71,26 +71,6 @@ def test_subscribers_of_a_restarted_relay_continue_and_report_gaps() -> None:
     assert subscriber.statistics().received.gaps == 7 - (len(got) - 11)
 
 
-def test_a_killed_source_is_replaced_by_the_next_one() -> None:
-    feeds = chain(2)
-    subscriber, got = collected(feeds[-1])
-    with relayed(feeds) as relays:
-        with RawPublisher(feeds[0], epoch=1) as publisher:
-            subscriber.start(PATIENCE_S)
-            publisher.send(publisher.encode([(b"T", b"1")]))
-            got.wait(1)
-        wait_until(lambda: not line_of(relays[0]).is_connected, what="the relay notices")
-        with Publisher(feeds[0]) as second:
-            second.wait_for_subscribers(timeout=PATIENCE_S)
-            wait_until(
-                lambda: line_of(relays[-1]).is_confirmed and line_of(relays[-1]).epoch == second.epoch, PATIENCE_S
-            )
-            second.publish(b"T", b"2")
-            got.wait(2)
-        subscriber.run(until_end=True)
-    assert subscriber.statistics().received.gaps == 0
-
-
 def test_no_answer_while_the_connection_above_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     feeds = chain()
     first, _ = collected(feeds[-1])

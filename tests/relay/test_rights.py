@@ -15,7 +15,7 @@ from blackbox import ConfigError, Feed, Publisher, Recorder, Relay
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
 from blackbox.block.form.block import Block
-from blackbox.block.form.format import CONFIRM_KEY, FLAG_REFUSED, HEARTBEAT_KEY, SHARED_KEY, WANT_KEY
+from blackbox.block.form.format import CONFIRM_KEY, FLAG_REFUSED, SHARED_KEY, WANT_KEY
 from blackbox.errors import ArchiveError, RightsError
 from blackbox.publish.listeners.subscriptions import UNSUBSCRIBE
 from blackbox.testing import wait_until
@@ -241,30 +241,6 @@ def test_refused_filters_are_never_confirmed_however_many(ring: Keyring, is_rela
                 asked.remove(prefix)
 
 
-def test_a_refused_filter_covered_by_a_refused_one_ends_no_confirmation(ring: Keyring) -> None:
-    give(ring, 'london = ["AAPL"]')
-    with relayed(ring) as (publisher, relay, desk, other), asking(other) as sub:
-        subscriber, got = collected(desk, b"AAPL.")
-        subscriber.start(PATIENCE_S)
-        sub.subscribe(HEARTBEAT_KEY)
-        sub.recv_multipart()  # from here on its requests go up in order
-        for word in (b"AAP", b"AA", b"A", b"", CONFIRM_KEY + b"12345678"):
-            sub.subscribe(word)
-        frames = sub.recv_multipart()
-        while frames[0] != CONFIRM_KEY + b"12345678":
-            frames = sub.recv_multipart()
-        block = Block.decode(*frames)
-        assert (block.flags & FLAG_REFUSED, set(block.topics)) == (FLAG_REFUSED, {b"", b"A", b"AA", b"AAP"})
-        publisher.publish(b"AAPL.x", b"1")
-        got.wait(1)
-        wait_until(lambda: relay.statistics().lines[0].filters_above == 1, PATIENCE_S)
-        late, _ = collected(desk, b"AAPL.x")
-        late.start(PATIENCE_S)
-        late.stop()
-        subscriber.stop()
-        assert subscriber.statistics().received.gaps == 0
-
-
 def test_a_right_lost_by_a_relay_is_reported_only_to_its_users(ring: Keyring) -> None:
     with relayed(ring) as (publisher, relay, of_desk, of_other):
         desk, _ = collected(of_desk, b"MSFT.")
@@ -289,28 +265,6 @@ def test_refused_filters_are_not_confirmed_on_inproc() -> None:
     with Publisher(above), Relay(above, below):
         said = refused(below, *(b"%04d" % number for number in range(50)))
         assert said.endswith("there are more subscriptions than its max_subscriptions")
-
-
-def test_filters_covered_by_a_refused_prefix_stay_wanted(ring: Keyring) -> None:
-    give(ring, 'london = ["AAPL", "MSFT"]')
-    unwanted = list[bytes]()
-    with relayed(ring) as (publisher, _, desk, other), asking(other) as sub:
-        sub.subscribe(WANT_KEY)
-        sub.subscribe(CONFIRM_KEY + b"12345678")
-        assert sub.recv_multipart()[0] == CONFIRM_KEY + b"12345678"
-        publisher.on_demand(lambda prefix, is_wanted: None if is_wanted else unwanted.append(prefix))
-        subscriber, _ = collected(desk, b"AAPL.a")
-        subscriber.start(PATIENCE_S)
-        assert publisher.wants(b"AAPL.a")
-        for prefix in (b"", b"A", b""):
-            refused(other, prefix)
-        assert b"AAPL.a" not in unwanted
-        wider, _ = collected(other, b"AAPL.")
-        wider.start(PATIENCE_S)
-        wait_until(lambda: b"AAPL.a" in unwanted, PATIENCE_S, "AAPL. covers it")
-        assert publisher.wants(b"AAPL.a")
-        wider.stop()
-        subscriber.stop()
 
 
 def test_a_refusal_of_on_demand_is_reported_below_a_relay() -> None:

@@ -30,8 +30,8 @@ ACK = Acknowledgement(b"", 1, 0, 0, 0, 0, "recorder")
 BEAT_S = 1.0
 MOST_REFUSALS = 2
 """Refused prefixes per answer."""
-PREFIXES = [kind + text for kind in (b"", WANT_KEY) for text in (b"", b"A", b"AA", b"AB", b"AAA", b"B", b"BA", b"C")]
-KEYS = [b"", b"A", b"AAAA", b"AB", b"BB", b"CC", b"D"]
+PREFIXES = [kind + text for kind in (b"", WANT_KEY) for text in (b"", b"A", b"AA", b"AB", b"AAA", b"B", b"BA", b"\xff")]
+KEYS = [b"", b"A", b"AAAA", b"AB", b"BB", b"\xff\xff", b"D"]
 ALWAYS = {HEARTBEAT_KEY, PATH_KEY}
 
 

@@ -23,7 +23,7 @@ from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.subscriber.consumer import ConsumerLife
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
-from tests.archive.recorders import MIB, publish_numbered, wait_recorded
+from tests.archive.recorders import publish_numbered, wait_recorded
 from tests.cli.commands import invoke
 from tests.support import Script
 
@@ -41,36 +41,6 @@ def kept(positions: Path) -> Kept:
     found = PositionFile(positions, "strategy-1").read()
     assert found is not None
     return found
-
-
-def test_a_consumer_resumes_after_its_last_checkpoint_over_epochs_and_segments(tmp_path: Path) -> None:
-    feed = archived_feed(key_bytes=2)
-    came: list[tuple[int, int]] = []
-    sent: list[tuple[int, int]] = []
-    recorder = Recorder(feed, tmp_path / "days", serve=True, segment_bytes=MIB)
-    for run in range(4):
-        with Publisher(feed, when_full="wait") as publisher:
-            if run == 0:
-                recorder.start()
-            publisher.wait_for_subscribers()
-            if run == 2:  # the consumer is away during this epoch
-                publish_numbered(publisher, 0, 15_050)
-            else:
-                subscriber, got = consumer(feed, tmp_path / "positions")
-                subscriber.start(since=0 if run == 0 else None)
-                publish_numbered(publisher, 0, 15_000)
-                publisher.flush()
-                wait_until(lambda: got[-1:] == [(publisher.epoch, 14_999)], 60)
-                with subscriber.checkpoint() as positions:
-                    assert positions == {0: (publisher.epoch, 15_000)}
-                    came += got
-                publish_numbered(publisher, 15_000, 50)  # the consumer ends before it stores that it handled these
-                subscriber.terminate()
-            sent += [(publisher.epoch, number) for number in range(15_050)]
-            wait_recorded(recorder, len(sent))
-    recorder.stop()
-    assert came == sent[: len(came)]
-    assert len(came) == len(sent) - 50
 
 
 def test_positions_are_stored_at_intervals_and_at_the_end(tmp_path: Path) -> None:
