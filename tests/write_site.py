@@ -39,7 +39,7 @@ OUT: Final = ROOT / "build" / "site"
 CONFIGURATION: Final = ROOT / "docs" / "site"
 Navigation = dict[str, list[str]]
 NAVIGATION: Final[Navigation] = tomllib.loads((CONFIGURATION / "navigation.toml").read_text())
-_LANGUAGE: Final = {".py": "python", ".yml": "yaml", ".service": "ini", ".env": "ini"}
+_LANGUAGE: Final = {".py": "python", ".yml": "yaml", ".service": "ini", ".env": "ini", ".conf": "ini"}
 _WIDTH: Final = 80
 _DEFAULT: Final = re.compile(r"^(\w+: .*)=([^=]*)$")
 _LINK: Final = re.compile(r"\]\(([^)\s]+)\)")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pygments.lexers import get_lexer_by_name
 
 from tests.chromium import browser
 from tests.project.scripts import ROOT
@@ -26,6 +27,9 @@ def test_every_page_of_the_docs_is_in_the_navigation_once() -> None:
     lists = {name for name in written if "{toctree}" in written[name].text}
     assert sorted(listed) == sorted(set(written) - (lists - set(listed)))
     assert [name for name in listed if not written[name].title] == []
+    for page in written.values():
+        for language in re.findall(r"^ *`{3,}(\w+)$", page.text, re.MULTILINE):
+            get_lexer_by_name(language)  # else the page cannot be built
 
 
 @pytest.mark.long
