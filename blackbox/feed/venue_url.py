@@ -37,6 +37,11 @@ class Address(msgspec.Struct, frozen=True):
             raise ConfigError(f"{what} was {text!r}, expected HOST:PORT, such as 127.0.0.1:26400")
         return cls(host, port)
 
+    def check_port(self) -> None:
+        """Raise ConfigError for a port that no socket can connect or send to."""
+        if not 0 < self.port < 1 << 16:
+            raise ConfigError(f"address was {self}, expected a port from 1 to 65535")
+
 
 class VenueUrl(msgspec.Struct, frozen=True):
     """The parts of a URL: `SCHEME://HOST:PORT/PATH?NAME=VALUE&NAME=VALUE`."""

@@ -69,7 +69,7 @@ def test_a_closed_pipe_is_not_an_error(day: Day) -> None:
 
 
 def ended_with_closed_output(*words: object) -> Ended:
-    """Run a command whose stdout is a pipe without a reader."""
+    """Run a command with a pipe without a reader as its stdout."""
     reader, writer = os.pipe()
     os.close(reader)
     try:

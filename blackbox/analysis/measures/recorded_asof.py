@@ -207,7 +207,7 @@ class _Sides(NamedTuple):
     fields: tuple[tuple[str, str], ...] = ()
     """Fields of price and size of each side that may be absent."""
     prices: tuple[int | None, ...] = ()
-    """The price that means that the side is absent; None: NaN."""
+    """The integer that means that the side is absent; None: only NaN does."""
     carried: NDArray[numpy.int64] = numpy.empty((0, 5), numpy.int64)
     """Sides that are carried forward if absent: offset and size of the price, then of the size; then the step from a
     float price's highest byte to the next one, 0 for an integer."""
@@ -218,7 +218,7 @@ class _Sides(NamedTuple):
     def of(cls, schema: Schema, kind: str) -> Self:
         """Return the sides of a message type.
 
-        Empty if the schema does not declare it as quotes, or has no absent price. That of a float is NaN.
+        Empty if the schema does not declare it as quotes, or has no absent price. NaN is one of a float.
         """
         declared = [each for each in schema.quotes if schema.character(each.message_type) == schema.character(kind)]
         dtype: Any = schema.dtype(kind)
@@ -234,7 +234,8 @@ class _Sides(NamedTuple):
                 if quote.one_sided:
                     places = [(dtype.fields[name][1], dtype[name].itemsize) for name in (price, size)]
                     carried.append([*(number for place in places for number in place), step])
-                    absent.append(numpy.array([none or 0], dtype[price]).tobytes().ljust(8, b"\0"))
+                    value = numpy.nan if none is None else none
+                    absent.append(numpy.array([value], dtype[price]).tobytes().ljust(8, b"\0"))
         return cls(
             tuple(fields),
             tuple(prices),
@@ -246,7 +247,9 @@ class _Sides(NamedTuple):
         """Return for the columns of each side which quotes have it."""
         found = {}
         for (price, size), none in zip(self.fields, self.prices, strict=True):
-            found[price] = ~numpy.isnan(quotes[price]) if none is None else quotes[price] != none
+            found[price] = ~numpy.isnan(quotes[price])
+            if none is not None:
+                found[price] &= quotes[price] != none
             found[size] = found[price] & ~numpy.isnan(quotes[size])
         return found
 
@@ -351,7 +354,7 @@ def _match(
                 for each in range(price_bytes):
                     is_absent &= quote[price + each] == absent[side, each]
                 if step != 0:
-                    is_absent = _is_nan(quote[price : price + price_bytes][::step])
+                    is_absent |= _is_nan(quote[price : price + price_bytes][::step])
                 if there[code] and is_absent:
                     quote[price : price + price_bytes] = last_payloads[code, price : price + price_bytes]
                     quote[shares : shares + shares_bytes] = last_payloads[code, shares : shares + shares_bytes]

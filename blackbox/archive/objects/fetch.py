@@ -144,8 +144,5 @@ def _bound(newest: Path, keep: int, limit: int) -> None:
 
 def _remove(path: Path) -> None:
     """Remove a day, unless it is another user's. It first loses its name, so that no part of it remains as a day."""
-    with (
-        draft_in(cached_days(), _DRAFT, f"{path} cannot be removed") as draft,
-        suppress(OSError),
-    ):  # such as another user's
+    with draft_in(cached_days(), _DRAFT, f"{path} cannot be removed") as draft, suppress(OSError):
         path.rename(draft / path.name)

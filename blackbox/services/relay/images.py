@@ -10,8 +10,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import replace
-
 from blackbox.archive.files.day import Lock
 from blackbox.archive.maintain.retention import Retention
 from blackbox.archive.record.recorder import Recorder
@@ -19,7 +17,7 @@ from blackbox.archive.serve.client import ArchiveClient, SliceImage
 from blackbox.archive.serve.server import ArchiveServer, ArchiveStatistics
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, JournalError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, with_archive
 from blackbox.native.system.limits import start_thread
 from blackbox.repeated_log import RepeatedLog
 
@@ -100,7 +98,7 @@ class RelayImages:
                 directory = self._directory / feed.name
                 self._archive = archive = ArchiveServer(directory, (endpoint,), feed=feed, beginnings=beginnings)
                 stack.enter_context(archive)
-                own = stack.enter_context(ArchiveClient(replace(feed, archives=(endpoint,))).kept())
+                own = stack.enter_context(ArchiveClient(with_archive(feed, endpoint)).kept())
                 self.ready.set()
                 repeated = RepeatedLog(log)
                 while not self._over.wait(_READ_EVERY_S):

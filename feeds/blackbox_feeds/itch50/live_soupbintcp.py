@@ -31,7 +31,6 @@ from blackbox_feeds.itch50.moldudp64 import Spans
 from blackbox_feeds.itch50.soupbintcp import LOGOUT_REQUEST, MOST_SEQUENCE, Login, packet
 from blackbox_feeds.itch50.soupbintcp_client import Frames, SoupBinTcpSession
 from blackbox_feeds.live.retries import Retries
-from blackbox_feeds.serving.datagrams import check_port
 
 log = logging.getLogger("blackbox")
 
@@ -101,7 +100,7 @@ class SoupBinTcpClient(LiveSource):
                 f"URL had user {user!r}, expected {scheme}://USER@HOST:PORT, with the password in {PASSWORD_VARIABLE}"
             )
         parsed = VenueUrl.of(f"{scheme}://{address}{query}{asked}")
-        check_port(parsed.address)
+        parsed.address.check_port()
         self._settings = options_of(parsed, SoupBinTcpSettings)
         self._address, self._text = parsed.address, f"{user}@{parsed.address}"
         login = Login(user, self._settings.password(), self._settings.session, self._settings.sequence)

@@ -17,7 +17,7 @@ from blackbox.feed.venue_url import Address
 from blackbox.transport.udp.mmsg import RXQ_OVFL
 from blackbox.transport.udp.sockets import MULTICAST_ALL, enlarge
 from blackbox_feeds.live.receiver import Receiver
-from blackbox_feeds.serving.datagrams import check_port, new_socket, resolved
+from blackbox_feeds.serving.datagrams import new_socket, resolved
 
 log = logging.getLogger("blackbox")
 
@@ -30,7 +30,7 @@ class LineSockets:
     def __init__(self, lines: Sequence[Address], interface: str | None, server: Address | None) -> None:
         """`server`: answers requests; `interface` joins the groups of the lines. Raises ConfigError for port 0."""
         for address in (*lines, *(() if server is None else (server,))):
-            check_port(address)
+            address.check_port()
         self.receiver = Receiver()
         self._lines, self._interface, self._server = lines, interface, server
         self._open: list[socket.socket] = []

@@ -159,12 +159,6 @@ def resolved(address: Address) -> str:
         raise EndpointError(error.errno, f"host of {address} is not known as an IPv4 address") from error
 
 
-def check_port(address: Address) -> None:
-    """Raise ConfigError for an address that nothing can be sent to."""
-    if not 0 < address.port < 1 << 16:
-        raise ConfigError(f"address was {address}, expected a port from 1 to 65535")
-
-
 def new_socket(address: Address, kind: int) -> socket.socket:
     """Return a new socket for an IPv4 address. Raises EndpointError."""
     try:
@@ -192,7 +186,7 @@ def bound(address: Address, what: str, kind: int) -> socket.socket:
 
 
 def _set_up(made: socket.socket, to: Address, host: str, ttl: int, interface: str | None) -> None:
-    check_port(to)
+    to.check_port()
     if not 0 <= ttl <= 255:
         raise ConfigError(f"ttl was {ttl}, expected 0 to 255")
     if not ipaddress.IPv4Address(host).is_multicast:

@@ -192,6 +192,7 @@ def test_bytes_that_are_no_records_end_the_session_and_a_new_one_continues() -> 
         ("GLBX.MDP3?schema=mbo&start=yesterday", "option was start=yesterday"),
         ("GLBX.MDP3?schema=mbo&gateway=here", "expected HOST:PORT"),
         ("GLBX.MDP3?schema=mbo&gateway=a..b:1", "expected HOST:PORT"),
+        ("GLBX.MDP3?schema=mbo&gateway=here:0", "expected a port from 1 to 65535"),
         ("GLBX.MDP3?schema=mbo&symbols=", "expected symbols joined by commas"),
     ],
 )

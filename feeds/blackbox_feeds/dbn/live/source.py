@@ -12,6 +12,7 @@ import numpy
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.live_source import LiveSource
 from blackbox.feed.source import Chunk, make_source, rows_of
+from blackbox.feed.venue_url import Address
 from blackbox.timestamps import parse_time
 from blackbox_feeds.dbn.records import SCHEMA
 from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
@@ -178,12 +179,6 @@ def _start(text: str | None) -> int | None:
 def _gateway(text: str | None, dataset: str, default_port: int) -> tuple[str, int]:
     if text is None:
         return f"{dataset.lower().replace('.', '-')}.lsg.databento.com", default_port
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-        (host or "").encode("idna")
-    except ValueError:
-        host = port = None
-    if not host or not port or parts.netloc != text or "@" in text:
-        raise ConfigError(f"option was gateway={text}, expected HOST:PORT")
-    return host, port
+    address = Address.of(text, "option gateway")
+    address.check_port()
+    return address.host, address.port
