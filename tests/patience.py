@@ -15,7 +15,8 @@ import blackbox
 from blackbox import Feed
 from blackbox.transport.shared_memory import attached
 
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 200.0
+"""Timeout for a first compile on a busy machine, also of another process."""
 MAX_LAG_NS: Final = 60_000_000_000
 UNCHANGED: Final[dict[Any, inspect.Signature]] = {}
 """Original signatures of functions with raised defaults."""

@@ -32,7 +32,7 @@ with Publisher(feed, when_full="wait") as publisher:
     for i, row in enumerate(numpy.array(TICK_ROWS, TICK)):
         publisher.publish(b"AB"[i % 2 : i % 2 + 1] + b".tick", row.tobytes(), ts_event=1_700_000_000_000_000_000 + i)
     publisher.flush()
-recorder.run(until_end=True, timeout=60.0)
+recorder.run(until_end=True, timeout=200)
 """
 
 

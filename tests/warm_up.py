@@ -11,9 +11,8 @@ import numpy
 from blackbox import Feed, Publisher, Recorder, Recording, Subscriber
 from blackbox.testing import RawPublisher
 from tests.callbacks import count_rows
+from tests.patience import PATIENCE_S
 
-_PATIENCE_S: Final = 200.0
-"""Timeout for the first compile on a busy machine."""
 _START_NS: Final = 1_767_571_200_000_000_000
 
 
@@ -23,7 +22,7 @@ def deliver() -> None:
     subscriber = Subscriber(feed)
     subscriber.on(b"")(lambda _: None)
     with Publisher(feed) as publisher:
-        subscriber.start(timeout=_PATIENCE_S)
+        subscriber.start(timeout=PATIENCE_S)
         publisher.publish(b"A.trade", b"")
     subscriber.run(until_end=True)
 
@@ -33,7 +32,7 @@ def _subscribe(_: Path) -> None:
     subscriber = Subscriber(feed)
     subscriber.on(b"")(lambda _: None)
     with RawPublisher(feed):
-        subscriber.start(timeout=_PATIENCE_S)
+        subscriber.start(timeout=PATIENCE_S)
         subscriber.stop()
 
 
@@ -45,7 +44,7 @@ def _publish(_: Path) -> None:
 def _record(place: Path) -> None:
     feed = Feed.local("warm-up", slices=1)
     with RawPublisher(feed):
-        Recorder(feed, place / "recorded").start(timeout=_PATIENCE_S).stop()
+        Recorder(feed, place / "recorded").start(timeout=PATIENCE_S).stop()
 
 
 def _replay(place: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from blackbox import Feed, Publisher, Subscriber
@@ -46,7 +47,8 @@ def roles(url: str) -> list[str]:
 
 
 def test_metrics_of_a_recorder_and_a_relay_while_they_run(place: Place, tmp_path: Path) -> None:
-    below = write_feed(Feed.local(place.feed.name, slices=len(place.feed.slices)), tmp_path / "below.toml")
+    feed = replace(Feed.local(place.feed.name, slices=len(place.feed.slices)), heartbeat_ns=place.feed.heartbeat_ns)
+    below = write_feed(feed, tmp_path / "below.toml")
     with ExitStack() as stack:
         publisher = stack.enter_context(Publisher(place.feed))
         words = ("--metrics", "127.0.0.1:0")
@@ -55,7 +57,7 @@ def test_metrics_of_a_recorder_and_a_relay_while_they_run(place: Place, tmp_path
         recorder_at, relay_at = url_of(record), url_of(relay)
         wait_until(lambda: roles(recorder_at) == ["recorder"], what="the recorder")
         wait_until(lambda: roles(relay_at) == ["relay"], what="the relay")
-        publisher.wait_for_subscribers(timeout=60.0)  # else messages are not wanted, and not sent
+        publisher.wait_for_subscribers(timeout=200)  # else messages are not wanted, and not sent
         for _ in range(5):
             publisher.publish(b"A.t", b"1")
 

@@ -35,7 +35,7 @@ def publish(place: Place, *words: object) -> tuple[Ended, Subscriber, list[int]]
     subscriber = Subscriber(msgspec.structs.replace(place.feed, schema="itch50"))
     received: list[int] = []
     subscriber.on(b"")(lambda message: received.append(message.ts_event))
-    with beside(lambda: subscriber.run(until_end=True, timeout=60)):
+    with beside(lambda: subscriber.run(until_end=True, timeout=200)):
         ended = invoke("publish", *words, "--feed", place.path)
     return ended, subscriber, received
 
@@ -181,7 +181,7 @@ def test_unwanted_messages_are_reported_next_to_sent_ones(place: Place, capsys: 
     subscriber = Subscriber(feed)
     subscriber.on(first + b".")(lambda _: None)
     with SourcePublisher(feed) as publisher:
-        subscriber.start(timeout=60)
+        subscriber.start(timeout=200)
         source.publish(publisher)
         publisher.flush()
         print_summary([source], publisher, 1.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from blackbox import Feed, Publisher, Subscriber
 from blackbox.cli.ui.status import Status
@@ -24,7 +25,7 @@ from tests.examples import first_of
 def test_a_signal_ends_it_with_totals(
     place: Place, tmp_path: Path, number: signal.Signals, status: int, options: tuple[str, ...]
 ) -> None:
-    feed = Feed.local(place.feed.name, slices=len(place.feed.slices))
+    feed = replace(Feed.local(place.feed.name, slices=len(place.feed.slices)), heartbeat_ns=place.feed.heartbeat_ns)
     below = write_feed(feed, tmp_path / "below.toml")
     subscriber, got = Subscriber(feed), Collector()
     subscriber.on_batch(b"")(got.batch)
@@ -33,7 +34,7 @@ def test_a_signal_ends_it_with_totals(
         Publisher(place.feed) as publisher,
     ):
         relay.read_error("relay site: relays feed")
-        subscriber.start(timeout=60)
+        subscriber.start(timeout=200)
         publisher.publish(b"A.t", b"1")
         got.wait(1, timeout=60)
         ended = relay.interrupt(number)
@@ -80,13 +81,14 @@ def test_a_signal_ends_a_plain_relay_with_totals(
 
 def test_what_cannot_be_relayed_is_one_line(place: Place, tmp_path: Path) -> None:
     endpoint = free_endpoints("tcp", "plain", 1, 1)[0][0]
-    other = write_feed(Feed.local(place.feed.name, slices=5), tmp_path / "other.toml")
+    other = replace(Feed.local(place.feed.name, slices=5), heartbeat_ns=place.feed.heartbeat_ns)
+    other_path = write_feed(other, tmp_path / "other.toml")
     with zmq.Context() as context, context.socket(zmq.PUB) as taken:
         taken.bind(endpoint)
         for words, error in (
             ((endpoint, "--plain"), f"endpoint {endpoint} is in use"),
             ((place.path, "--plain"), "expected tcp://"),
-            ((other,), "below the relay had 5 slices, expected 2"),
+            ((other_path,), "below the relay had 5 slices, expected 2"),
         ):
             ended = invoke("relay", place.path, *words)
             assert ended.status == Status.ERROR

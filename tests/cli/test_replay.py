@@ -55,7 +55,7 @@ def collected(feed: Feed) -> tuple[Subscriber, Collector]:
 def replay(feed: Feed, *words: object) -> tuple[str, Collector]:
     """Replay to a subscriber; return the output and the messages."""
     subscriber, collector = collected(feed)
-    with beside(lambda: subscriber.run(until_end=True, timeout=60)):
+    with beside(lambda: subscriber.run(until_end=True, timeout=200)):
         ended = invoke("replay", *words)
     assert ended.status == Status.OK, ended.errors
     return ended.out, collector

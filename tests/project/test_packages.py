@@ -123,6 +123,6 @@ def test_a_release_has_another_repository_than_the_placeholder(metadata: Message
 )
 def test_a_python_that_cannot_run_it_gets_one_error(change: str, error: str) -> None:
     script = f"import sys; {change}; import blackbox"
-    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {error}")

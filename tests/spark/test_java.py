@@ -72,7 +72,7 @@ def test_no_java_at_all_is_an_error_that_lists_the_findings(
 
 def test_java_from_pypi_starts_with_the_shim(nothing: None) -> None:
     command = [str(find_java() / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
-    shimmed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    shimmed = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert shimmed.returncode == 0
     assert "21." in shimmed.stderr
 
@@ -85,7 +85,7 @@ def test_shim_drops_only_the_module_argument(tmp_path: Path) -> None:
     (home / "bin" / "java").chmod(0o755)
     made = shim(home, tmp_path / "cache")
     arguments = ["-cp", "a b/*", "--add-modules=jdk.incubator.vector", "", "--add-modules=other", "$x", "Main"]
-    said = subprocess.run([made / "bin" / "java", *arguments], capture_output=True, text=True, timeout=60).stdout
+    said = subprocess.run([made / "bin" / "java", *arguments], capture_output=True, text=True, timeout=200).stdout
     assert said == "<-cp><a b/*><><--add-modules=other><$x><Main>"
     assert (made / "lib").resolve() == home / "lib"
 
