@@ -26,6 +26,7 @@ class RepeatedLog:
     """Limits messages to one logger, by kind and subject. Any thread may use it. Each owner makes one.
 
     A kind is a text to format, a subject what it is about. Above 1,000 of them, further ones share one limit.
+    Messages held back last are counted only if a further one of their kind and subject follows.
     """
 
     def __init__(self, log: logging.Logger, every_s: float = EVERY_S) -> None:

@@ -42,8 +42,8 @@ _DATE_DIGITS: Final = 8
 _MOST_DIGITS: Final = 19
 _TIME: Final = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d|\d{8})?"
-    r"(?:(?:^|(?<=\d)[T ])(?P<clock>\d\d:\d\d(?::\d\d)?)"
-    r"(?:(?<=:\d\d:\d\d)[.,](?P<fraction>\d{1,9}))?(?P<offset>Z|[+-]\d\d:?\d\d)?)?",
+    r"(?:(?:^|(?<=\d)[T ])(?P<clock>(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d)?)"
+    r"(?:(?<=:\d\d:\d\d)[.,](?P<fraction>\d{1,9}))?(?P<offset>Z|[+-]\d\d:?[0-5]\d)?)?",
     re.ASCII,
 )
 
@@ -112,6 +112,14 @@ def is_time_of_day(value: object) -> bool:
     """Return True if this is text that `parse_time` reads as a time of day without a date."""
     found = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
     return found is not None and found["date"] is None and found["clock"] is not None
+
+
+def clock_of(text: object) -> time:
+    """Return a time of day without date and offset, in microseconds. Raises ValueError."""
+    found = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if found is None or not found["clock"] or found["date"] or found["offset"]:
+        raise ValueError(f"time of day was {text!r}, expected one such as 14:30")
+    return time.fromisoformat(found[0])
 
 
 def time_text(ns: int, digits: int = 6) -> str:

@@ -14,6 +14,7 @@ from blackbox.timestamps import (
     MIN_NS,
     SECOND_NS,
     check_unit,
+    clock_of,
     clock_text,
     date_of,
     datetime_of,
@@ -119,6 +120,7 @@ def test_times_before_1970_are_right() -> None:
     [
         *("", "noon", "9" * 30, "25:00", "24:00", "9:30", "09:30.5", "-5", "٠٩:٣٠"),
         *("2019-13-01", "2019-02-29", "2019-12-30T", "T14:30", "2019123014:30", "2019-12-30T14:30:00.0000000001"),
+        *("2019-12-30T24:00", "2019-12-30T24:00:00.5", "2019-12-30T14:30:00+00:99"),
         *("2019-12-30T14:30:00+25:00", "9999-12-31", "0001-01-01T00:00+14:00", "1677-09-21", "2262-04-12"),
     ],
 )
@@ -172,3 +174,11 @@ def test_a_number_in_another_unit_raises_an_error_with_its_unit(value: int, unit
             parse_time(str(value), "UTC")
     assert check_unit(value, 10**9) == value, "small values are fine near other small values"
     assert [check_unit(each, near) for each in (0, -5, near, 10**17)] == [0, -5, near, 10**17]
+
+
+def test_a_time_of_day_alone_has_neither_date_nor_offset_nor_hour_24() -> None:
+    assert clock_of("09:30") == datetime.time(9, 30)
+    assert clock_of("23:59:59.5") == datetime.time(23, 59, 59, 500_000)
+    for text in ("24:00", "09:60", "9:30", "0930", "09", "T09:30", "09:30Z", "2019-12-30", "2019-12-30T09:30", "", 9):
+        with pytest.raises(ValueError, match=f"time of day was {text!r}, expected one such as 14:30"):
+            clock_of(text)

@@ -16,9 +16,10 @@ HEADER = struct.Struct("<4s" + layout.HEADER.format[2:].replace("q", "Q"))
 CHECKED_BYTES = layout.HEADER.offsets["header_checksum"]
 """Number of header bytes covered by its checksum."""
 FLAGS = {flag.name: flag.value for flag in layout.FLAGS if flag.travels}
-CHECKSUM, FIXED, CONTROL, LINE_B, END, SEQUENCES, NULLS, NUMBERS, SAME = (
-    FLAGS[name] for name in ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS", "NUMBERS", "SAME")
+CHECKSUM, FIXED, CONTROL, LINE_B, END, REFUSED = (
+    FLAGS[name] for name in ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "REFUSED")
 )
+SEQUENCES, NULLS, NUMBERS, SAME = (FLAGS[name] for name in ("SEQUENCES", "NULLS", "NUMBERS", "SAME"))
 MAX_BODY = 64 * 1024 * 1024
 _BITS = {"i64": 64, "i32": 32, "u32": 32, "byte": 8, "bit": 1}
 
@@ -209,6 +210,7 @@ def decode(key: bytes | None, header: bytes, body: bytes) -> Decoded:
             tuple(range(0, len(data) + 1, fields.stride)) if fields.stride else (0,) * (fields.count + 1)
         )
     else:
+        _require(fields.stride == 0, "stride")
         offsets = struct.unpack_from(f"<{fields.count + 1}i", body, at["payload_offsets"])
         _require(_runs(offsets, len(data)), "payload offsets")
     topic_offsets = struct.unpack_from(f"<{fields.topics + 1}i", body, at["topic_offsets"])
@@ -251,9 +253,10 @@ def _check_fields(fields: Fields, header: bytes) -> None:
     _require(fields.version == VERSION, "version")
     _require(fields.header_checksum == checksum(header[:CHECKED_BYTES]), "header checksum")
     _require(fields.flags & ~sum(FLAGS.values()) == 0, "flags")
-    _require(not (fields.flags & CONTROL and fields.flags & (SEQUENCES | NULLS | NUMBERS | SAME)), "flags of control")
-    _require(fields.key_rule <= 136, "key rule")
     control, fixed = bool(fields.flags & CONTROL), bool(fields.flags & FIXED)
+    others = SEQUENCES | NULLS | NUMBERS | SAME if control else END | REFUSED
+    _require(fields.flags & others == 0, "flags of the other kind")
+    _require(fields.key_rule <= 136, "key rule")
     if control:
         _require(fixed and fields.stride == 16 and fields.topics == fields.count, "control counts")
     else:

@@ -6,7 +6,6 @@ import re
 import string
 import tomllib
 from collections.abc import Iterable, Mapping
-from datetime import time
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -18,7 +17,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import check_service, free_endpoints, transport_of
 from blackbox.feed.environment import override
 from blackbox.feed.monitor import Monitor
-from blackbox.feed.routing.key_rule import MAX_CHANNELS, MAX_KEY_BYTES, key_of, key_rule_of, start_of_keys
+from blackbox.feed.routing.key_rule import MAX_CHANNELS, MAX_KEY_BYTES, key_of, key_rule_of, most_keys, start_of_keys
 from blackbox.feed.routing.slices import PrefixRouting, ShareRouting, check_prefix, check_topic
 from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.feed.schema.schema import Schema
@@ -26,7 +25,7 @@ from blackbox.feed.security import Security, path_in
 from blackbox.feed.slice import MAX_LINES, MAX_SLICES, Slice, check_binds, check_together, texts_of
 from blackbox.feed.toml import check_ranges, check_types, from_document
 from blackbox.regular_file import read_regular
-from blackbox.timestamps import zone_of
+from blackbox.timestamps import clock_of, zone_of
 
 log = logging.getLogger("blackbox")
 
@@ -155,7 +154,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_topics: int = 1_048_576
     """Limit for the distinct topics of one slice. Unit: topics. Default: 1,048,576.
 
-    Bounds the memory of publisher and subscriber."""
+    Bounds the memory of publisher and subscriber. At most 1,677,721 with 8 `key_bytes`; any number with up to 2."""
 
     max_subscriptions: int = 524_288
     """Prefixes that one connection may subscribe to in a slice. Unit: prefixes. Default: 524,288.
@@ -217,6 +216,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 raise ConfigError(f"trace_every was {self.trace_every}, expected 0 or a power of two, such as 1024")
             if self.key_bytes and self.channels > 1:
                 raise ConfigError(f"key_bytes was {self.key_bytes} and channels {self.channels}, expected only one")
+            _check_keys(self.key_bytes, self.max_topics)
             _check_session(self.time_zone, self.day_start)
             check_together(self.slices, self.channels, self.security)
             _check_archives(self.archives)
@@ -442,16 +442,24 @@ def _check_template(template: str) -> None:
             )
 
 
+def _check_keys(key_bytes: int, max_topics: int) -> None:
+    if min(max_topics, 257**key_bytes) > (most := most_keys(key_bytes)):  # 257: a byte, or none
+        raise ConfigError(
+            f"max_topics was {max_topics}, expected at most {most} with key_bytes = {key_bytes}: a heartbeat has the "
+            "end of every key, and a block at most 64 MiB"
+        )
+
+
 def _check_session(time_zone: str, day_start: str) -> None:
     try:
         zone_of(time_zone)
     except ValueError:
         raise ConfigError(f"time_zone was {time_zone!r}, expected a name such as 'America/New_York'") from None
     try:
-        start = time.fromisoformat(day_start)
+        is_second = not clock_of(day_start).microsecond
     except ValueError:
-        raise ConfigError(f"day_start was {day_start!r}, expected HH:MM or HH:MM:SS") from None
-    if start.tzinfo is not None or start.microsecond:
+        is_second = False
+    if not is_second:
         raise ConfigError(f"day_start was {day_start!r}, expected HH:MM or HH:MM:SS")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -12,6 +13,13 @@ from blackbox.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
 _EXAMPLE: Final = "moldudp64://127.0.0.1:26400"
+
+
+def is_host(name: str) -> bool:
+    """Return True if a name can be looked up. For others, such as `a..b`, the resolver raises UnicodeError."""
+    with suppress(UnicodeError):
+        return bool(name.encode("idna"))
+    return False
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -29,11 +37,10 @@ class Address(msgspec.Struct, frozen=True):
         """Parse HOST:PORT. Raises ConfigError, which names `what` it is."""
         try:
             parts = urlsplit(f"//{text}")
-            host, port = parts.hostname, parts.port
-            (host or "").encode("idna")  # as the resolver does, which otherwise raises UnicodeError
+            host, port = parts.hostname or "", parts.port
         except ValueError:
-            host = port = None
-        if not host or port is None or parts.netloc != text or "@" in text:
+            host, port = "", None
+        if not is_host(host) or port is None or parts.netloc != text or "@" in text:
             raise ConfigError(f"{what} was {text!r}, expected HOST:PORT, such as 127.0.0.1:26400")
         return cls(host, port)
 

@@ -155,11 +155,6 @@ def wire_bytes(size: int) -> int:
     return size + (2 if size <= MOST_SHORT_BYTES else 9)
 
 
-def wire_bytes_of(size: int) -> int:
-    """Return the same in Python."""
-    return size + (2 if size <= MOST_SHORT_BYTES else 9)
-
-
 @njit(nogil=True, cache=True)
 def init_messages(first: int, count: int) -> None:
     """Initialise `count` adjacent empty messages."""

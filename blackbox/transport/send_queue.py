@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -17,7 +16,6 @@ from blackbox.transport.tcp_info import queued_bytes
 
 _SIOCOUTQNSD: Final = 0x894B
 """Linux: bytes of a TCP connection that were not yet sent."""
-_COUNT: Final = struct.Struct("=i")
 
 
 def unsent_bytes(fd: int, cookie: int) -> int:
@@ -25,10 +23,7 @@ def unsent_bytes(fd: int, cookie: int) -> int:
     with _own(fd, cookie) as ours:
         if ours is not None:
             with suppress(OSError):
-                if ours.family == socket.AF_UNIX:
-                    return queued_bytes(ours)
-                count: int = _COUNT.unpack(fcntl.ioctl(ours, _SIOCOUTQNSD, bytes(_COUNT.size)))[0]
-                return count
+                return queued_bytes(ours, termios.TIOCOUTQ if ours.family == socket.AF_UNIX else _SIOCOUTQNSD)
     return 0
 
 
@@ -46,10 +41,14 @@ def end_connection(fd: int, cookie: int) -> bool:
 def _own(fd: int, cookie: int) -> Iterator[socket.socket | None]:
     """Yield a duplicate, which no other connection can reuse; None: the descriptor has another cookie, or none."""
     try:
-        ours = socket.socket(fileno=os.dup(fd))
+        copy = os.dup(fd)
     except OSError:
         yield None
         return
     scratch = numpy.zeros(COOKIE_SCRATCH_WORDS, numpy.int64)
-    with ours:
-        yield ours if cookie and int(socket_cookie(ours.fileno(), scratch.ctypes.data)) == cookie else None
+    if not cookie or int(socket_cookie(copy, scratch.ctypes.data)) != cookie:
+        os.close(copy)
+        yield None
+        return
+    with socket.socket(fileno=copy) as ours:
+        yield ours

@@ -69,9 +69,12 @@ def failure_of(event: int, value: int) -> Failure | None:
     return failure
 
 
-def queued_bytes(of: socket.socket) -> int:
-    """Return the bytes in a connection's send queue: not acknowledged, or with ipc not read. Raises OSError."""
-    count: int = _COUNT.unpack(fcntl.ioctl(of, termios.TIOCOUTQ, bytes(_COUNT.size)))[0]
+def queued_bytes(of: socket.socket, request: int = termios.TIOCOUTQ) -> int:
+    """Return the bytes in a connection's send queue: not acknowledged, or with ipc not read. Raises OSError.
+
+    `request`: another number that the kernel keeps of the queue.
+    """
+    count: int = _COUNT.unpack(fcntl.ioctl(of, request, bytes(_COUNT.size)))[0]
     return count
 
 

@@ -73,6 +73,7 @@ def test_hours_with_closes_by_date_are_hashable() -> None:
         ({"close": {"2013-07-03": "1 pm"}}, "a time of day was '1 pm', expected for example '09:30'"),
         ({"close": {"July 3": "13:00"}}, "close had the key 'July 3', expected a date such as '2013-07-03'"),
         ({"close": {"default": "4 pm"}}, "a time of day was '4 pm'"),
+        ({"close": "24:00"}, "a time of day was '24:00', expected for example '09:30'"),
         ({"close": 16}, "a time of day was 16, expected for example '09:30'"),
         ({"zone": "New York"}, "zone was 'New York', expected one such as 'America/New_York'"),
         ({"exchange": "NOWHERE"}, "exchange was 'NOWHERE', expected a name that exchange_calendars knows"),

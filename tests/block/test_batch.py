@@ -14,6 +14,7 @@ import pytest
 from blackbox_feeds.itch50 import SCHEMA
 
 from blackbox import Batch, ConfigError, Feed, Publisher, Subscriber
+from blackbox.block.batch.received_block import NO_FEED, ORIGINS, BatchFeed, ReceivedBlock
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
 from blackbox.feed.schema.typed_record import record_type
@@ -70,6 +71,23 @@ def test_messages_are_the_rows() -> None:
     for read in (batch.records, batch.indices):
         with pytest.raises(ValueError, match="this batch has no schema"):
             read("A")
+
+
+def test_no_row_of_a_block_with_one_message_has_no_payload() -> None:
+    block = Block.encode([b"A"], [0], PayloadColumns(b"one", offsets=[0, 3]))
+    batch = Batch(block, SOME_ROWS[:0])
+    assert batch.payload_list() == list(batch) == []
+    assert batch._repr_html_()
+
+
+def test_only_the_last_message_of_all_feeds_ends_the_batch() -> None:
+    block = Block.encode([b"T"], [0, 0, 0], PayloadColumns(numpy.zeros((3, 1), numpy.uint8)))
+    merged = ReceivedBlock.of_block(block, NO_FEED, 0)
+    merged.feeds = BatchFeed("a", None), BatchFeed("b", None)
+    merged.origins = numpy.zeros((ORIGINS, 3), numpy.int64)
+    merged.origins[3] = 0, 1, 0
+    messages = Batch(block, None, merged).messages(iter(range(3)))
+    assert [(each.batch.feed, each.end_of_batch) for each in messages] == [("a", False), ("b", False), ("a", True)]
 
 
 def received(rows: list[tuple[bytes, bytes]], prefix: bytes = b"", schema: str = "itch50") -> Batch:

@@ -60,6 +60,22 @@ def test_decode_agrees_with_the_reference_on_damaged_blocks() -> None:
         ]
 
 
+def test_a_stride_without_payloads_of_one_size_is_rejected() -> None:
+    body = wire.body_of([0, 0], [0, 0], [b"T"], [b"a", b"bc"], fixed=False)
+    header, body = wire.sealed(body, count=2, topics=1, topic_bytes=1, stride=3)
+    assert not wire.is_valid(b"", header, body)
+    with pytest.raises(BlockError, match="counts were impossible"):
+        Block.decode(b"", header, body)
+
+
+@pytest.mark.parametrize("flag", [wire.END, wire.REFUSED], ids=["END", "REFUSED"])
+def test_a_data_block_with_a_flag_of_control_blocks_is_rejected(flag: int) -> None:
+    header, body = wire.data([(b"T", b"a", 0)], flags=wire.CHECKSUM | flag)
+    assert not wire.is_valid(b"", header, body)
+    with pytest.raises(BlockError, match="flags were set .* not for this kind of block"):
+        Block.decode(b"", header, body)
+
+
 def hostile(seed: int) -> list[Frames]:
     """Damaged blocks that a subscriber of slice 0 must reject."""
     choice = random.Random(seed)

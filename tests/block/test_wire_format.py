@@ -246,6 +246,7 @@ def test_xxh3_of_every_size_up_to_several_blocks() -> None:
         ([b"\0A"], [0], (1, 1), {}, "a topic was empty, reserved"),
         ([b"A"], [1], (1, 1), {}, "topic_index ran from 1 to 1, expected 0 to 0"),
         ([b"A"], [0, 0, 0], (3, 30 << 20), {}, "more than 67108864 bytes, the largest body"),
+        ([b"A"], [0, 0], (2, 33_554_413), {}, "more than 67108864 bytes, the largest body"),  # with padding
     ],
 )
 def test_encode_rejects_invalid_blocks(

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blackbox.block.form.format import END_BYTES, FLAG_FIXED, MAX_BODY_BYTES, body_layout
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.monitor import Monitor
+from blackbox.feed.routing.key_rule import MAX_KEY_BYTES, most_keys
 from blackbox.feed.security import Security
 from blackbox.feed.slice import Slice
 from blackbox.feed.toml import from_document, to_toml
@@ -141,6 +143,8 @@ def set_in(settings: msgspec.Struct) -> dict[str, Any]:
             "trace_every = 1000\n" + NAMED,
             "feed 'x': trace_every was 1000, expected 0 or a power of two, such as 1024",
         ),
+        ("day_start = '0930'\n" + NAMED, "feed 'x': day_start was '0930', expected HH:MM or HH:MM:SS"),
+        ("day_start = '09:30:00.5'\n" + NAMED, "feed 'x': day_start was '09:30:00.5', expected HH:MM or HH:MM:SS"),
         ("separator = ''\n" + NAMED, "feed 'x': separator was '', expected one ASCII character other than zero"),
     ],
 )
@@ -189,6 +193,25 @@ def test_number_outside_its_range_is_refused(setting: str, lowest: int, highest:
             msgspec.structs.replace(feed, **{setting: value})
         message = f"feed 'test': {setting} was {value}, expected {lowest} to {highest}"
         assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("key_bytes", range(3, MAX_KEY_BYTES + 1))
+def test_a_heartbeat_of_the_most_keys_fits_into_a_block(key_bytes: int) -> None:
+    most = most_keys(key_bytes)
+    feed = msgspec.structs.replace(feed_of_prefixes(()), key_bytes=key_bytes, max_topics=most)
+    assert feed.max_keys == most
+
+    def heartbeat_bytes(keys: int) -> int:
+        return int(body_layout(keys, keys, key_bytes * keys, END_BYTES * keys, FLAG_FIXED).end)
+
+    assert heartbeat_bytes(most) <= MAX_BODY_BYTES < heartbeat_bytes(most + 2)
+    with pytest.raises(ConfigError, match=f"max_topics was {most + 1}, expected at most {most} with key_bytes = "):
+        msgspec.structs.replace(feed, max_topics=most + 1)
+
+
+def test_a_slice_has_any_number_of_topics_if_its_keys_are_short() -> None:
+    for key_bytes in range(3):
+        msgspec.structs.replace(feed_of_prefixes(()), key_bytes=key_bytes, max_topics=2**31 - 1)
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "ä", "x" * 65])

@@ -8,7 +8,7 @@ from blackbox import ConfigError
 from blackbox.feed.venue_url import Address, VenueUrl
 
 
-@pytest.mark.parametrize("text", ["[::1", "[x]:5", "a[:1", "a:b", "@a:1", "a:1/", "a:99999", ""])
+@pytest.mark.parametrize("text", ["[::1", "[x]:5", "a[:1", "a:b", "@a:1", "a:1/", "a:99999", "a..b:1", ""])
 def test_a_malformed_address_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError, match="address was .*, expected HOST:PORT"):
         Address.of(text, "address")

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from blackbox.testing import wait_until
+from blackbox.transport.send_queue import end_connection, unsent_bytes
 from blackbox.transport.tcp_info import Connection, Connections
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counters are Linux's")
@@ -97,6 +98,16 @@ def test_a_reused_descriptor_is_left_alone(context: zmq.Context[zmq.Socket[bytes
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         theirs.sendall(b"still open")
         assert ours.recv(100) == b"still open"
+
+
+def test_no_descriptor_stays_open_for_a_connection_that_is_now_a_file() -> None:
+    with open(os.devnull) as file:  # noqa: PTH123
+        gc.collect()  # descriptors of earlier tests
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(3):
+            assert unsent_bytes(file.fileno(), 7) == 0
+            assert not end_connection(file.fileno(), 7)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_the_other_end_of_a_connection_is_not_mistaken_for_ours(context: zmq.Context[zmq.Socket[bytes]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, time
+from datetime import date
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +13,7 @@ from pyspark.sql import functions
 from blackbox.analysis.measures.inputs import floor_div
 from blackbox.archive.data_frames import needs
 from blackbox.errors import ConfigError
-from blackbox.timestamps import zone_of
+from blackbox.timestamps import clock_of, zone_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -124,11 +124,9 @@ class Hours:
 
 def _microseconds(text: object) -> int:
     try:
-        at = time.fromisoformat(text) if isinstance(text, str) else None
+        at = clock_of(text)
     except ValueError:
-        at = None
-    if at is None or at.tzinfo is not None:
-        raise ConfigError(f"a time of day was {text!r}, expected for example '09:30'")
+        raise ConfigError(f"a time of day was {text!r}, expected for example '09:30'") from None
     return ((at.hour * 60 + at.minute) * 60 + at.second) * 10**6 + at.microsecond
 
 

@@ -39,4 +39,4 @@ def feed_numbers(batch: Batch) -> NDArray[numpy.int64] | None:
 def parts_by(batch: Batch, numbers: NDArray[numpy.int64]) -> list[tuple[NDArray[numpy.int64], Batch]]:
     """Return a batch for each distinct number of messages, and the indices of its messages."""
     rows, found = batch._all_rows(), [numpy.flatnonzero(numbers == number) for number in numpy.unique(numbers)]
-    return [(mine, batch._of_rows(rows[mine])) for mine in found]
+    return [(mine, batch._of_rows(rows[mine], bool(mine[-1] == len(rows) - 1))) for mine in found]

@@ -46,7 +46,7 @@ def each_payload(batch: Batch) -> Iterable[bytes | Any]:
 def read_payloads(batch: Batch) -> list[bytes | Any]:
     """Return the payload of each message of a batch, empty if it has no value."""
     block = batch.block
-    if block.count == 1:
+    if len(batch) == block.count == 1:
         return [block.body[block.layout.payloads :].tobytes()]
     if block.stride:
         found: list[bytes | Any] = _fixed_payloads(batch).tolist()

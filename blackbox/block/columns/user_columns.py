@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -99,7 +99,7 @@ def columns_of(
 def parts_of(table: Any, rows: int) -> Iterator[Any]:
     """Yield a table in parts of at most `rows` rows, as views of its memory; at least one part."""
     if isinstance(table, Mapping):
-        columns = {name: values if hasattr(values, "__len__") else list(values) for name, values in table.items()}
+        columns = _columns_in(table)
         count = max(map(len, columns.values()), default=0)
         for start in range(0, max(1, count), rows):
             yield {name: values[start : start + rows] for name, values in columns.items()}
@@ -109,6 +109,14 @@ def parts_of(table: Any, rows: int) -> Iterator[Any]:
         raise _no_table(table)
     for start in range(0, max(1, len(table)), rows):
         yield table.iloc[start : start + rows] if is_pandas else table.slice(start, rows)
+
+
+def _columns_in(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a dict, each with a length. Raises ConfigError for one that is a single value."""
+    for name, values in table.items():
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+            raise ConfigError(f"column {name!r} was {values!r:.80}, expected a list or an array")
+    return {name: values if hasattr(values, "__len__") else list(values) for name, values in table.items()}
 
 
 def _no_table(table: object) -> TypeError:
@@ -166,7 +174,7 @@ def _named_columns(table: Any) -> dict[str, Any]:
     elif library == "polars":
         table = table.to_arrow()
     elif isinstance(table, Mapping):
-        return {name: values if hasattr(values, "__len__") else list(values) for name, values in table.items()}
+        return _columns_in(table)
     elif library != "pyarrow":
         raise _no_table(table)
     if hasattr(table, "schema") and not hasattr(table, "combine_chunks"):
@@ -260,7 +268,12 @@ def _texts(values: Any, name: str) -> tuple[list[bytes], NDArray[numpy.int32]]:
         distinct, places = numpy.unique(values, return_inverse=True)
         return [_bytes_of(text, name) for text in distinct.tolist()], places.reshape(-1).astype(numpy.int32)
     numbers: dict[Any, int] = {}
-    index = numpy.fromiter((numbers.setdefault(text, len(numbers)) for text in values), numpy.int32, len(values))
+    try:
+        index = numpy.fromiter((numbers.setdefault(text, len(numbers)) for text in values), numpy.int32, len(values))
+    except TypeError:  # a list is not hashable
+        for value in values:
+            _bytes_of(value, name)
+        raise
     return [_bytes_of(text, name) for text in numbers], index
 
 

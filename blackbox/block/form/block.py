@@ -212,7 +212,7 @@ class Block:
         order = numpy.arange(len(index), dtype=numpy.int32)
         table, distinct = topic_table(topics), distinct_scratch(len(topics))
         plan = plan_block(rows, order, index, 0, len(index), MAX_BODY_BYTES, table, distinct)
-        if plan.stop < len(index):
+        if plan.stop < len(index) or plan_bytes(plan) > MAX_BODY_BYTES:
             raise BlockError(f"the messages needed more than {MAX_BODY_BYTES} bytes, the largest body")
         body = numpy.zeros(plan_bytes(plan), numpy.uint8)
         write_body(body.ctypes.data, plan, rows, order, index, table, distinct)

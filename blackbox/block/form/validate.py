@@ -11,9 +11,11 @@ from blackbox.block.form.format import (
     END_BYTES,
     FLAG_CHECKSUM,
     FLAG_CONTROL,
+    FLAG_END,
     FLAG_FIXED,
     FLAG_NULLS,
     FLAG_NUMBERS,
+    FLAG_REFUSED,
     FLAG_SAME,
     FLAG_SEQUENCES,
     HEADER_BYTES,
@@ -103,6 +105,7 @@ def version_text(version: int) -> str:
     return f"block version was {version}, expected {VERSION}: use the same release of blackbox on both sides"
 
 
+_CONTROL_ONLY = FLAG_END | FLAG_REFUSED
 _DATA_ONLY = FLAG_SEQUENCES | FLAG_NULLS | FLAG_NUMBERS | FLAG_SAME
 _NONE = int(Fault.NONE)
 _HEADER_SIZE = int(Fault.HEADER_SIZE)
@@ -143,7 +146,7 @@ def check_header(address: int, size: int) -> int:
 @inner
 def _check_fields(header: Header) -> int:
     control = header.flags & FLAG_CONTROL
-    if header.flags & ~KNOWN_FLAGS or (control and header.flags & _DATA_ONLY):
+    if header.flags & ~KNOWN_FLAGS or header.flags & (_DATA_ONLY if control else _CONTROL_ONLY):
         return _FLAGS
     if header.key_rule > MAX_KEY_BYTES + MAX_CHANNELS:
         return _KEY_RULE
@@ -151,7 +154,7 @@ def _check_fields(header: Header) -> int:
         return _COUNTS
     if not control and (header.count == 0 or header.topics == 0 or header.topics > header.count):
         return _COUNTS
-    if header.body_bytes > MAX_BODY_BYTES:
+    if header.body_bytes > MAX_BODY_BYTES or (header.flags & FLAG_FIXED == 0 and header.stride != 0):
         return _COUNTS
     if header.epoch <= 0 or header.sequence > MAX_SEQUENCE:
         return _NUMBERS

@@ -16,11 +16,22 @@ from zlib import crc32
 
 MAX_KEY_BYTES: Final = 8
 MAX_CHANNELS: Final = 128
+_BLOCK_BYTES: Final = 64 << 20
+"""Most bytes of a block."""
+_END_BYTES: Final = 8 + 4 + 4 + 16
+"""Bytes of a key's end in a control block, without the key: its time, index, offset, and sequence with count."""
+_PADDING_BYTES: Final = 16
+"""Most bytes between columns of a control block, with its last offset."""
 
 
 def key_rule_of(key_bytes: int, channels: int, separator: str) -> int:
     """Return the rule of a feed with these settings. One channel is the same as no key."""
     return key_bytes if channels == 1 else ord(separator) << 8 | MAX_KEY_BYTES + channels
+
+
+def most_keys(key_bytes: int) -> int:
+    """Return the most keys of a slice whose ends fit into one control block."""
+    return (_BLOCK_BYTES - _PADDING_BYTES) // (_END_BYTES + key_bytes)
 
 
 def has_channels(rule: int) -> bool:

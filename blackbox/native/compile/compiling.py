@@ -7,6 +7,9 @@ from typing import Any, Final
 
 from numba.core import event
 
+COMPILE_S: Final = 1800.0
+"""Longest compilation at the first start on a machine, before a timeout begins. A slow and busy one took over 300."""
+
 
 class _Compilations(event.Listener):  # type: ignore[misc]  # numba has no types
     def __init__(self) -> None:

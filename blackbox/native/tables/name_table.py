@@ -101,6 +101,14 @@ def _hash(numbering: NumberingAt, address: int, size: int) -> int:
 
 
 @inner
+def forget_names(numbering: NumberingAt) -> None:
+    """Remove all names, as `Numbering.clear` does."""
+    used = int64s_at(numbering.used, 2)
+    uint64s_at(numbering.slots, used[1] + 1)[:] = 0
+    used[0], used[1] = 0, _LEAST_SLOTS - 1
+
+
+@inner
 def _take_more_slots(numbering: NumberingAt) -> None:
     """Double the number of slots and reinsert all names."""
     used = int64s_at(numbering.used, 2)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from blackbox.errors import ConfigError
+from blackbox.feed.venue_url import is_host
 from blackbox.transport.security.hidden import hides
 
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?", re.ASCII)
@@ -46,17 +46,11 @@ class Url(NamedTuple):
         address, _, path = where.partition("/")
         shown = f"{scheme}://{address}" + (f"/{path}" if path else "")
         found = _ADDRESS.fullmatch(address)
-        if found is None or int(found[2] or 0) > _MOST_PORT or not _is_host(found[1]):
+        if found is None or int(found[2] or 0) > _MOST_PORT or not is_host(found[1]):
             raise ConfigError(f"URL was {shown!r}, expected {expected}")
         user, _, password = who.partition(":")
         port = None if found[2] is None else int(found[2])
         return cls(scheme, unquote(user), unquote(password), found[1].strip("[]"), port, unquote(path), shown)
-
-
-def _is_host(name: str) -> bool:
-    with suppress(UnicodeError):  # that of the resolver, for an empty label, such as in `a..b`, or one above 63 letters
-        return bool(name.encode("idna"))
-    return False
 
 
 def has_password(url: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy
 
 from blackbox.block.form import layout as table
-from blackbox.block.form.format import HEADER_BYTES, MAX_BODY_BYTES
+from blackbox.block.form.format import HEADER_BYTES, MAX_BODY_BYTES, MAX_SEQUENCE
 from blackbox.feed.routing.key_rule import MAX_KEY_BYTES
 from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import call_with_six, inner, uint64s_at
@@ -99,7 +99,7 @@ def check_datagram(address: int, size: int, slice_id: int, hash_function: int, g
         and part_size(datagram) > 0
         and part_size(datagram) == size - DATAGRAM_BYTES
         and datagram.stream > 0
-        and datagram.block >= 0
+        and 0 <= datagram.block <= MAX_SEQUENCE
         and datagram.zero == 0
     )
     return 0 if fits else DatagramFault.FORM

@@ -22,6 +22,7 @@ from blackbox.transport.libzmq import (
     EINTR,
     MESSAGE_BYTES,
     msg_close,
+    msg_init,
     msg_init_on,
     msg_move,
     zmq_errno,
@@ -125,6 +126,8 @@ def _take(state: int, keys: Trie, first: int) -> Any:
                     _hand_over(slot, first)
                     return 3
                 counts_at(line.counts).unwanted += 1
+                msg_close(slot + SLOT_BODY_AT)
+                msg_init(slot + SLOT_BODY_AT)
         if batches == _BATCHES:
             return 0
         batches += 1
@@ -161,7 +164,7 @@ def receive_lines(at: LinesAt, keys: Trie, socket: int, first: int) -> Any:
 
 
 class MulticastLines:
-    """The multicast lines of a slice, received by one thread. Owns the sockets. `at` is for compiled code."""
+    """The multicast lines of a slice, received by one thread. `at` is for compiled code."""
 
     def __init__(
         self,
@@ -171,7 +174,6 @@ class MulticastLines:
         key: GroupKey,
     ) -> None:
         """`counts`: one for each socket."""
-        self._sockets = sockets
         self._assemblies = [Assembly(slice_id, each, key) for each in counts]
         self._datagrams = [Datagrams() for _ in sockets]
         self._states: NDArray[numpy.void] = shared_array((len(sockets),), LineState.dtype)
@@ -189,11 +191,9 @@ class MulticastLines:
         self.at = LinesAt(self._states.ctypes.data, len(sockets), readable)
 
     def close(self) -> None:
-        """Leave the groups."""
+        """Free the memory of incomplete blocks; the sockets stay open."""
         if self._poll is not None:
             self._poll.close()
-        for each in self._sockets:
-            each.close()
         for assembly in self._assemblies:
             assembly.close()
 

@@ -1,1 +1,1 @@
-"""Shared by several formats: windows on files, packet captures, sequence numbers, dates, topics by template."""
+"""Shared by several formats: files, packet captures, sockets, sequence numbers, dates, topics by template."""

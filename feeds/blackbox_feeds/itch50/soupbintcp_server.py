@@ -30,10 +30,10 @@ from blackbox.native.system.waits import step_of
 from blackbox.replay.play.venue_server import VenueMessages, VenueServer
 from blackbox.transport.server_thread import ServerLife, ServerThread
 from blackbox.transport.wakeup import Pipe
+from blackbox_feeds.io.ipv4 import bound
 from blackbox_feeds.itch50.moldudp64_server import session_of
 from blackbox_feeds.itch50.soupbintcp import NO_SESSION, NOT_AUTHORIZED, SEQUENCED, Accepted, Login
 from blackbox_feeds.itch50.soupbintcp_connection import Connection, ConnectionLife
-from blackbox_feeds.serving.datagrams import bound
 from blackbox_feeds.serving.sent_stream import Framing, SentStream, check_linger
 
 log = logging.getLogger("blackbox")

@@ -16,8 +16,8 @@ from blackbox.errors import ConfigError, EndpointError
 from blackbox.feed.venue_url import Address
 from blackbox.transport.udp.mmsg import RXQ_OVFL
 from blackbox.transport.udp.sockets import MULTICAST_ALL, enlarge
+from blackbox_feeds.io.ipv4 import new_socket, resolved
 from blackbox_feeds.live.receiver import Receiver
-from blackbox_feeds.serving.datagrams import new_socket, resolved
 
 log = logging.getLogger("blackbox")
 

@@ -22,7 +22,8 @@ from blackbox.feed.venue_url import Address
 from blackbox.native.system.waits import step_of
 from blackbox.replay.play.venue_server import VenueMessages, VenueServer
 from blackbox.transport.server_thread import ServerThread
-from blackbox_feeds.serving.datagrams import MOST_BYTES, DatagramPath, Faults, bound, cut
+from blackbox_feeds.io.ipv4 import bound
+from blackbox_feeds.serving.datagrams import MOST_BYTES, DatagramPath, Faults, cut
 from blackbox_feeds.serving.sent_stream import Frames, Framing, SentStream, check_linger
 
 HEARTBEAT_S: Final = 1.0

@@ -17,6 +17,7 @@ from blackbox.feed.venue_url import Address
 from blackbox.native.compile.jit import njit, warm_up
 from blackbox.native.system.limits import require_linux
 from blackbox.transport.udp.mmsg import Gathered, packed_address, send_gathered
+from blackbox_feeds.io.ipv4 import new_socket, resolved
 
 MOST_BYTES: Final = 65_507
 """Payload of the longest datagram over IPv4."""
@@ -149,40 +150,6 @@ class DatagramPath:
     def _error(self, number: int) -> EndpointError:
         hint = ": for multicast give interface=, or add a route" if number == errno.ENETUNREACH else ""
         return EndpointError(number, f"datagrams to {self.to} cannot be sent: {os.strerror(number)}{hint}")
-
-
-def resolved(address: Address) -> str:
-    """Return the IPv4 address of a host. Raises EndpointError."""
-    try:
-        return str(socket.getaddrinfo(address.host, None, socket.AF_INET, socket.SOCK_DGRAM)[0][4][0])
-    except OSError as error:
-        raise EndpointError(error.errno, f"host of {address} is not known as an IPv4 address") from error
-
-
-def new_socket(address: Address, kind: int) -> socket.socket:
-    """Return a new socket for an IPv4 address. Raises EndpointError."""
-    try:
-        return socket.socket(socket.AF_INET, kind)
-    except OSError as error:
-        raise EndpointError(error.errno, f"no socket can be opened for {address}: {error.strerror}") from error
-
-
-def bound(address: Address, what: str, kind: int) -> socket.socket:
-    """Return a socket bound to an address. Raises EndpointError, which names `what` it is."""
-    made = new_socket(address, kind)
-    try:
-        if kind == socket.SOCK_STREAM:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((resolved(address), address.port))
-        made.setblocking(False)
-    except OSError as error:
-        made.close()
-        why = {
-            errno.EADDRINUSE: "is in use",
-            errno.EADDRNOTAVAIL: "could not be bound: it is not an address of this machine",
-        }.get(error.errno or 0, f"could not be bound: {error}")
-        raise EndpointError(error.errno, f"{what} {address} {why}") from error
-    return made
 
 
 def _set_up(made: socket.socket, to: Address, host: str, ttl: int, interface: str | None) -> None:

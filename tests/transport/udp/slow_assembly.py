@@ -76,7 +76,7 @@ def is_possible(part: Part) -> bool:
     expected = min(part.part_bytes, part.block_bytes - part.part * part.part_bytes)
     body_bytes = part.block_bytes - part.key_bytes - HEADER_BYTES
     is_sane = part.key_bytes <= 8 and 0 <= body_bytes <= MAX_BODY_BYTES and 512 <= part.part_bytes <= 65_507
-    return is_sane and len(part.data) == expected > 0 and part.stream > 0 and part.block >= 0
+    return is_sane and len(part.data) == expected > 0 and part.stream > 0 and 0 <= part.block <= 1 << 62
 
 
 class SlowAssembly:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
+import time
 from collections import Counter
 from ctypes import string_at
+from functools import partial
+from socket import AF_INET, SOCK_DGRAM, socket
 
 import numpy
 import pytest
@@ -14,7 +18,8 @@ from hypothesis import strategies as st
 
 from blackbox.block.form.format import HEADER_BYTES
 from blackbox.native.memory.arrays import foreign_array
-from blackbox.transport.libzmq import message_bytes
+from blackbox.native.tables.prefix_trie import build_trie
+from blackbox.transport.libzmq import MESSAGE_BYTES, init_messages, message_bytes
 from blackbox.transport.security.group_key import NO_GROUP_KEY, GroupKey
 from blackbox.transport.udp.assembler import (
     AHEAD_NS,
@@ -24,11 +29,14 @@ from blackbox.transport.udp.assembler import (
     Slot,
     take_datagram,
 )
+from blackbox.transport.udp.receiver import MulticastLines, receive_one
+from blackbox.transport.wakeup import readable
 from tests.transport.udp.slow_assembly import Part, SlowAssembly, damaged, parts_of
 
 KEY = bytes(range(32))
 NOW = 1_800_000_000_000_000_000
 SLICE = 3
+udp_socket = partial(socket, AF_INET, SOCK_DGRAM)
 
 
 def group_key() -> GroupKey:
@@ -129,6 +137,31 @@ def test_blocks_in_any_order_of_their_parts_are_complete_once() -> None:
     assert counts["blocks"] == 200
     assert counts["repeated"] == len(sent) == counts["parts"]
     pair.close()
+
+
+def test_a_block_number_above_the_largest_one_is_rejected() -> None:
+    pair = Pair()
+    pair.take(Part(SLICE, NOW, 255, 0, 1_024, 512, 0, bytes(512)).packed())  # incomplete, in the same slot
+    pair.take(Part(SLICE, NOW, (1 << 63) - 1, 0, 512, 512, 0, bytes(512)).packed())
+    assert pair.check()["malformed"] == 1
+    pair.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="multicast lines are Linux's")
+def test_the_body_of_an_unwanted_block_is_freed_at_once() -> None:
+    counts, messages = DatagramCounts(), numpy.zeros(3 * MESSAGE_BYTES // 8, numpy.int64)
+    init_messages(messages.ctypes.data, 3)
+    with udp_socket() as ours, udp_socket() as theirs:
+        ours.bind(("127.0.0.1", 0))
+        lines = MulticastLines(SLICE, [ours], [counts], NO_GROUP_KEY)
+        (part,) = parts_of(b"K" + bytes(HEADER_BYTES + 400), 1, 512, time.time_ns(), 0, SLICE)
+        theirs.sendto(part.packed(), ours.getsockname())
+        assert readable(ours.fileno(), timeout=60)
+        assert receive_one(lines.at, build_trie([b"other"]), messages.ctypes.data) == 0
+        assert counts.unwanted == 1
+        body = lines._assemblies[0]._slots.ctypes.data + SLOT_BODY_AT
+        assert message_bytes(body)[1] == 0
+        lines.close()
 
 
 @pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.long)])

@@ -220,7 +220,7 @@ final class Block {
         if (count * Layout.LEAST_ROW_BYTES > size || topicCount * 4 > size || topicBytes > size) {
             return "message, topic or byte counts were impossible";
         }
-        if (fixed && stride * count > size) {
+        if (fixed ? stride * count > size : stride != 0) {
             return "message, topic or byte counts were impossible";
         }
         columns.of(flags, count, topicCount, topicBytes);

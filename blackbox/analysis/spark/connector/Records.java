@@ -96,7 +96,7 @@ final class Records {
             return false;
         }
         int flags = u16(record + Layout.AT_FLAGS);
-        if ((flags & ~Layout.KNOWN_FLAGS) != 0 || (flags & Layout.CONTROL) != 0) {
+        if ((flags & ~Layout.KNOWN_FLAGS) != 0 || (flags & (Layout.CONTROL | Layout.END | Layout.REFUSED)) != 0) {
             return false;
         }
         if (u8(record + Layout.AT_KEY_RULE) > Layout.MAX_KEY_BYTES + Layout.MAX_CHANNELS) {

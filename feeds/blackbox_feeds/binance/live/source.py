@@ -11,6 +11,7 @@ import numpy
 from blackbox.errors import ConfigError
 from blackbox.feed.live_source import LiveSource
 from blackbox.feed.source import Chunk, make_source
+from blackbox.feed.venue_url import is_host
 from blackbox_feeds.binance.source import SCHEMA
 from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 
@@ -143,12 +144,11 @@ def _parts(scheme: str, url: str) -> tuple[str, str, list[tuple[str, str]]]:
     expected = f"expected binance+{scheme}://HOST/stream?streams=btcusdt@trade/btcusdt@depth@100ms"
     try:
         parts = urlsplit(f"{scheme}://{url}")
-        host, port = parts.hostname, parts.port
-        (host or "").encode("idna")
+        host, port = parts.hostname or "", parts.port
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
         raise ConfigError(f"source was binance+{scheme}://{url}, {expected}: {error}") from None
-    if not host or port == 0 or parts.username is not None or parts.path != "/stream" or parts.fragment:
+    if not is_host(host) or port == 0 or parts.username is not None or parts.path != "/stream" or parts.fragment:
         raise ConfigError(f"source was binance+{scheme}://{url}, {expected}")
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names) or "streams" not in names:
