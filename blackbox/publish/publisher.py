@@ -30,6 +30,7 @@ from blackbox.feed.source import Source
 from blackbox.feed.symbol_choice import TopicChoice, starts_by_slice
 from blackbox.life import Life
 from blackbox.native.system.limits import check_limits
+from blackbox.native.system.waits import STEP_S
 from blackbox.publish.listeners.ack_tracker import What
 from blackbox.publish.listeners.demand import Demand, Listener
 from blackbox.publish.listeners.queue_policy import QueuePolicy
@@ -61,7 +62,7 @@ class PublisherLife(Life):
     RUNNING = "running", "closed"
     """Ready to publish once `start` has returned. CLOSED follows by `close` or if the start fails."""
     CLOSED = "closed"
-    """Accepts no more messages; `close` still sends those it has. Final state."""
+    """Accepts no more messages: one of another thread may still be sent, or count as discarded. Final state."""
 
 
 class Publisher:
@@ -106,9 +107,9 @@ class Publisher:
         self._slices: list[SliceWriter] = []
         self._demand = Demand()
         self._outbox = outbox_of(outbox)
-        self._schema = load_schema(feed.schema)
-        self._packers = Packers(self._schema)
+        self._packers = Packers(load_schema(feed.schema))
         self._routes = Routes(feed, self._running)
+        self._has_started = threading.Event()  # set after the blocks to send again: they have the next sequences
         self._pid = os.getpid()
 
     def start(self) -> Self:
@@ -138,11 +139,11 @@ class Publisher:
             self._demand.start()
             again = [(each, box) for each, box in zip(self._slices, boxes, strict=True) if box.again]
             until = time.monotonic() + (outbox.again_wait_s if outbox and again else 0.0)
-            for each, _ in again:
-                each.wait_for_any(until)
             for each, box in again:
+                each.wait_for_any(until)
                 keys, stored, _alive = Again.of(box)
                 each.put_stored(keys, stored)
+            self._has_started.set()
         except BaseException:
             with suppress(JournalError):
                 self.close(timeout=0.0)
@@ -181,11 +182,12 @@ class Publisher:
                     ring.turn = None
             except (AttributeError, FullError):
                 ring.put_waiting(pack, size, payload_bytes, topic_id, ts_event, payload)
-            if shared[ASKED]:
-                ring.tell(0)
+            else:
+                if shared[ASKED]:
+                    ring.tell(0)
         except LargePayloadError:
             data = bytes_of(payload)
-            self.publish_many((topic,), (0,), data, (ts_event,), (0, len(data)))
+            self.publish_many([topic], (0,), data, (ts_event,), (0, len(data)))  # a list: keeps the routes of a tuple
         except struct.error as error:
             if type(payload) is bytes:
                 raise ValueError(f"ts_event was {ts_event!r}, expected an int64") from error
@@ -202,8 +204,6 @@ class Publisher:
             route.ring.put_waiting(Packers.null, RECORD_BYTES, NO_VALUE, route.topic_id, ts_event)
         except struct.error as error:
             raise ValueError(f"ts_event was {ts_event!r}, expected an int64") from error
-        if route.shared[ASKED]:
-            route.ring.tell(0)
 
     def publish_many(
         self,
@@ -258,7 +258,7 @@ class Publisher:
         `Schema.pack` describes the record, `message_type`, and how prices and times are given. `ts_event` is as in
         `publish`. Raises as `Schema.pack` and `publish`. For many records `publish_table` is much faster.
         """
-        self.publish(topic, self._schema.pack(record, message_type), ts_event)
+        self.publish(topic, self._packers.schema.pack(record, message_type), ts_event)
 
     def publish_table(self, table: Any, message_type: str | None = None, *, topic: str | None = None) -> int:
         """Publish the rows of a table in their order; return how many there were.
@@ -284,9 +284,9 @@ class Publisher:
                 131,072 that hold it were published.
             PublisherError: as `publish`.
         """
-        count = 0
+        count, schema = 0, self._packers.schema
         for part in parts_of(table, WINDOW_ROWS):
-            columns = columns_of(part, self._schema, message_type, topic, self.feed.symbol_rule.topic, time_ns())
+            columns = columns_of(part, schema, message_type, topic, self.feed.symbol_rule.topic, time_ns())
             topics, index, payloads, times, offsets, valid = columns
             is_checked = message_type is None
             count += self.publish_many(topics, index, payloads, times, offsets, valid=valid, checks_records=is_checked)
@@ -353,8 +353,7 @@ class Publisher:
         three seconds, and raises NoSubscriberError after `timeout` seconds. Both name the slice with too few
         subscribers. Slices with only multicast lines are not waited for: their subscribers are unknown.
         """
-        deadline = time.monotonic() + timeout
-        warn_at = time.monotonic() + _WARN_S
+        deadline, warn_at = time.monotonic() + timeout, time.monotonic() + _WARN_S
         starts = TopicChoice.of(self.feed, prefix, symbols).starts
         wanted = starts_by_slice(self.feed, [each for each in starts if not each[1]] or starts)
         for slice_id, (start, whole) in ((each, start) for each, starts in sorted(wanted.items()) for start in starts):
@@ -400,8 +399,7 @@ class Publisher:
     def wait_synced(self, timeout: float = 10.0, by: int = 1) -> None:
         """Wait as `wait_recorded`, until the messages are on the disks of `by` recorders and survive a power cut.
 
-        A recorder syncs as its `fsync` says. "interval" syncs once a second, so this takes that long. "never" does not
-        count.
+        A recorder syncs as its `fsync` says: "interval" once a second, so this takes that long; "never" does not count.
         """
         self._wait_acknowledged("synced", timeout, by)
 
@@ -420,8 +418,7 @@ class Publisher:
 
         Sequences start again without a gap. Waits for subscribers to have room for the notice: at most a second per
         slice, or until the timeout with `when_full="wait"`; a subscriber still without room reports a gap. Waits
-        another second for their confirmations. Raises as `flush`, and for a twin; slices may then
-        be in different epochs.
+        another second for confirmations. Raises as `flush`, and for a twin; slices may then be in different epochs.
         """
         self._running()
         refuse(self._twin, "a new epoch was begun")
@@ -449,8 +446,8 @@ class Publisher:
         With `says_end` False, the default of a twin, subscribers and the outbox see the same as after a kill; another
         publisher continues the epoch.
 
-        Discarded messages are logged and counted. Closing twice does nothing. Raises JournalError if the outbox could
-        not be closed and may lack messages that were sent.
+        Discarded messages are logged and counted. Closing twice does nothing. Raises JournalError if the outbox may
+        lack sent messages. Not for signal handlers, as they may interrupt `publish`: raise an exception there.
         """
         if self._pid != os.getpid():
             return  # a publisher inherited by fork belongs to the parent process
@@ -482,6 +479,8 @@ class Publisher:
                 f"feed {self.feed.name!r}: the publisher is of process {self._pid}, this one was forked from it as "
                 f"{os.getpid()}: expected a publisher made after the fork"
             )
+        while self.state is PublisherLife.RUNNING and not self._has_started.wait(STEP_S):
+            pass
         if self.state is not PublisherLife.RUNNING:
             raise PublisherError(f"feed {self.feed.name!r}: the publisher is not running")
         return self._slices

@@ -35,7 +35,7 @@ class PublisherSlice(msgspec.Struct, frozen=True, kw_only=True):
     discarded: int
     """Messages discarded by `close` because a subscriber did not take them in time."""
     topics: int
-    """Distinct topics published."""
+    """Distinct topics published, or only named in a call of `publish_many`."""
     subscribers: int
     """Confirmed subscribers."""
 
@@ -58,7 +58,7 @@ class PublisherStatistics(msgspec.Struct, frozen=True):
     discarded: int
     """Messages discarded by `close` because a subscriber did not take them in time."""
     topics: int
-    """Distinct topics published."""
+    """Distinct topics published, or only named in a call of `publish_many`."""
     subscribers: int
     """Confirmed subscribers of the slice with most of them."""
     put_out: int

@@ -17,7 +17,7 @@ from blackbox.feed.schema.schema import RAW
 from blackbox.publish.listeners.demand import Demand
 from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.send.packers import Packers
-from blackbox.publish.send.ring import PAD, SURE, TAIL, Ring, RingAt, answer, ask
+from blackbox.publish.send.ring import PAD, SURE, TAIL, Ring, RingAt, Sleep, answer, ask
 from blackbox.publish.send.slice_sender import RING_BYTES, SliceSender
 
 
@@ -151,3 +151,17 @@ def test_an_answer_for_a_later_message_is_not_used_for_an_earlier_one(start: int
     put(ring, b"second")
     answered(ring.at, 7)
     assert told(ring.at, 1, asked_from) == 1
+
+
+def test_a_reader_that_falls_asleep_before_a_waiting_writer_commits_is_woken() -> None:
+    woken: list[int] = []
+
+    def tell(handed_over_ns: int) -> None:
+        if answered(ring.at, handed_over_ns):
+            woken.append(ring.shared[TAIL])
+        ring.state.sleeping = Sleep.ASLEEP
+
+    ring = Ring(1 << 12, 1 << 12, lambda: None, tell)
+    pack, size, payload_bytes, *_ = Packers(RAW)[5]
+    ring.put_waiting(pack, size, payload_bytes, 0, 0, b"first")
+    assert woken == [size]

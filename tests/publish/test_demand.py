@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from blackbox import Feed, Publisher, Recorder, Subscriber
 from blackbox.block.form.format import MOST_WANT_BYTES, WANT_KEY
+from blackbox.errors import RightsError
 from blackbox.publish.listeners.demand import Demand
 from blackbox.receive.supervise import slice_plan
 from blackbox.services.relay import requests_below as below
@@ -88,7 +89,7 @@ def test_a_subscriber_that_is_killed_wants_nothing() -> None:
     code = """
         subscriber = Subscriber(feed)
         subscriber.on(b"A")(lambda _: None)
-        subscriber.start(timeout=60)
+        subscriber.start(timeout=200)
         say("started")
         input()
     """
@@ -168,6 +169,22 @@ def test_an_on_demand_function_that_raises_is_called_again_and_does_not_block_su
             with subscribed(feed, prefix)[0]:
                 assert heard[-2:] == [prefix, prefix]
     assert "on_demand raised when it was called with b'A', True" in caplog.text
+
+
+def test_a_refusal_holds_if_a_later_function_accepts() -> None:
+    demand, was_called = Demand(), threading.Event()
+
+    def refuse(_prefix: bytes, _is_wanted: bool) -> None:
+        raise RightsError("not available")
+
+    demand.listen(refuse)
+    demand.listen(lambda _prefix, _is_wanted: was_called.set())
+    demand.start()
+    demand.change(b"A", 1)
+    assert was_called.wait(PATIENCE_S)
+    demand.end()
+    demand.join(PATIENCE_S)
+    assert demand.refused == {b"A"}
 
 
 def test_on_demand_takes_a_function_of_two_arguments() -> None:

@@ -110,3 +110,10 @@ def test_a_new_epoch_begins_without_it_after_the_timeout() -> None:
         publisher.new_epoch(timeout=0.5)
         assert publisher.epoch == first + 1
         assert publisher.statistics().waits > waits
+
+
+def test_skipped_messages_wait_for_it_as_blocks_do() -> None:
+    with beside_a_full_queue() as (_, publisher, _, _):
+        waits = publisher.statistics().waits
+        publisher.skip(1)
+        wait_until(lambda: publisher.statistics().waits > waits, what="a wait is counted")

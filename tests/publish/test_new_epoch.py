@@ -56,7 +56,7 @@ def test_slices_in_subprocesses_are_reset_too() -> None:
     subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=LAG_NS / 1e9))
     counted = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64))(fingerprint)
     with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start(timeout=60)
+        subscriber.start(timeout=200)
         publish(publisher)
         publisher.new_epoch()
         publish(publisher)

@@ -26,7 +26,7 @@ from tests.publish.subscribers import collected, one_slice
 def serves(publisher: Publisher, feed: Feed, count: int = 100) -> None:
     """Check that a new subscriber is confirmed and receives what is published next."""
     subscriber, got = collected(feed, b"AAPL.")
-    with subscriber.start(timeout=60):
+    with subscriber.start(timeout=200):
         for number in range(count):
             publisher.publish(b"AAPL.x", b"%d" % number)
         got.wait(count)
@@ -128,6 +128,31 @@ def test_a_withdrawn_subscription_makes_room() -> None:
         while (block := peer.read_block())[0] != CONFIRM_KEY + b"12345678":
             pass
         assert not block[1].flags & FLAG_REFUSED, "the refused one was withdrawn"
+
+
+def test_a_refused_subscription_that_is_repeated_when_there_is_room_is_in_force_until_withdrawn() -> None:
+    feed = one_slice(key_bytes=4, max_subscriptions=10)
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        peer.send(*(subscription(b"%04d" % number) for number in range(10)))
+        peer.ask()
+        peer.send(subscription(b"MORE"), unsubscription(b"0000"), subscription(b"MORE"), confirmation(b"12345678"))
+        while (block := peer.read_block())[0] != CONFIRM_KEY + b"12345678":
+            pass
+        assert not block[1].flags & FLAG_REFUSED
+        peer.send(unsubscription(b"MORE"))
+        peer.ask()
+        assert (of(publisher, peer).subscriptions, of(publisher, peer).refused) == (9, 1)
+
+
+def test_refusals_count_as_bytes_sent() -> None:
+    """They also go to every peer that subscribes to all."""
+    feed = one_slice(key_bytes=4, max_subscriptions=10, heartbeat_ns=3_600 * 10**9)
+    with Publisher(feed) as publisher, Peer(feed) as peer:
+        peer.send(*(subscription(b"%04d" % number) for number in range(11)), confirmation(b"12345678"))
+        key, header = peer.read_block()
+        assert key == CONFIRM_KEY + b"12345678"
+        assert header.flags & FLAG_REFUSED
+        wait_until(lambda: publisher._slices[0].sender.sent.wire_bytes > 0, what="the refusal is counted")
 
 
 def test_a_peer_that_never_withdraws_confirmations_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:

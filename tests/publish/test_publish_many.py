@@ -10,7 +10,7 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import ConfigError, Feed
+from blackbox import ConfigError, Feed, Publisher
 from tests.publish.subscribers import delivered, one_slice
 
 
@@ -51,6 +51,14 @@ def test_columns_larger_than_a_window_keep_their_order(monkeypatch: pytest.Monke
         parts.setdefault(place, []).append(int.from_bytes(message.payload, "little"))
     assert sorted(itertools.chain(*parts.values())) == list(range(rows))
     assert all(numbers == sorted(numbers) for numbers in parts.values())
+
+
+def test_a_large_message_keeps_the_routes_of_columns() -> None:
+    with Publisher(one_slice()) as publisher:
+        publisher.publish_many((b"A", b"B"), [0, 1], numpy.zeros((2, 1), numpy.uint8))
+        before = publisher._routes._resolved
+        publisher.publish(b"T", bytes(70_000))
+        assert publisher._routes._resolved is before
 
 
 ROWS_2 = numpy.zeros((2, 4), numpy.uint8)

@@ -81,6 +81,7 @@ WRONG_MESSAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "a payload of a list": ((b"T", [b"x"]), TypeError, r"payload was \[b'x'\], expected bytes"),
     "a payload of a long list": ((b"T", [1] * 70_000), TypeError, "payload was .*, expected bytes or another buffer"),
     "a time beyond int64": ((b"T", b"", 2**63), ValueError, "ts_event was 9223372036854775808, expected an int64"),
+    "a time beyond int64 of numpy's bytes": ((b"T", numpy.bytes_(b"x"), 2**63), ValueError, "expected an int64"),
     "a time of a large payload": ((b"T", bytes(70_000), 2**63), (ValueError, OverflowError), "int64|too large|C long"),
     "a time of text": ((b"T", b"", "now"), (ValueError, TypeError), "ts_event was 'now', expected an int64"),
 }

@@ -5,13 +5,18 @@ from __future__ import annotations
 import itertools
 import threading
 from random import Random
+from typing import Any
 
 import msgspec
+import numpy
 import pytest
+from numba import njit
 
 from blackbox import Feed
-from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY
+from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, PATH_KEY, TAP_KEY
 from blackbox.publish.listeners.demand import Demand
+from blackbox.publish.listeners.peers import is_put_in_force
+from blackbox.publish.listeners.subscription_reader import _matters
 from blackbox.publish.listeners.wanted import WantedKeys
 
 EPOCH = 7
@@ -102,6 +107,30 @@ def test_unlimited_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert len(subscriptions.confirmations.answered) == 512
     tell(subscriptions, b"\1", HEARTBEAT_KEY)
     assert subscriptions.subscribers(b"AA") == 0
+
+
+def test_subscribers_on_inproc_count_once_they_have_accepted() -> None:
+    subscriptions = made(2)
+    tell(subscriptions, b"\1", b"AA")
+    assert subscriptions.subscribers(b"AA") == 1, "a plain SUB socket"
+    tell(subscriptions, b"\1", HEARTBEAT_KEY)
+    assert subscriptions.subscribers(b"AA") == 0
+    for number in range(2):
+        accept(subscriptions, bytes([number]) * 8)
+    assert subscriptions.subscribers(b"AA") == 2
+
+
+@njit
+def matters(data: int, size: int) -> Any:
+    return _matters(data, size)
+
+
+@pytest.mark.parametrize(
+    "prefix", [b"", b"A", b"AAPL", b"\0", HEARTBEAT_KEY, PATH_KEY, TAP_KEY, CONFIRM_KEY + bytes(8), CONFIRM_KEY, b"\0x"]
+)
+def test_compiled_code_and_python_put_the_same_filters_in_force(prefix: bytes) -> None:
+    change = numpy.frombuffer(b"\1" + prefix, numpy.uint8)
+    assert matters(change.ctypes.data, len(change)) == is_put_in_force(prefix)
 
 
 def test_no_request_of_thousands_at_once_is_dropped() -> None:

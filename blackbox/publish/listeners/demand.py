@@ -41,8 +41,8 @@ class Demand:
         """Prefixes added or removed since listeners were last called for them, with the version of the change; oldest
         first.
         """
-        self._listeners: list[tuple[Listener, set[bytes]]] = []
-        """Each with the prefixes reported to it as wanted."""
+        self._listeners: list[tuple[Listener, set[bytes], set[bytes]]] = []
+        """Each with the prefixes reported to it as wanted, and those that it refuses."""
         self._has_begun = self._is_over = self._has_warned = False
         self._called_at = 0.0
         """Monotonic time since which a listener has been running; 0: none is."""
@@ -79,7 +79,7 @@ class Demand:
     def listen(self, listener: Listener) -> None:
         """Call a function with each wanted prefix, then with each one added or removed. Raises LimitError."""
         with self._changed:
-            self._listeners.append((listener, set()))
+            self._listeners.append((listener, set(), set()))
             for prefix in self._counts:
                 self._note(prefix)
             self._begin()
@@ -127,21 +127,25 @@ class Demand:
                     return
                 prefix, version = self._news.popitem(last=False)
                 is_wanted, listeners = prefix in self._counts, tuple(self._listeners)
-            for listener, told_of in listeners:
+            for listener, told_of, refuses in listeners:
                 if is_wanted != (prefix in told_of):
                     (told_of.add if is_wanted else told_of.discard)(prefix)
-                    self._call(listener, prefix, is_wanted)
+                    (refuses.discard if self._accepts(listener, prefix, is_wanted) else refuses.add)(prefix)
+            is_refused = any(prefix in refuses for _, _, refuses in listeners)
+            self.refused = self.refused | {prefix} if is_refused else self.refused - {prefix}
             with self._changed:
                 self.told = max(self.told, version)
 
-    def _call(self, listener: Listener, prefix: bytes, is_wanted: bool) -> None:
+    def _accepts(self, listener: Listener, prefix: bytes, is_wanted: bool) -> bool:
+        """Call a listener. Return False if it refuses the prefix."""
         self._called_at = time.monotonic()
-        self.refused -= {prefix}
         try:
             listener(prefix, is_wanted)
         except RightsError as error:
-            self.refused |= {prefix}
             log.warning("on_demand refused %r: %s", prefix, error)
+            return False
         except BaseException:  # an error must not hold up other listeners or subscribers
             log.exception("on_demand raised when it was called with %r, %s", prefix, is_wanted)
-        self._called_at = 0.0
+        finally:
+            self._called_at = 0.0
+        return True

@@ -231,7 +231,7 @@ class Guard:
         self._traffic = all_traffic
         if any(traffic.doubted for traffic in all_traffic.values()):
             self._wake_sender()
-        for connection in limits.deaf(all_traffic)[0]:
+        for connection in limits.deaf(all_traffic):
             seconds = limits.now - all_traffic[connection].moved_at
             self._end(connection, f"it took next to nothing for {seconds:.1f} s")
 

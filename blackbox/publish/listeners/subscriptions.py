@@ -86,6 +86,7 @@ class Admission:
             return peer.refused.pop(prefix, None) is None
         why = peer.why_refused(prefix, self.most_each)
         if why is None:
+            peer.refused.pop(prefix, None)
             return True
         peer.refuse(prefix, why)
         self.refused += 1
@@ -290,7 +291,9 @@ class Subscriptions:
             if _any_matches(filters, key):
                 peers = self.peers(line)
                 others = {peer.fd for peer in peers if key and not _any_matches(peer.filters, key)}
-                confirms = any(HEARTBEAT_KEY in peer.filters for peer in peers if peer.fd not in others)
+                confirms = HEARTBEAT_KEY in filters and (  # on inproc there are no peers
+                    not peers or any(HEARTBEAT_KEY in peer.filters for peer in peers if peer.fd not in others)
+                )
                 best = max(best, self.confirmations.accepted_on(line, without=others) if confirms else 1)
         return best
 

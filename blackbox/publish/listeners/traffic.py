@@ -174,14 +174,14 @@ class TrafficLimits:
         if not connection.unsent or taken >= _LEAST_TAKEN_BYTES:
             traffic.moved_at = self.now
 
-    def deaf(self, all_traffic: dict[Connection, Traffic]) -> tuple[list[Connection], list[Connection]]:
-        """Return the deaf connections that must end, and those that may stay."""
+    def deaf(self, all_traffic: dict[Connection, Traffic]) -> list[Connection]:
+        """Return the deaf connections that must end."""
         is_closing = self.closing_since < self.now
         patience, since = (PATIENCE_S, self.closing_since) if is_closing else (_DEAF_S, 0.0)
         deaf = [each for each, traffic in all_traffic.items() if self.now - max(traffic.moved_at, since) >= patience]
         deaf.sort(key=lambda connection: all_traffic[connection].moved_at)
         more = len(deaf) if is_closing else 0 if self._policy.waits else max(0, len(deaf) - _MOST_DEAF)
-        return deaf[:more], deaf[more:]
+        return deaf[:more]
 
     def is_quiet(self) -> bool:
         """Return True if a closing publisher has waited long enough for peers that take nothing."""

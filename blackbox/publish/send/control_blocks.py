@@ -147,6 +147,14 @@ def cast_heartbeat(sender: Sender, flags: int) -> None:
 
 
 @njit(nogil=True, cache=True)
+def store_epoch(sender: Sender) -> None:
+    """Write the epoch to the outbox, if there is one, before any subscriber hears of it."""
+    if _make_control(sender, numpy.int64(0), numpy.int64(0), numpy.int64(0)) > 0:
+        tell_outbox(sender)
+        msg_close(sender.scratch.ctypes.data + BODY_AT)
+
+
+@njit(nogil=True, cache=True)
 def send_control(
     sender: Sender, line: int, keys: NDArray[numpy.uint8], sent: NDArray[numpy.uint8], flags: int, send_flags: int
 ) -> int:

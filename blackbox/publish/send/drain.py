@@ -68,18 +68,23 @@ _MOST_OWED_NS: Final = 1_000_000
 
 
 @inner
+def _note_wait(sender: Sender) -> None:
+    """Count a wait for a slow subscriber; have taps that cause it disconnected."""
+    state = sender_state_at(sender.state)
+    state.waits += 1
+    if state.tap_bell != 0:
+        poke(state.tap_bell, sender.state)
+
+
+@inner
 def _send_frame(sender: Sender, ring: RingAt, socket: int, message: int, flags: int) -> bool:
     """Send one frame, waiting for slow subscribers if the socket does. Return False if closing or on error."""
     while msg_send(message, socket, flags) < 0:
         error = zmq_errno()
-        state = sender_state_at(sender.state)
-        if error == EAGAIN:
-            state.waits += 1
-            if state.tap_bell != 0:
-                poke(state.tap_bell, sender.state)
-        else:
-            state.errno = error
+        if error != EAGAIN:
+            sender_state_at(sender.state).errno = error
             return False
+        _note_wait(sender)
         if load_shared(ring_state_at(ring.state), "closing") == Closing.ENDING:
             return False
     return True
@@ -274,6 +279,7 @@ def _send_record(sender: Sender, ring: RingAt, record: int) -> bool:
                 or load_shared(ring_state_at(ring.state), "closing") == Closing.ENDING
             ):
                 return False
+            _note_wait(sender)
         return True
     _count(sender, key, numpy.int64(count_of(record)))
     if kind == UNWANTED:

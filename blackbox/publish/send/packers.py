@@ -21,7 +21,7 @@ MAX_PAYLOAD_BYTES: Final = 64 << 10
 def bytes_of(payload: object) -> bytes:
     """Return a payload as bytes. Raises TypeError for lists, dicts and numbers, which `bytes` itself would convert."""
     if isinstance(payload, bytes):
-        return payload
+        return bytes(payload)  # not a subclass, such as numpy.bytes_
     try:
         return memoryview(payload).tobytes()  # type: ignore[arg-type]
     except TypeError:
@@ -50,7 +50,7 @@ class Packers(dict[int, _Packer]):
 
     def __init__(self, schema: Schema) -> None:
         super().__init__()
-        self._schema = schema
+        self.schema = schema
         self._record_bytes = numpy.zeros(256, numpy.int64)
         """Size of the records of each type byte; 0: not in the schema."""
         for kind, dtype in schema.records.items():
@@ -60,20 +60,20 @@ class Packers(dict[int, _Packer]):
         if payload_bytes > MAX_PAYLOAD_BYTES:
             raise LargePayloadError
         size = (RECORD_BYTES + payload_bytes + 7) & -8
-        records, pack = self._schema.records, struct.Struct(f"<IIq{payload_bytes}s").pack_into
+        records, pack = self.schema.records, struct.Struct(f"<IIq{payload_bytes}s").pack_into
         kinds = frozenset(ord(kind) for kind, dtype in records.items() if dtype.itemsize == payload_bytes)
-        packer = self[payload_bytes] = pack, size, payload_bytes, self._schema.type_offset, kinds if records else None
+        packer = self[payload_bytes] = pack, size, payload_bytes, self.schema.type_offset, kinds if records else None
         return packer
 
     def check(self, payload: bytes) -> None:
         """Raise ConfigError unless the payload is a record of the schema."""
-        if (why := self._schema.misfit(payload)) is not None:
+        if (why := self.schema.misfit(payload)) is not None:
             raise ConfigError(why)
 
     def check_rows(self, rows: Rows, count: int) -> None:
         """Raise ConfigError unless each payload is a record of the schema."""
-        if not self._schema.records:
+        if not self.schema.records:
             return
-        row = first_misfit(rows, count, self._schema.type_offset, self._record_bytes)
+        row = first_misfit(rows, count, self.schema.type_offset, self._record_bytes)
         if row >= 0:
-            raise ConfigError(f"message {row}: {self._schema.misfit(payload_of(rows, row))}; nothing was published")
+            raise ConfigError(f"message {row}: {self.schema.misfit(payload_of(rows, row))}; nothing was published")

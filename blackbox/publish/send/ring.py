@@ -228,11 +228,11 @@ class Ring:
 
     def _put_waiting(self, called: int, pack: Callable[..., None], size: int, *record: Any) -> None:
         tail = self._wait_for_room(size)
-        if self.shared[ASKED]:
+        if has_told := self.shared[ASKED]:
             self.tell(called)  # before the commit: the reader may take the record right after it
         pack(self.view, tail, *record)
         self.shared[TAIL] = self.tail = tail + size
-        if self.shared[ASKED]:
+        if has_told or self.shared[ASKED]:  # the reader may have fallen asleep since the last wake-up
             self.tell(called)
 
     def _wait_for_room(self, size: int) -> int:

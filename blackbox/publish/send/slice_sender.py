@@ -31,7 +31,7 @@ from blackbox.publish.listeners.subscription_reader import SubscriptionReader, r
 from blackbox.publish.listeners.wanted import WantedKeys, cover
 from blackbox.publish.send.batcher import Encoder, make_selection
 from blackbox.publish.send.confirm_subscribers import SURELY_S, Answers, ControlLine, Full, warm_up_control
-from blackbox.publish.send.control_blocks import cast_heartbeat
+from blackbox.publish.send.control_blocks import cast_heartbeat, store_epoch
 from blackbox.publish.send.drain import GATHER_ROWS
 from blackbox.publish.send.number_line import NumberLine, SliceTopics
 from blackbox.publish.send.outbox import NO_OUTBOX, OutboxSlice
@@ -50,6 +50,8 @@ _PENDING_BLOCKS = 16
 """Encoded blocks that may wait for a sender: enough to keep both threads busy, few enough to stay in the cache."""
 _RECEIVED_BYTES = 16 << 10
 """Bytes of subscriptions read in one pass: some hundreds of subscriptions, up to a millisecond."""
+_START_S = 120.0
+"""Longest time until the thread has started, without that of compiling."""
 _LOOK_S = 1.0
 """Interval between checks whether the thread still compiles, until it has started."""
 _ACCEPT_S = 1.0
@@ -120,17 +122,14 @@ class SliceSender:
         self._epoch_deadline = 0.0
         self._thread = threading.Thread(target=self._run, name=f"blackbox-sender-{slice_id}", daemon=True)
 
-    def start(self, timeout: float = 120.0) -> None:
-        """Bind the endpoints. Raises EndpointError if one could not be bound.
-
-        Compiling does not count as part of `timeout`, in seconds.
-        """
+    def start(self) -> None:
+        """Bind the endpoints. Raises EndpointError if one could not be bound."""
         start_thread(self._thread)
-        until, compiled_s = time.monotonic() + timeout, compiled_seconds()
+        until, compiled_s = time.monotonic() + _START_S, compiled_seconds()
         with self.subscriptions.changed:
             while not self.subscriptions.changed.wait_for(lambda: self.life is not SenderLife.NEW, _LOOK_S):
                 if time.monotonic() > until + compiled_seconds() - compiled_s and not is_compiling():
-                    raise PublisherError(f"slice {self.slice_id}: sender did not start in {timeout} s")
+                    raise PublisherError(f"slice {self.slice_id}: sender did not start in {_START_S} s")
         if self.error is not None:
             self._thread.join()
             raise self.error
@@ -215,6 +214,7 @@ class SliceSender:
         warm_up(tell, 0, 0)
         warm_up(read_subscriptions, *SubscriptionReader.warm_up_arguments())
         warm_up_control(sender)
+        warm_up(store_epoch, sender)
         warm_up(cover, 0, 0, 0, 0, 0, 0, 0)
 
     def make_encoder(self, rows: int) -> Encoder:
@@ -328,6 +328,7 @@ class SliceSender:
             if next_epoch:
                 with self.subscriptions.changed:
                     self.numbers.begin_epoch(next_epoch)
+                store_epoch(sender)
             cast_heartbeat(sender, 0)
             for line in lines:
                 while not line.beat(Full.KEEP):
@@ -336,6 +337,8 @@ class SliceSender:
                         line.beat(Full.DROP)
                         break
                     self.sent.waits += int(self._policy.waits)
+                    if self.sent.tap_bell:
+                        self.sockets.guard.taps.bell.poke()
                     if line.socket.poll(SEND_WAIT_MS):
                         self.sockets.read()
         with self.subscriptions.changed:

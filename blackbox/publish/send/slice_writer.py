@@ -151,15 +151,14 @@ class SliceWriter:
         at the deadline.
         """
         ring = self.ring
-        late = PublisherError(f"slice {self.sender.slice_id}: flush timed out: a subscriber did not keep up")
         if not acquire(ring.lock, deadline - time.monotonic()):
-            raise late  # another thread holds it while waiting for room
+            raise self._late  # another thread holds it while waiting for room
         try:
             ring.take_turn()
             try:
                 while not ring.is_empty():
                     if time.monotonic() >= deadline:
-                        raise late
+                        raise self._late
                     ring.announce_wait()
                     if not ring.is_empty():
                         ring.wait()
@@ -206,7 +205,10 @@ class SliceWriter:
         (epoch, goal), changed = asked, self.sender.subscriptions.changed
         acknowledgements = self.sender.subscriptions.acknowledgements
         with changed:
-            while (reached := acknowledgements.reached(what, by, goal)) < goal:
+            while True:
+                reached = acknowledgements.reached(what, by, goal) if acknowledgements.epoch == epoch else 0
+                if reached >= goal:
+                    return
                 self.sender.check()
                 left = deadline - time.monotonic()
                 if acknowledgements.epoch != epoch:
@@ -225,6 +227,10 @@ class SliceWriter:
                     )
                 if not changed.wait(min(left, _ASK_AGAIN_S)):
                     self.ask_recorders()
+
+    @property
+    def _late(self) -> PublisherError:
+        return PublisherError(f"slice {self.sender.slice_id}: flush timed out: a subscriber did not keep up")
 
     @property
     def _here(self) -> str:
