@@ -39,6 +39,8 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     position: Position
     """The first lost message."""
+    stop: Number
+    """Sequence after the last lost message."""
     count: Number
     is_upper_bound: bool
     """True if `count` may include messages of unwanted keys."""
@@ -69,7 +71,7 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     def released(self) -> dict[Number, Position]:
         """Return `accepted` after a release of the held losses."""
-        ends = {n: Position(lost.position.epoch, lost.position.sequence + lost.count) for n, lost in self.held.items()}
+        ends = {n: Position(lost.position.epoch, lost.stop) for n, lost in self.held.items()}
         return {**self.accepted, **ends}
 
 

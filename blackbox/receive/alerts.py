@@ -65,8 +65,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self) -> bytes:
         """Return the frame for the console."""
-        cut = msgspec.structs.replace(self, text=self.text[:_MOST_TEXT])
-        return msgspec.json.encode(cut)
+        text = self.text.encode(errors="backslashreplace").decode()  # a file name in it may be no text
+        return msgspec.json.encode(msgspec.structs.replace(self, text=text[:_MOST_TEXT]))
 
 
 ALERTS: Final = Decoder[Alert]("json", Alert, MOST_ALERT_BYTES)
@@ -177,7 +177,7 @@ class Alerts:
         if self._policy.on_alert is not None:
             try:
                 self._policy.on_alert(text)
-            except Exception:  # noqa: BLE001 - logged; a broken hook must not stop the policy
+            except BaseException:  # noqa: BLE001 - logged; a broken hook must not stop the policy, even by SystemExit
                 self._repeated.log(logging.ERROR, "", "on_alert raised", exc_info=True)
 
     def _to_console(self, kind: str, text: str, slice_id: int | None, severity: Severity) -> None:

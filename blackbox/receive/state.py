@@ -76,6 +76,8 @@ class SliceState(SharedRecord):
     """Epoch of the messages whose loss ends the subscriber; valid if `gap_count` is not 0."""
     gap_sequence = Field()
     gap_count = Field()
+    gap_stop = Field()
+    """Sequence after the last of them."""
     gap_key = Field()
     """Number of their key."""
     gap_is_upper_bound = Field()
@@ -101,6 +103,8 @@ class SliceState(SharedRecord):
     """Size of the largest body received."""
     reads = Field()
     """Times that the loop has looked for a block, which it does not while it waits for a worker."""
+    idle_ns = Field()
+    """When the loop last found no message waiting, by the monotonic clock."""
     excused_ns = Field()
     """Part of this block's lag that does not count: time spent reading archives."""
     look_at_held_ns = Field()

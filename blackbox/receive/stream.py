@@ -111,6 +111,11 @@ class Stream:
         """Error that ends this stream, or None; its reader gets it after all earlier messages."""
         return self._queue.failure
 
+    def _take_over(self) -> None:
+        """Make the caller the reader, which has finished what was taken before its next checkpoint."""
+        with self._queue.changed:
+            self._reader = _Reader.now()
+
     def get(self, timeout: float | None = None) -> Any:
         """Return the next message or batch.
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from blackbox.archive.consumer_positions import Held, PositionFile, secret_of
 from blackbox.arguments import duration_ns
-from blackbox.block.gap import Gap
-from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.life import Life
 from blackbox.native.system.limits import start_thread
 from blackbox.native.system.waits import join
 from blackbox.receive.slices.catching_up import Since
+from blackbox.receive.slices.slice_status import FinalLoss
 from blackbox.subscriber.progress import Positions, Progress
 from blackbox.subscriber.start_position import Beginning
 
@@ -138,15 +137,12 @@ class Consumer:
         """Released losses, see `Kept.accepted`."""
         return self._progress.accepted
 
-    def hold(self, losses: Iterable[Gap]) -> None:
-        """Store the losses that end the consumer; it does not start again until they are released."""
+    def hold(self, losses: Mapping[int, FinalLoss]) -> None:
+        """Store the losses that end the consumer, by slice; it does not start again until they are released."""
         with self._storing:
             if self._life is ConsumerLife.ENDED:
                 return
-            self._progress.held = {
-                each.slice_id: Held(Position(each.epoch, each.sequence), each.count, each.is_upper_bound)
-                for each in losses
-            }
+            self._progress.held = {slice_id: Held(*lost) for slice_id, lost in losses.items()}
             try:
                 self._write(self._progress.stored)
             except PositionError as error:

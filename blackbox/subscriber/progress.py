@@ -82,7 +82,7 @@ class Progress:
                     f"consumer {self._path.stem!r} slice {slice_id}: position was {_text(given[slice_id])}, "
                     f"expected {_text(position)} or later, which is stored"
                 )
-        return beginning
+        return Beginning({**self.stored, **given})
 
     @property
     def accepted(self) -> Positions:

@@ -360,7 +360,7 @@ class Registration:
         of the slice runs meanwhile. Messages lost between two epochs cannot be counted: see `on_reset`.
         """
         check_function(hook, "slice_id", "epoch")
-        self._registry.registered.hooks.on_epoch.append(hook)
+        self._registry.add_hook(self._registry.registered.hooks.on_epoch, hook)
         return hook
 
     def on_reset(self, hook: Callable[[], object]) -> Callable[[], object]:
@@ -371,7 +371,7 @@ class Registration:
         emptied.
         """
         check_function(hook)
-        self._registry.registered.hooks.on_reset.append(hook)
+        self._registry.add_hook(self._registry.registered.hooks.on_reset, hook)
         return hook
 
     def on_live(self, hook: Callable[[int], object]) -> Callable[[int], object]:
@@ -382,7 +382,7 @@ class Registration:
         a slice goes live after falling back to archives; never for a slice that begins live, or in a replay.
         """
         check_function(hook, "slice_id")
-        self._registry.add_live_hook(hook)
+        self._registry.add_hook(self._registry.registered.hooks.on_live, hook)
         return hook
 
     def remove(self, function: Callable[..., Any] | Callback) -> None:

@@ -103,12 +103,13 @@ class Registry:
             self.registered.gap_hooks.append(GapHook(topics.starts, function, group, self._owner))
             self._renew()
 
-    def add_live_hook(self, hook: Callable[[int], object]) -> None:
-        """Call a function when a slice switches to live messages."""
+    def add_hook(self, hooks: list[Any], hook: Callable[..., object]) -> None:
+        """Add a function to the hooks of an event."""
         with self.supervisor.lock:
             self._check_may_change()
-            self.registered.hooks.on_live.append(hook)
-            self._renew()
+            hooks.append(hook)
+            if hooks is self.registered.hooks.on_live:  # tables say which workers have hooks to call
+                self._renew()
 
     def remove(self, function: Callable[..., Any] | Callback) -> None:
         """Remove a function from everything it was registered for. Raises ValueError if it was not registered."""
@@ -127,7 +128,7 @@ class Registry:
             for hook in hooks:
                 registered.gap_hooks.remove(hook)
             for each in of_slices:
-                each.remove(function)
+                each[:] = [hook for hook in each if hook != function]
             for callback in callbacks:
                 self._forget(callback)
             self._renew()

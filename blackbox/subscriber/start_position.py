@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from operator import index
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 from blackbox.archive.files.day import day_end_ns, session_date
@@ -85,11 +86,14 @@ def beginning_of(
 
 
 def positions_of(since: Positions) -> dict[int, Position]:
-    """Return the positions of a checkpoint. Raises ConfigError for anything else."""
+    """Return the positions of a checkpoint. Raises ConfigError or ValueError for anything else."""
     try:
-        return {n: Position(*each) for n, each in since.items()}
+        found = {n: Position(*map(index, each)) for n, each in since.items()}
     except TypeError as error:
         raise ConfigError(f"since was {since!r}, expected the (epoch, sequence) of each slice") from error
+    for epoch, sequence in found.values():
+        check_integers(("epoch", epoch, 0, (1 << 63) - 1), ("sequence", sequence, 0, 1 << 62))
+    return found
 
 
 def _ns_of(feed: Feed, since: Time | None) -> int:

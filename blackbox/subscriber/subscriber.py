@@ -180,7 +180,7 @@ class Subscriber(Registration):
             since: begin with messages that the feed's archives recorded at this time or later: ns since 1970, a
                 datetime, or text such as "2019-12-30T14:30:00Z", "14:30" (of the current session, in the feed's time
                 zone) or "session", its start. Or begin at the position of each slice, from a `checkpoint`; slices
-                without a position begin live.
+                without a position begin live, or at the position stored for the `name`.
             back: begin with the last `back` messages of each slice that archives have recorded; more if some are
                 recorded meanwhile.
             snapshot: "latest": begin with the latest recorded message of each topic that callbacks want, in batches
@@ -199,13 +199,22 @@ class Subscriber(Registration):
         try:
             begin = self._begin_at(beginning, timeout)
             self._share.start(timeout, begin, None if self._consumer is None else self._consumer.accepted)
-            if self._consumer is not None:
-                self._consumer.keep_beginning(self._supervisor.slices.first_positions(), begin)
-                self._consumer.keep_by_itself(self._share.checkpoint, self._registry.wanted_prefixes)
+            self._keep_positions(begin)
         except BaseException:
             self._leave()
             raise
         return self
+
+    def _keep_positions(self, begin: Callable[[int], Since | None] | None) -> None:
+        """Store where slices began, then positions at checkpoints. Terminate the subscriber if that is not possible."""
+        if self._consumer is None:
+            return
+        try:
+            self._consumer.keep_beginning(self._supervisor.slices.first_positions(), begin)
+            self._consumer.keep_by_itself(self._share.checkpoint, self._registry.wanted_prefixes)
+        except BaseException:
+            self._share.terminate()
+            raise
 
     def _begin_at(self, beginning: Beginning, timeout: float | None) -> Callable[[int], Since | None] | None:
         """Return where each slice begins, as `beginning_of`, and raise the same errors.

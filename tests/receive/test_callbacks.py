@@ -14,6 +14,7 @@ import pytest
 
 from blackbox import Batch, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.errors import CallbackError, SubscriberError
+from blackbox.receive.callbacks.timers import Timer, Timers
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.callbacks import count_rows
 from tests.gate import Gate
@@ -280,3 +281,29 @@ def test_a_tick_that_raises_ends_the_subscriber(workers: int) -> None:
 
     with Publisher(feed), pytest.raises(CallbackError, match=r"fail at \d+ ns raised RuntimeError: no"):
         subscriber.run()
+
+
+def test_a_slow_timer_waits_for_its_time_after_a_faster_one_was_removed() -> None:
+    called: list[int] = []
+    fast, slow = Timer(10, called.append, None), Timer(1_000, called.append, None)
+    timers = Timers([fast, slow], lambda failure: False)
+    timers.begin(5)
+    fast.active = False
+    timers.skip_to(11)
+    assert timers.advance(11)
+    assert (called, timers.next_ns, timers.least_ns) == ([], 1_000, 1_000)
+    assert not timers.is_due(12)
+
+
+def test_no_timer_is_called_after_the_error_of_a_callback() -> None:
+    subscriber, seen = Subscriber(feed := one_slice(), workers=0), list[str]()
+
+    @subscriber.on(b"")
+    def fail(message: Message) -> None:
+        seen.append("message")
+        raise ValueError(message.payload)
+
+    subscriber.every(1e-09)(lambda ts_ns: seen.append("tick"))  # always due
+    with pytest.raises(CallbackError), publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode([(b"T", b"")]))
+    assert seen[-1] == "message"

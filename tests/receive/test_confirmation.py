@@ -13,9 +13,10 @@ import zmq
 
 from blackbox import Batch, Feed, Publisher, Recorder, SlowPolicy, Subscriber
 from blackbox.block.form.block import Block, HeaderFields
-from blackbox.block.form.format import ACCEPT_KEY
+from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, FLAG_REFUSED, WANT_KEY
 from blackbox.block.form.layout import VERSION
 from blackbox.block.form.rows import PayloadColumns
+from blackbox.block.position import End
 from blackbox.errors import NotConfirmedError, RightsError
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
@@ -38,7 +39,7 @@ def test_start_names_the_slice_without_a_publisher() -> None:
 def test_an_answer_after_a_long_queue_is_in_time() -> None:
     subscriber, _ = subscribed(feed := one_slice(heartbeat_ns=20_000_000))
     with late_answers(feed, beats=20):
-        subscriber.start(timeout=60)
+        subscriber.start(timeout=200)
         subscriber.stop()
 
 
@@ -91,6 +92,25 @@ def test_a_callback_added_while_the_queue_is_full_is_confirmed() -> None:
         hold.set()
         subscriber.wait_confirmed(60)
         subscriber.terminate()
+
+
+def nonce_of(publisher: RawPublisher) -> bytes:
+    return next((each for each in publisher.subscriptions() if each.startswith(CONFIRM_KEY)), b"")
+
+
+def test_a_refusal_of_a_prefix_that_a_wider_one_replaces_confirms_nothing() -> None:
+    subscriber = Subscriber(feed := one_slice())
+    subscriber.on(b"AB")(nothing)
+    with RawPublisher(feed) as publisher, subscriber:
+        publisher.confirms = False
+        before = publisher.subscriptions()
+        subscriber.on(b"A")(nothing)
+        wait_until(lambda: WANT_KEY + b"A" in publisher.subscriptions() and nonce_of(publisher) not in before)
+        nonce = nonce_of(publisher)
+        refusal = Block.encode_ends(nonce, {WANT_KEY + b"AB": End(3, 0)}, HeaderFields(flags=FLAG_REFUSED))
+        publisher.send_frames(refusal.frames)
+        wait_until(lambda: WANT_KEY + b"AB" not in publisher.subscriptions() and nonce_of(publisher) != nonce)
+        assert not subscriber._supervisor.slices.running[0].status.is_confirmed
 
 
 # Publishers with another length of key, or of another version

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy
 import pytest
 
 from blackbox import Batch, Message, SlowPolicy, Subscriber
+from blackbox.archive.serve.server import ArchiveServer
 from blackbox.receive.callbacks.compiled_callback import topic as topic_of
-from blackbox.testing import Collector, wait_until
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.archive.archives import archived_feed
 from tests.gate import Gate
+from tests.journals import Day, Put, Row
 from tests.process_state import linux_only
 from tests.receive.subscribers import LATE_NS, SECOND_NS, one_slice, published, publishing
 
@@ -171,3 +175,56 @@ def test_conflated_blocks_are_of_one_key_and_do_not_wait_for_a_worker_with_room_
     topics = sorted([*keys, *(key + b"2" for key in keys)])
     assert sorted(newest) == [*topics, b"first", b"second"]
     assert all(newest[topic] in ([b"3"], [b"2", b"3"]) for topic in topics)
+
+
+def test_a_gap_at_the_beginning_of_an_epoch_is_told_after_the_conflated_messages_before_it() -> None:
+    slow = SlowPolicy("conflate", start_grace=0)
+    subscriber = Subscriber(feed := one_slice(), slow=slow, queue_blocks=2, workers=1)
+    seen: list[object] = []
+    gate = Gate()
+
+    @subscriber.on(b"")
+    def note(message: Message) -> None:
+        gate.wait()
+        if message.topic != b"W":
+            seen.append((message.epoch, message.payload))
+
+    subscriber.on_epoch(lambda _, epoch: seen.append(epoch))
+    subscriber.on_gap(b"")(lambda gap: seen.append((gap.epoch, gap.count)))
+    with publishing(feed, subscriber) as publisher:
+        for _ in range(4):  # more than a worker and its queue take
+            publisher.send(publisher.encode([(b"W", b"fill")]))
+            assert gate.entered.wait(60)
+        wait_until(lambda: subscriber.statistics().received.messages == 4)
+        publisher.send(publisher.encode([(b"A", b"old")]))
+        publisher.epoch, publisher.sequences[0] = 2, 3
+        publisher.send(publisher.encode([(b"A", b"new")]))
+        publisher.heartbeat()  # one block alone does not begin an epoch
+        wait_until(lambda: subscriber.statistics().received.epochs == 2)
+        gate.open.set()
+    assert seen == [1, (1, b"old"), 2, (2, 3), (2, b"new")]
+
+
+def test_conflated_messages_of_archives_are_no_lag(tmp_path: Path) -> None:
+    slow = SlowPolicy("conflate")
+    subscriber, gate = Subscriber(feed := archived_feed(), workers=1, queue_blocks=1, slow=slow), Gate()
+    got: list[tuple[bytes, bool]] = []
+
+    @subscriber.on_batch(b"")
+    def note(batch: Batch) -> None:
+        gate.wait()
+        got.append((batch.payload(-1), batch.is_recorded))
+
+    directory = tmp_path / feed.name
+    day = Day(directory / "2026-11-20", feed)
+    day.put(0, *(Put((Row(b"T", b"%d" % number),), number, ts_out=1, epoch=5) for number in range(100)))
+    with ArchiveServer(directory, feed.archives), RawPublisher(feed, 5) as publisher:
+        publisher.sequences[0] = 100
+        subscriber.start(since=0)
+        wait_until(lambda: subscriber.statistics().received.repaired == 100)
+        gate.open.set()
+        wait_until(lambda: got and got[-1][0] == b"99")
+        subscriber.stop()
+    assert all(is_recorded for _, is_recorded in got)
+    assert subscriber.statistics().delivery.conflated > 0
+    assert subscriber.statistics().lag.max_ns == 0

@@ -8,18 +8,23 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blackbox import Batch, Message, Publisher, Recorder, Recording, SlowPolicy, Subscriber
 from blackbox.errors import SilentPublisherError, SubscriberError
-from blackbox.receive.supervise import shared_slices
+from blackbox.feed.schema.schema import load_schema
+from blackbox.receive.slices.slice_thread import SliceThread
+from blackbox.receive.state import Stopping
+from blackbox.receive.supervise import shared_slices, supervisor
+from blackbox.receive.supervise.stop_signals import stopping_at_signals
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.archive.recorders import wait_recorded
 from tests.examples import first_of
 from tests.gate import Gate
-from tests.receive.subscribers import nothing, numbers_of, one_slice, sliced, subscribed
+from tests.receive.subscribers import PATIENT, nothing, numbers_of, one_slice, sliced, subscribed
 from tests.support import Script
 
 
@@ -34,7 +39,12 @@ def test_a_subscriber_goes_through_its_stages_once() -> None:
     assert subscriber.state is SubscriberLife.ENDED
     with pytest.raises(SubscriberError, match="start was called when ended; a subscriber is used once"):
         subscriber.start()
-    for change in (lambda: subscriber.on(b"T")(nothing), lambda: subscriber.remove(nothing)):
+    for change in (
+        lambda: subscriber.on(b"T")(nothing),
+        lambda: subscriber.on_epoch(lambda slice_id, epoch: None),
+        lambda: subscriber.on_reset(lambda: None),
+        lambda: subscriber.remove(nothing),
+    ):
         with pytest.raises(SubscriberError, match="ended cannot be changed"):
             change()
     subscriber.stop()
@@ -124,7 +134,7 @@ def test_a_callback_can_end_its_subscriber(end: Callable[[Subscriber], None], wo
             end(subscriber)
 
     with Publisher(feed) as publisher:
-        subscriber.start(timeout=60)
+        subscriber.start(timeout=200)
         for number in range(100):
             publisher.publish(b"S%d" % number, b"%d" % number)
         subscriber.run()
@@ -156,6 +166,17 @@ def test_an_ended_publisher_is_not_silent_while_another_continues() -> None:
             subscriber.run(until_end=True, silence_timeout=0.5)
 
 
+def test_a_publisher_is_not_silent_while_the_slice_does_not_look() -> None:
+    gate, subscriber = Gate(), Subscriber(feed := one_slice(), workers=0, slow=PATIENT)
+    subscriber.on(b"")(gate.message)
+    with RawPublisher(feed) as publisher, subscriber:
+        publisher.send(publisher.encode([(b"T", b"0")]))
+        assert gate.entered.wait(60)
+        publisher.heartbeat()
+        subscriber._check_silence(1e-9)
+        gate.open.set()
+
+
 def test_a_recorder_gives_up_too_and_keeps_received_messages(tmp_path: Path) -> None:
     recorder = Recorder(feed := one_slice(), tmp_path)
     with RawPublisher(feed) as publisher:
@@ -173,7 +194,7 @@ SIGNALLED = """
     got = Collector()
     subscriber.on(b"")(got.message)
     before = signal.getsignal(signal.SIGTERM)
-    subscriber.start(timeout=60)
+    subscriber.start(timeout=200)
     say("started")
     {extra}
     try:
@@ -240,6 +261,19 @@ def _handles(pid: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
+def test_a_second_signal_while_the_first_one_is_handled_terminates() -> None:
+    calls = list[str]()
+
+    def stop(number: int) -> None:
+        calls.append(signal.Signals(number).name)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    with stopping_at_signals(stop, lambda: calls.append("terminate")) as came:
+        signal.raise_signal(signal.SIGINT)
+    assert (calls, came) == (["SIGINT", "terminate"], {signal.SIGINT, signal.SIGTERM})
+
+
 def test_signals_are_ignored_outside_the_main_thread() -> None:
     subscriber = Subscriber(feed := one_slice())
     subscriber.on(b"")(nothing)
@@ -275,6 +309,35 @@ def test_run_that_is_stopped_before_a_confirmation_delivers_and_ends_without_an_
         gate.open.set()
         running.result(60)
     assert numbers_of(got) == [0, 1, 2]
+
+
+def test_run_that_is_stopped_before_its_slices_start_ends_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    subscriber = Subscriber(one_slice())
+    subscriber.on(b"")(nothing)
+
+    def load_and_stop(schema: Any) -> Any:  # the handler of a signal runs in the thread that starts
+        subscriber.request_stop()
+        return load_schema(schema)
+
+    monkeypatch.setattr(supervisor, "load_schema", load_and_stop)
+    subscriber.run()
+    assert subscriber.state is SubscriberLife.ENDED
+
+
+def test_run_that_is_stopped_between_two_slices_stops_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    subscriber, start = Subscriber(sliced(2)), SliceThread.start
+    subscriber.on(b"")(nothing)
+
+    def start_and_stop(thread: SliceThread) -> None:
+        start(thread)
+        if thread.slice_id == 0:  # the other one has not been made yet
+            subscriber.request_stop()
+
+    monkeypatch.setattr(SliceThread, "start", start_and_stop)
+    monkeypatch.setattr(shared_slices, "_STOP_S", 600.0)
+    subscriber.run()
+    states = [thread.status.state for thread in subscriber._supervisor.slices.running.values()]
+    assert [state.stopping for state in states] == [Stopping.STOP, Stopping.STOP]
 
 
 def test_a_start_that_is_stopped_does_not_wait_forever_for_a_callback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from blackbox.receive.slices import slice_errors
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.examples import first_of
 from tests.gate import Gate
-from tests.receive.subscribers import in_both_places, numbers_of, one_slice, publishing
+from tests.receive.subscribers import in_both_places, nothing, numbers_of, one_slice, publishing
 
 either_kind = pytest.mark.parametrize("kind", ["message", "batch"])
 
@@ -192,3 +192,23 @@ def test_a_callback_that_raises_stop_iteration_is_no_end_of_its_messages(callbac
     delivery = subscriber.statistics().delivery
     assert delivery.callback_errors == 1
     assert delivery.delivered + delivery.failed + delivery.discarded == delivery.due
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_hook_for_an_epoch_that_raises_does_not_keep_others_from_being_called(workers: int) -> None:
+    subscriber, seen = Subscriber(feed := one_slice(), workers=workers, on_error="log"), list[object]()
+    subscriber.on(b"")(nothing)
+
+    @subscriber.on_epoch
+    def broken(slice_id: int, epoch: int) -> None:
+        raise ValueError(epoch)
+
+    subscriber.on_epoch(lambda _, epoch: seen.append(epoch))
+    subscriber.on_reset(lambda: seen.append("reset"))
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode([(b"T", b"1")]))
+        publisher.epoch, publisher.sequences = 2, [0]
+        for _ in range(2):
+            publisher.send(publisher.encode([(b"T", b"2")]))
+    assert seen == [1, 2, "reset"]
+    assert subscriber.statistics().delivery.callback_errors == 2

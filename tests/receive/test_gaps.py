@@ -14,6 +14,7 @@ import pytest
 from blackbox import Feed, SlowPolicy
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
+from blackbox.errors import GapError
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.receive.subscribers import SECOND_NS, numbers_of, one_slice, publishing, subscribed
 
@@ -32,7 +33,23 @@ def test_a_key_beyond_the_table_is_delivered_counted_as_untracked_and_keeps_its_
         got.wait(101)
         assert epochs.heard_ns[0] > before
     assert sorted(numbers_of(got)) == list(range(101))
-    assert subscriber.statistics().received.untracked == 61
+    assert subscriber.statistics().received.untracked == 21
+
+
+def test_keys_of_earlier_epochs_leave_room_for_those_of_the_next_one() -> None:
+    subscriber, got = subscribed(feed := one_slice(key_bytes=2, max_topics=4), b"0", b"1", workers=1)
+    with publishing(feed, subscriber) as publisher:
+        for publisher.epoch in range(1, 6):
+            publisher.sequences, publisher.ends = [0], [{}]
+            topics = [b"%02d.t" % (4 * publisher.epoch - 4 + number) for number in range(4)]
+            for topic in topics:
+                publisher.send(publisher.encode([(topic, b"")]))
+                publisher.encode([(topic, b"lost")])
+                publisher.send(publisher.encode([(topic, b"")]))
+            got.wait(8 * publisher.epoch)
+            wait_until(lambda: subscriber.statistics().received.gaps == 4 * publisher.epoch)
+    assert [message.sequence for message in got.messages] == 5 * [0, 2, 3, 5, 6, 8, 9, 11]
+    assert (subscriber.statistics().received.gaps, subscriber.statistics().received.untracked) == (20, 0)
 
 
 def of_numbers(numbers: list[int]) -> Block:
@@ -71,6 +88,17 @@ def two_line_feed(**settings: Any) -> Feed:
     return one_slice(**{"lines": 2, "heartbeat_ns": 60 * SECOND_NS} | settings)
 
 
+def test_a_held_block_that_came_twice_counts_its_messages_as_duplicates_not_its_sequences() -> None:
+    subscriber, got = subscribed(feed := two_line_feed(), line_wait=1_000)
+    with publishing(feed, subscriber) as publisher:
+        for line in (A, B):
+            publisher.send(of_numbers([10, 30]), [line])
+        publisher.sequences[0] = 31
+    received = subscriber.statistics().received
+    assert numbers_of(got) == [10, 30]
+    assert (received.messages, received.duplicates, received.gaps) == (4, 2, 10)
+
+
 def test_a_held_block_waits_only_for_line_wait() -> None:
     subscriber, got = subscribed(feed := two_line_feed(), line_wait=0.01)
     with RawPublisher(feed) as publisher:
@@ -81,6 +109,21 @@ def test_a_held_block_waits_only_for_line_wait() -> None:
         assert [m.payload for m in got.wait(2)] == [b"0", b"2"]
         subscriber.stop()
     assert subscriber.statistics().received.gaps == 1
+
+
+def test_a_stop_raises_the_error_for_a_gap_before_a_held_block() -> None:
+    subscriber, got = subscribed(feed := two_line_feed(), line_wait=1_000, on_gap="stop")
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b"0")]), [A])
+        publisher.encode([(b"T", b"lost")])
+        publisher.send(publisher.encode([(b"T", b"2")]), [A])
+        wait_until(lambda: subscriber.statistics().received.held == 1)
+        with pytest.raises(GapError, match="1 messages were lost, from sequence 1 of epoch 1 on"):
+            subscriber.stop()
+        with pytest.raises(GapError), subscriber.checkpoint():
+            pass
+    assert got.payloads == [b"0"]
 
 
 def test_a_held_block_does_not_wait_for_a_line_of_an_earlier_epoch() -> None:

@@ -21,6 +21,7 @@ from tests.gate import Gate
 from tests.receive.subscribers import (
     _PATIENT_NS,
     LATE_NS,
+    PATIENT,
     SECOND_NS,
     late,
     one_slice,
@@ -63,6 +64,19 @@ def test_a_negative_lag_is_counted_once_per_block_however_long_a_queue_is_full()
         wait_until(lambda: subscriber.statistics().delivery.waits > 5)
         gate.open.set()
     assert subscriber.statistics().lag.negative == 10
+
+
+def test_the_age_of_the_last_block_does_not_grow_while_it_waits_for_a_queue() -> None:
+    subscriber, gate = Subscriber(feed := one_slice(), workers=1, queue_blocks=1, slow=PATIENT), Gate()
+    subscriber.on(b"")(gate.message)
+    with publishing(feed, subscriber) as publisher:
+        for _ in range(10):
+            publisher.send(publisher.encode([(b"T", b"")]))
+            assert gate.entered.wait(60)
+        wait_until(lambda: subscriber.statistics().delivery.waits > 5)
+        lag = subscriber.statistics().lag
+        gate.open.set()
+    assert lag.last_age_ns == lag.last_ns
 
 
 def test_lag_percentiles_are_over_messages() -> None:

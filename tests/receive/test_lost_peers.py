@@ -39,7 +39,7 @@ def test_a_restarted_publisher_is_a_new_epoch_without_a_gap_once_all_filters_are
     for run in range(3):
         with caplog.at_level(logging.INFO, "blackbox"), Publisher(feed, when_full="wait") as publisher:
             if run == 0:
-                subscriber.start(timeout=60)
+                subscriber.start(timeout=200)
                 assert subscriber.statistics().received.subscriptions == 2_000
             publisher.wait_for_subscribers(topics[0])
             for topic in reversed(topics):
@@ -84,7 +84,7 @@ def test_a_subscriber_on_inproc_reconnects_to_a_restarted_publisher_but_not_to_a
         assert connections == [0]
     wait_for_looks()
     with Publisher(feed) as publisher:
-        publisher.wait_for_subscribers(b"A", timeout=60)
+        publisher.wait_for_subscribers(b"A", timeout=200)
         publisher.publish(b"A", b"2")
     subscriber.run(until_end=True)
     assert got.payloads == [b"1", b"2"]

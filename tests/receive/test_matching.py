@@ -17,9 +17,9 @@ from blackbox.feed.routing.prefixes import covering
 from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.native.tables.prefix_trie import build_trie, longest_prefix
 from blackbox.receive.callbacks.compiled_callback import little_endian, payload
-from blackbox.testing import wait_until
+from blackbox.testing import Collector, wait_until
 from tests.examples import examples
-from tests.receive.subscribers import sliced
+from tests.receive.subscribers import nothing, one_slice, publishing, sliced
 
 # Few letters, so that random prefixes overlap; with special ones: a dot, the last byte, a zero that is not the first
 # byte, a byte that is not text.
@@ -187,6 +187,18 @@ def test_each_callback_gets_each_matching_message_once_and_in_order(
         pair.past.append((listener, numbers, expected))
     for function in functions:
         pair.subscriber.remove(function)
+
+
+def test_a_callback_gets_its_messages_of_many_match_sets_in_order() -> None:
+    subscriber, got = Subscriber(feed := one_slice(), slow=SlowPolicy(max_lag=3_600)), Collector()
+    topics = [b"A%d." % number for number in range(100)]
+    for topic in topics:
+        subscriber.on_batch(topic)(nothing)
+    subscriber.on_batch(b"A")(got.batch)
+    rows = [(topic, b"%d" % number) for number in range(3) for topic in (*topics, b"B")]
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode(rows))
+    assert [(message.topic, message.payload) for message in got.messages] == [row for row in rows if row[0] != b"B"]
 
 
 @given(st.lists(PREFIXES, unique=True, max_size=20), st.lists(TOPICS, max_size=20))

@@ -39,7 +39,7 @@ BUSY = """
         state[0] += len(batch.rows)
     resident, sent = [], 0
     with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start(timeout=60)
+        subscriber.start(timeout=200)
         for rounds in (5, 30):
             for _ in range(rounds):
                 publisher.publish_many(topics, *columns)
@@ -78,7 +78,7 @@ KEEPER = """
     def pass_by(batch):
         global other
         other += len(batch)
-    subscriber.start(timeout=60)
+    subscriber.start(timeout=200)
     before = resident_bytes()
     say("started")
     subscriber.run(until_end=True)

@@ -129,3 +129,18 @@ def test_a_conflated_message_is_delivered_once() -> None:
     assert told(got[b"T.2"]) == [(b"T.2", b"0"), (b"T.2", b"in time")]
     delivery = subscriber.statistics().delivery
     assert delivery.due == delivery.delivered + delivery.conflated
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_block_that_lacks_room_for_its_rows_twice_is_delivered(workers: int) -> None:
+    """Merged rows of A need more than the 65,536 that there is room for at first, then rows are left out."""
+    subscriber, many = Subscriber(feed := one_slice(), workers=workers, slow=PATIENT), 35_000
+    got = {prefix: Collector() for prefix in (b"A", b"A.1", b"B")}
+    for prefix, each in got.items():
+        subscriber.on_batch(prefix)(each.batch)
+    rows = [(topic, b"") for _ in range(many) for topic in (b"A.1", b"A.2")] + [(b"B.1", b"")]
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode(rows, same=[0, 1] * many + [0]))
+    assert {prefix: len(each) for prefix, each in got.items()} == {b"A": many, b"A.1": many, b"B": 1}
+    delivery = subscriber.statistics().delivery
+    assert (delivery.due, delivery.discarded) == (delivery.delivered, 0)

@@ -17,7 +17,7 @@ from blackbox import CallbackError, Feed, Message, SlowPolicy, SlowSubscriberErr
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.monitor import Monitor
 from blackbox.native.compile import compiling
-from blackbox.receive.alerts import ALERTS
+from blackbox.receive.alerts import ALERTS, Alert
 from blackbox.receive.slow_subscriber import NO_LIMIT_NS
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
@@ -76,6 +76,25 @@ def test_a_subscriber_that_was_too_slow_is_finished_and_raises() -> None:
     with pytest.raises(SlowSubscriberError):
         subscriber.stop()
     assert subscriber.is_finished
+
+
+def test_on_alert_that_raises_system_exit_does_not_keep_a_slow_subscriber_from_ending() -> None:
+    def leave(text: str) -> None:
+        raise SystemExit(text)
+
+    subscriber, _ = subscribed(feed := one_slice(), slow=SlowPolicy(max_lag=100, on_alert=leave, start_grace=0))
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        late(publisher, b"late")
+        wait_until(lambda: subscriber.is_finished)
+        with pytest.raises(SlowSubscriberError):
+            subscriber.run()
+
+
+def test_an_alert_may_name_a_file_whose_name_is_no_text() -> None:
+    text = "caf\udce9"
+    alert = Alert(kind="failed", severity="error", feed="f", host="h", pid=1, role="recorder", text=text, since_ns=1)
+    assert ALERTS.decode(alert.encode()).text == "caf\\udce9"
 
 
 @pytest.mark.parametrize("is_in_feed", [False, True])
@@ -138,7 +157,7 @@ def test_a_process_with_a_callback_that_hangs_with_the_interpreter_ends_itself()
         def hang(message):
             say("hangs")
             __import__('re').match('(a+)+$', 'a' * 64 + 'b')
-        subscriber.start(timeout=60)
+        subscriber.start(timeout=200)
         say("started")
         subscriber.run()
     """
@@ -165,7 +184,7 @@ def test_a_process_with_a_hung_compiled_callback_ends_itself(worker: bool) -> No
         def hang(batch, state):
             while state[0] >= 0:
                 state[0] += 1
-        subscriber.start(timeout=60)
+        subscriber.start(timeout=200)
         say("started")
         subscriber.run()
     """
@@ -207,6 +226,28 @@ def test_a_hung_callback_is_lag_while_blocks_of_its_worker_wait(rows: int) -> No
             gate.open.set()
         with pytest.raises(SlowSubscriberError):
             subscriber.run()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_hook_that_hangs_is_lag_and_is_named(workers: int) -> None:
+    gate = Gate()
+    slow = SlowPolicy(max_lag=0.2, grace=0.1, start_grace=0)
+    subscriber, _ = subscribed(feed := one_slice(), workers=workers, slow=slow)
+
+    @subscriber.on_epoch
+    def hang(slice_id: int, epoch: int) -> None:
+        gate.wait()
+
+    try:
+        with RawPublisher(feed) as publisher:
+            subscriber.start()
+            publisher.send(publisher.encode([(b"T", b"1")]))
+            assert gate.entered.wait(60)
+            wait_until(lambda: subscriber.state is SubscriberLife.ENDED, timeout=30)
+            with pytest.raises(SlowSubscriberError, match="hang .* has been running for"):
+                subscriber.run()
+    finally:
+        gate.open.set()
 
 
 def test_a_breakpoint_in_a_callback_is_named_in_the_error() -> None:

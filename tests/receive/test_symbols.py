@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, Feed, Gap, Publisher, Recorder, Recording, Replay, Subscriber
+from blackbox import ConfigError, Feed, Gap, Publisher, Recorder, Recording, Replay, SlowPolicy, Subscriber
 from blackbox.feed.routing.symbol import RULES, SymbolRule
 from blackbox.testing import Collector, wait_until
 from tests.archive.archives import archived_feed
@@ -104,6 +105,17 @@ def test_live_each_kind_of_callback_gets_the_messages_of_its_symbols(slices: int
     assert sorted(map(int, one.payloads)) == sorted([*expected, *(10 + n for n in expected)])
     assert sorted(many.payloads) == [b"14", b"4"]
     assert counted.total().tolist() == [2 * len(expected)]
+
+
+@pytest.mark.parametrize("action", ["warn", "conflate"])
+def test_messages_of_other_symbols_do_not_count_as_matched(action: Literal["warn", "conflate"]) -> None:
+    subscriber, got = Subscriber(feed := one_slice(), slow=SlowPolicy(action, start_grace=0)), Collector()
+    subscriber.on(symbols=["AAPL"])(got.message)
+    with publishing(feed, subscriber) as publisher:
+        rows = [(b"AAPL.x", b"1"), (b"BRK.x", b"2"), (b"BRK.x", b"3")]
+        publisher.send(publisher.encode(rows, ts_out=time.time_ns() - subscribers.LATE_NS))
+    delivery = subscriber.statistics().delivery
+    assert (delivery.matched, delivery.due, delivery.delivered) == (1, 1, 1)
 
 
 def test_a_table_has_only_the_topics_of_its_symbols(tmp_path: Path) -> None:

@@ -15,10 +15,20 @@ from hypothesis import strategies as st
 
 from blackbox import Batch, CallbackError, Gap, GapError, Message, SlowPolicy, Subscriber
 from blackbox.receive.callbacks.compiled_callback import sequence_of
+from blackbox.receive.callbacks.slice_hooks import SliceHookCaller, SliceHooks
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.book.sessions import order
 from tests.examples import examples
-from tests.receive.subscribers import LATE_NS, PATIENT, in_both_places, numbers_of, one_slice, publishing, subscribed
+from tests.receive.subscribers import (
+    LATE_NS,
+    PATIENT,
+    in_both_places,
+    nothing,
+    numbers_of,
+    one_slice,
+    publishing,
+    subscribed,
+)
 
 KEYS = (b"A", b"B")
 TOPICS = (b"A.x", b"A.y", b"B.x", b"C.x")
@@ -213,13 +223,20 @@ def test_a_hook_of_a_group_is_called_only_on_the_worker_of_the_group() -> None:
 def test_hooks_are_added_and_removed_while_it_runs() -> None:
     subscriber, _ = subscribed(feed := one_slice(), workers=2)
     told: list[Gap] = []
+
+    def hook() -> None: ...
+
     with publishing(feed, subscriber) as publisher:
         subscriber.on_gap(b"A")(told.append)
+        for _ in range(2):
+            subscriber.on_reset(hook)
         subscriber.wait_confirmed()
         lose(publisher)
         send(publisher, b"1")
         wait_until(lambda: told)
-        subscriber.remove(told.append)
+        for each in (told.append, hook):
+            subscriber.remove(each)
+        assert subscriber._registry.registered.hooks.on_reset == []
         subscriber.wait_confirmed()
         lose(publisher)
         send(publisher, b"2")
@@ -303,3 +320,43 @@ def test_books_that_may_lack_messages_are_flagged(is_full: bool) -> None:
         send(publisher, order(2, b"B", 100), topic=b"A3.A")
     assert not book.synced, "a restarted publisher may have sent only later messages"
     assert book.symbols == [b"A", b"A3"]
+
+
+class BusyWorker:
+    is_idle = staticmethod(lambda: False)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def test_workers_without_messages_of_the_same_epochs_do_not_wait_for_each_other() -> None:
+    told: list[int] = []
+    hooks, workers = SliceHooks([lambda _, epoch: told.append(epoch)], [], []), [BusyWorker(0), BusyWorker(1)]
+    caller, is_over = SliceHookCaller(0, lambda: hooks, workers), threading.Event()  # type: ignore[arg-type]
+
+    def enter(number: int, epoch: int) -> None:
+        caller.enter(number, epoch, is_over.is_set, lambda _: True)
+
+    later = threading.Thread(target=enter, args=(1, 3))
+    later.start()
+    wait_until(lambda: caller._epochs._reached.get(1) == 3)
+    earlier = threading.Thread(target=enter, args=(0, 2))
+    earlier.start()
+    earlier.join(10)
+    is_stuck = earlier.is_alive()
+    if is_stuck:
+        is_over.set()
+    enter(0, 3)
+    later.join(60)
+    assert (is_stuck, told) == (False, [2, 3])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_messages_dropped_last_are_reported_at_the_end(workers: int) -> None:
+    subscriber = Subscriber(feed := one_slice(), workers=workers, slow=SlowPolicy("drop", start_grace=0))
+    told = list[Gap]()
+    subscriber.on(b"")(nothing)
+    subscriber.on_gap(b"")(told.append)
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode([(b"A.x", b"late")] * 3, ts_out=time.time_ns() - LATE_NS))
+    assert [(gap.epoch, gap.sequence, gap.count) for gap in told] == [(1, -1, 3)]

@@ -194,12 +194,10 @@ def _note_told(kept: int, epoch: int, following: int) -> None:
 
 
 @njit(nogil=True)
-def _heard_told(kept: int, epoch: int, following: int) -> None:
-    state = order_state_at(_at(kept).state)
+def _heard_told(kept: int, epoch: int, following: int) -> bool:
     order_epochs.lose_left(_at(kept), epoch, following)
-    state.told_epoch = epoch
-    state.heard_told = max(state.heard_told, following)
-    state.told_next = following
+    is_newest: bool = order.note_told_next(order_state_at(_at(kept).state), epoch, following)
+    return is_newest
 
 
 @njit(nogil=True)
@@ -344,11 +342,12 @@ class SimulatedSlice:
 
     def _note(self, line: int, epoch: int, following: int, ends: dict[bytes, End]) -> None:
         _note_line(self._address, line, following, self._confirmed[line])
-        _heard_told(self._address, epoch, following)
+        is_newest = _heard_told(self._address, epoch, following)
         for key, end in ends.items():
             if key.startswith(self.prefixes):
                 _note_end(self._address, self._key(key), epoch, *end)
-                _note_told_end(self._address, self._key(key), following, *end)
+                if is_newest:
+                    _note_told_end(self._address, self._key(key), following, *end)
 
     def lost_line(self, line: int) -> None:
         """Note that the connection of a line broke."""

@@ -16,6 +16,7 @@ from blackbox import Batch, Feed, Message, Publisher, Recording, SlowPolicy, Sub
 from blackbox.block.position import Position
 from blackbox.errors import SubscriberError
 from blackbox.receive.callbacks.checkpoint import Checkpoint
+from blackbox.receive.slices.commands import Commands
 from blackbox.receive.stream import Stream
 from blackbox.receive.stream_queue import StreamQueue
 from blackbox.receive.supervise import checkpoints
@@ -172,6 +173,29 @@ def test_a_callback_that_raises_ends_checkpoints() -> None:
                     pass
         with pytest.raises(SubscriberError, match="ZeroDivisionError"):
             subscriber.stop()
+
+
+def test_a_wait_for_all_messages_does_not_cross_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would hold a slice that the other needs."""
+    subscriber, real, seen = Subscriber(feed := sliced(2, key_bytes=2)), Commands.put_checkpoint, list[bool]()
+    subscriber.on(b"S")(nothing)
+    main = threading.current_thread()
+    other = threading.Thread(
+        target=lambda: seen.append(checkpoints.wait_until_complete(subscriber._supervisor, [0, 1], ENOUGH_S))
+    )
+
+    def put(commands: Commands, checkpoint: Checkpoint) -> None:
+        real(commands, checkpoint)
+        if threading.current_thread() is main and other.ident is None:
+            other.start()
+            other.join(0.2)  # it waits for this one, or has put its own into both slices
+
+    with Publisher(feed), subscriber:
+        monkeypatch.setattr(Commands, "put_checkpoint", put)
+        with subscriber.checkpoint(ENOUGH_S):
+            pass
+        other.join(ENOUGH_S)
+    assert seen == [True]
 
 
 def test_checkpoints_that_are_rejected() -> None:

@@ -266,6 +266,19 @@ def test_failing_to_write_positions_raises_and_keeps_the_old_ones(tmp_path: Path
     assert kept(tmp_path).slices == {0: (publisher.epoch, 0)}
 
 
+def test_a_start_whose_position_cannot_be_written_ends_and_frees_the_name(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed):
+        (tmp_path / "strategy-1.new").mkdir()
+        subscriber, _ = consumer(feed, tmp_path)
+        with pytest.raises(PositionError, match="cannot be kept: Is a directory"):
+            subscriber.start()
+        assert subscriber.state is SubscriberLife.ENDED
+        (tmp_path / "strategy-1.new").rmdir()
+        with consumer(feed, tmp_path)[0]:
+            pass
+
+
 LOST = "slice 0: lost 3 from 2 of epoch 1 on"
 
 
@@ -329,7 +342,36 @@ def test_a_consumer_that_lost_messages_is_held_until_it_is_released(
             subscriber.run()
         found = kept(positions)
         assert (found.slices, found.accepted) == ({0: Position(1, 6)}, {})
-        assert found.held == {0: Held(Position(1, 6), 1, is_upper_bound=False)}
+        assert found.held == {0: Held(Position(1, 6), 7, 1, is_upper_bound=False)}
+
+
+def test_a_released_loss_of_a_key_does_not_end_the_consumer_again(tmp_path: Path) -> None:
+    feed = archived_feed(key_bytes=1)
+
+    def consumer_of_a(**settings: Any) -> tuple[Subscriber, list[int]]:
+        made = Subscriber(feed, name="strategy-1", positions=tmp_path / "positions", on_gap="stop", **settings)
+        got = list[int]()
+        made.on(b"A", fields=("sequence",))(got.append)
+        return made, got
+
+    with recorded(feed, tmp_path) as (publisher, recorder):
+        subscriber, got = consumer_of_a()
+        subscriber.start()
+        send(publisher)
+        wait_until(lambda: got == [0])
+        publisher.heartbeat()
+        with subscriber.checkpoint():
+            pass
+        publisher.send(publisher.encode([(b"B.x", b"")] * 3))
+        lose(publisher, 1)
+        send(publisher)
+        with pytest.raises(GapError):
+            subscriber.run()
+        wait_recorded(recorder, 5)
+        subscriber, got = consumer_of_a(release=True)
+        subscriber.start()
+        wait_until(lambda: got == [5])
+        subscriber.stop()
 
 
 def test_a_release_lasts_until_the_loss_is_passed(tmp_path: Path) -> None:
@@ -356,7 +398,7 @@ def test_a_loss_in_the_process_of_a_slice_holds_the_consumer(tmp_path: Path) -> 
 
 def test_a_held_consumer_is_listed_and_stays_held_when_moved(tmp_path: Path) -> None:
     file = PositionFile(tmp_path, "strategy-1")
-    held = {0: Held(Position(1, 2), 3, is_upper_bound=True)}
+    held = {0: Held(Position(1, 2), 5, 3, is_upper_bound=True)}
     file.keep("tape", {0: Position(1, 1)}, held)
     assert "lost at most 3 from 2 of epoch 1 on" in " ".join(invoke("positions", tmp_path).out.split())
     assert invoke("positions", tmp_path, "--name", "strategy-1", "--to", "0:1:0").status == 0
@@ -373,7 +415,7 @@ def test_a_held_consumer_is_listed_and_stays_held_when_moved(tmp_path: Path) -> 
 def test_a_release_keeps_a_position_that_was_stored_until_the_name_was_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, own = {0: Held(Position(1, 2), 3, is_upper_bound=False)}, PositionFile.own
+    held, own = {0: Held(Position(1, 2), 5, 3, is_upper_bound=False)}, PositionFile.own
     PositionFile(tmp_path, "strategy-1").keep("tape", {0: Position(1, 0)}, held)
 
     def store_and_own(file: PositionFile, wait_s: float) -> None:

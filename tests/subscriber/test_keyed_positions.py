@@ -31,7 +31,7 @@ from tests.subscriber.test_checkpoints import ENOUGH_S, elsewhere_of
 def begun(feed: Feed, since: Any, prefix: bytes = b"", **settings: Any) -> tuple[Subscriber, Heard]:
     subscriber = Subscriber(feed, repair_wait=600, **settings)
     heard = Heard(subscriber, prefix)
-    subscriber.start(timeout=60, since=since)
+    subscriber.start(timeout=200, since=since)
     return subscriber, heard
 
 
@@ -271,7 +271,7 @@ def test_a_reader_epochs_behind_resumes_exactly_once(tmp_path: Path, seed: int) 
                 # The first consumer begins live, in the middle of an epoch; earlier messages are not its own.
                 before = market.count if (round_, number) == (0, 0) else 0
                 if number == 0:
-                    subscriber.start(timeout=60, since=positions)
+                    subscriber.start(timeout=200, since=positions)
                 market.publish(range(90), chance.choice((30, 500)))
                 count += market.count
                 wait_recorded(recorder, count)
@@ -285,7 +285,7 @@ def test_a_reader_epochs_behind_resumes_exactly_once(tmp_path: Path, seed: int) 
             subscriber.terminate()
         subscriber = Subscriber(feed, on_gap="repair", repair_wait=600)
         stream = subscriber.stream(b"", limit=1 << 20)
-        subscriber.start(timeout=60, since=positions)
+        subscriber.start(timeout=200, since=positions)
         subscriber.wait_live(60)
         stack.close()
         subscriber.run(until_end=True)

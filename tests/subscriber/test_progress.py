@@ -11,11 +11,13 @@ from random import Random
 import pytest
 
 from blackbox import Feed
-from blackbox.archive.consumer_positions import CONSUMERS, ConsumerStore, Owner, PositionFile, owned_consumers
+from blackbox.archive.consumer_positions import CONSUMERS, ConsumerStore, Kept, Owner, PositionFile, owned_consumers
 from blackbox.archive.maintain.deleter import needs
+from blackbox.block.form.layout import VERSION
 from blackbox.block.position import Position
 from blackbox.errors import PositionError
 from blackbox.subscriber.consumer import Consumer, ConsumerLife
+from blackbox.subscriber.progress import Progress
 from blackbox.subscriber.start_position import Beginning
 from tests.examples import examples
 
@@ -222,3 +224,10 @@ def test_a_position_is_never_after_handled_messages_and_never_before_the_last_ch
             for fd in world.disk.held:
                 os.close(fd)
     assert findings == []
+
+
+def test_slices_without_a_given_position_begin_at_the_stored_one() -> None:
+    kept = Kept(VERSION, "tape", 0, {0: Position(5, 100), 1: Position(5, 200)})
+    given = Beginning({0: Position(5, 150)})
+    found = Progress("tape", 2, Path("strategy-1.positions")).resume(kept, given, release=False)
+    assert found.since == {0: Position(5, 150), 1: Position(5, 200)}

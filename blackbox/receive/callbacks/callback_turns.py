@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from operator import length_hint
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from blackbox.block.batch.batch_rows import warm_up_batches
 from blackbox.block.batch.received_block import ReceivedBlock
 from blackbox.native.compile.jit import njit, warm_up
 from blackbox.native.memory.intrinsics import inner, int32s_at
-from blackbox.receive.callbacks.callbacks import Callback, run_calls
+from blackbox.receive.callbacks.callbacks import STRIDE, Callback, run_calls
 from blackbox.receive.deliver.call_compiled import call_compiled
 from blackbox.receive.deliver.select_rows import entry_at
 from blackbox.receive.deliver.worker_state import (
@@ -33,9 +33,6 @@ from blackbox.receive.deliver.worker_state import (
 
 OnError = Callable[[Callback, BaseException, Batch, int], bool]
 """Error handler, see `Callback.give`."""
-
-_STRIDE: Final = 256
-"""Messages between two checks for the end."""
 
 
 @inner
@@ -197,7 +194,7 @@ def give_message_by_message(takers: Sequence[Taker], turns: NDArray[numpy.int64]
     calls: list[Any] = [taker.calls for taker in takers]
     run = map(next, map(calls.__getitem__, each))
     while length_hint(each) and not is_over():
-        error = run_calls(run, each, _STRIDE)
+        error = run_calls(run, each, STRIDE)
         if error is not None and not takers[int(turns[len(turns) - length_hint(each) - 1])].failed(error):
             break
     done = turns[: len(turns) - length_hint(each)]

@@ -28,7 +28,7 @@ Kind = Literal["message", "batch", "compiled", "book"]
 IN_SLICE: Final = -1
 """Worker number of the slice thread itself, the last entry of a table."""
 _ALL = -1
-_STRIDE = 256
+STRIDE: Final = 256
 """Messages between two checks for the end."""
 
 
@@ -160,7 +160,7 @@ class Callback:
         calls, left = self.calls(batch)
         failed = 0
         while length_hint(left) and not is_over():
-            if (error := run_calls(calls, left, _STRIDE)) is not None:
+            if (error := run_calls(calls, left, STRIDE)) is not None:
                 failed += 1
                 if not on_error(self, error, batch, len(batch) - length_hint(left) - 1):
                     break

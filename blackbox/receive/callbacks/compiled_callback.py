@@ -94,12 +94,6 @@ def ts_out_of(batch: CompiledBatch, row: int) -> Any:
 
 
 @njit(inline="always")
-def ts_recv_of(batch: CompiledBatch, row: int) -> Any:
-    """Return the receive time of a row; of a block merged by a replay, `batch.ts_recv` is the latest."""
-    return batch.origins[2 * len(batch.ts_event) + row] if len(batch.origins) else batch.ts_recv
-
-
-@njit(inline="always")
 def topic_number(batch: CompiledBatch, row: int) -> int:
     """Return the number of a row's topic."""
     return batch.topic_numbers[batch.topic_index[row]]

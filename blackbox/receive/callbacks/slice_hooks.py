@@ -6,12 +6,15 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from blackbox.errors import CallbackError
 from blackbox.receive.callbacks.callbacks import callback_error
 
 if TYPE_CHECKING:
     from blackbox.receive.deliver.worker import Worker
 
 _TICK_S: Final = 0.001
+OnError = Callable[[CallbackError], bool]
+"""It gets exceptions of hooks and returns whether to continue."""
 
 
 class SliceHooks(NamedTuple):
@@ -36,6 +39,8 @@ class _Gate:
         self._changed = threading.Condition()
         self._reached: dict[int, int] = {}
         """Last turn that each worker has reached. A publisher whose clock was set back begins an earlier epoch."""
+        self._waits_at: dict[int, int] = {}
+        """Turn at which each worker waits; 0: it does not wait."""
         self._passed = 0
 
     def pass_through(
@@ -46,18 +51,23 @@ class _Gate:
         One of them calls `do` with the previous turn. Returns also if `is_over`.
         """
         with self._changed:
-            self._reached[number] = turn
+            self._reached[number] = self._waits_at[number] = turn
             while waits and self._passed != turn and not self._have_all_come(turn):
                 if is_over():
                     return
                 self._changed.wait(_TICK_S)
+            self._waits_at[number] = 0
             before, self._passed = self._passed, turn
             self._changed.notify_all()
             if before != turn:
                 do(before)
 
     def _have_all_come(self, turn: int) -> bool:
-        return all(self._reached.get(each.number, 0) == turn or each.is_idle() for each in self._workers)
+        """Return True if no worker has earlier work. One without messages of this turn may wait at a later one."""
+        return all(
+            self._reached.get(each.number, 0) == turn or self._waits_at.get(each.number, 0) > turn or each.is_idle()
+            for each in self._workers
+        )
 
 
 class SliceHookCaller:
@@ -72,31 +82,31 @@ class SliceHookCaller:
         self._slice_id, self._hooks = slice_id, hooks
         self._epochs, self._lives = _Gate(workers), _Gate(workers)
 
-    def enter(self, number: int, epoch: int, is_over: Callable[[], bool]) -> None:
-        """Arrive at an epoch in the thread of worker `number`, or IN_SLICE; return when it may deliver or `is_over`.
+    def enter(self, number: int, epoch: int, is_over: Callable[[], bool], on_error: OnError) -> None:
+        """Arrive at an epoch in the thread of worker `number`, or IN_SLICE; return when it may deliver or `is_over`."""
 
-        Raises CallbackError if a hook raises.
-        """
+        def tell(before: int) -> None:
+            if self._call("on_epoch", self._hooks().on_epoch, on_error, self._slice_id, epoch) and before != 0:
+                self._call("on_reset", self._hooks().on_reset, on_error)
+
         hooks = self._hooks()
         waits = any((hooks.on_epoch, hooks.on_reset))
-        self._epochs.pass_through(
-            number, epoch, waits=waits, is_over=is_over, do=lambda before: self._tell_epoch(epoch, is_first=before == 0)
-        )
+        self._epochs.pass_through(number, epoch, waits=waits, is_over=is_over, do=tell)
 
-    def go_live(self, number: int, turn: int, is_over: Callable[[], bool]) -> None:
+    def go_live(self, number: int, turn: int, is_over: Callable[[], bool], on_error: OnError) -> None:
         """Do the same for the switch to live. `turn`: number of switches so far."""
-        self._lives.pass_through(number, turn, waits=True, is_over=is_over, do=lambda _: self._tell_live())
 
-    def _tell_epoch(self, epoch: int, *, is_first: bool) -> None:
-        self._call("on_epoch", self._hooks().on_epoch, self._slice_id, epoch)
-        self._call("on_reset", () if is_first else self._hooks().on_reset)
+        def tell(_: int) -> None:
+            self._call("on_live", self._hooks().on_live, on_error, self._slice_id)
 
-    def _tell_live(self) -> None:
-        self._call("on_live", self._hooks().on_live, self._slice_id)
+        self._lives.pass_through(number, turn, waits=True, is_over=is_over, do=tell)
 
-    def _call(self, which: str, hooks: Iterable[Callable[..., object]], *arguments: int) -> None:
+    def _call(self, which: str, hooks: Iterable[Callable[..., object]], on_error: OnError, *arguments: int) -> bool:
+        """Call hooks, also after one that raises; return False to stop."""
         for hook in hooks:
             try:
                 hook(*arguments)
-            except BaseException as error:  # a user's function may raise anything, even SystemExit
-                raise callback_error(f"slice {self._slice_id}: {which}", error) from error
+            except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, even SystemExit
+                if not on_error(callback_error(f"slice {self._slice_id}: {which}", error)):
+                    return False
+        return True

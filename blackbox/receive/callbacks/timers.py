@@ -32,8 +32,8 @@ class Timers:
         self._on_error = on_error
         self.next_ns = NEVER
         """Time of the next call; before the start, any time."""
-        self.least_ns = min((timer.interval_ns for timer in self._timers), default=NEVER)
-        """Shortest interval. If the next time is further away, a live clock was set back."""
+        self.least_ns = NEVER
+        """Shortest interval of a timer. If the next time is further away, a live clock was set back."""
         self.reset()
 
     def reset(self) -> None:
@@ -44,7 +44,7 @@ class Timers:
     def begin(self, ts_ns: int) -> None:
         """Start with the first multiples after a time."""
         self._due = [timer.first_after(ts_ns) if timer.active else NEVER for timer in self._timers]
-        self.next_ns = min(self._due, default=NEVER)
+        self._note_next()
 
     def advance(self, to_ns: int, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Call timers due up to a time, ordered by time, then by registration; return False to stop.
@@ -61,7 +61,7 @@ class Timers:
                 self._due[number] = now_ns + timer.interval_ns if timer.active else NEVER
                 if timer.active and not self._call(timer, now_ns):
                     return False
-            self.next_ns = min(self._due)
+            self._note_next()
         return True
 
     def is_due(self, now_ns: int) -> bool:
@@ -78,7 +78,11 @@ class Timers:
         for number, timer in enumerate(self._timers):
             if self._due[number] <= to_ns:
                 self._due[number] = timer.first_after(to_ns) - timer.interval_ns
+        self._note_next()
+
+    def _note_next(self) -> None:
         self.next_ns = min(self._due, default=NEVER)
+        self.least_ns = min((timer.interval_ns for timer in self._timers if timer.active), default=NEVER)
 
     def _call(self, timer: Timer, now_ns: int) -> bool:
         try:

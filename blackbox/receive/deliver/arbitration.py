@@ -17,6 +17,7 @@ from blackbox.native.system.posix import monotonic_ns, now_ns
 from blackbox.native.tables.name_table import FULL
 from blackbox.native.tables.prefix_trie import Trie, longest_prefix
 from blackbox.receive.clocks import clock_state_at, note_clocks
+from blackbox.receive.deliver.conflation import flush, pending
 from blackbox.receive.deliver.deliver_in_order import (
     ALL,
     NO,
@@ -29,10 +30,10 @@ from blackbox.receive.deliver.deliver_in_order import (
     leave_shared_buffer,
     let_all_go,
     line_of,
+    live_row_of,
     look_at_held,
     note_late,
     put_aside,
-    row_of,
     take_back,
 )
 from blackbox.receive.deliver.worker_queues import fail, tell_losses
@@ -54,6 +55,7 @@ from blackbox.receive.slice_memory import (
     SliceAt,
     TableAt,
 )
+from blackbox.receive.slow_subscriber import Action
 from blackbox.receive.state import Reason, slice_counters_at, slice_state_at
 from blackbox.transport.libzmq import msg_close, msg_data, msg_size
 
@@ -151,7 +153,7 @@ def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Heade
             put_aside(at, place)
     elif verdict != Verdict.DUPLICATE:
         note_late(at, key)
-        result = deliver_block(at, table, trie, row_of(at, verdict), now)
+        result = deliver_block(at, table, trie, live_row_of(at, verdict), now)
     if result == 0:
         result = go_on(at, table, trie, NO)
     return result if result != 0 else look_at_held(at, table, trie, tick)
@@ -186,6 +188,15 @@ def _line_of_first_doubted(at: SliceAt) -> int:
 
 
 @njit(nogil=True, cache=True)
+def _deliver_waiting(at: SliceAt, table: TableAt, trie: Trie) -> int:
+    """Deliver conflated messages before another epoch begins, whose losses come after them. Return 0 or FAILED."""
+    if at.action != Action.CONFLATE or pending(at) == 0:
+        return 0
+    result: int = flush(at, table, trie, now_ns(), YES)
+    return result
+
+
+@njit(nogil=True, cache=True)
 def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
     """Leave the previous epoch, then deliver the kept blocks of this one. Return 0 or FAILED."""
     put_aside(at, numpy.int64(AT_BEGIN))
@@ -196,6 +207,8 @@ def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
         let_all_go(at)
     else:
         result = deliver_held(at, table, trie, ALL)
+    if result == 0:
+        result = _deliver_waiting(at, table, trie)
     if result == 0:
         begin_live_epoch(at.order, epoch_before(epochs))
         if has_losses(at.order):
@@ -256,6 +269,8 @@ def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
         return 0
     if entered == Reason.FAILED:
         return Reason.FAILED
+    if entered == EpochVerdict.NEW:  # numbers of keys may have changed
+        key = number_key(at.order, msg_data(at.scratch + KEY_AT), msg_size(at.scratch + KEY_AT))
     state = slice_state_at(at.state)
     untrue_end = state.finished_lines & (1 << line)
     if untrue_end != 0:
@@ -310,9 +325,9 @@ def _deliver_image(at: SliceAt, table: TableAt, trie: Trie, header: Header, now:
 
 
 @inner
-def _enter_archived(at: SliceAt, table: TableAt, epoch: int, sequence: int) -> int:
+def _enter_archived(at: SliceAt, table: TableAt, trie: Trie, epoch: int, sequence: int) -> int:
     """Enter an epoch of archives, and report the losses before it. Return 0 or FAILED."""
-    result = 0
+    result = _deliver_waiting(at, table, trie) if epoch > order_state_at(at.order.state).epoch else 0
     while result == 0 and enter_archived(at.order, epoch, sequence):
         result = tell_losses(at, table, now_ns())
     return result
@@ -329,8 +344,11 @@ def order_recorded(at: SliceAt, table: TableAt, trie: Trie, filters: Trie, now: 
     if key == FULL or header.epoch < state.epoch or is_void(at.order, state.answering):
         slice_counters_at(at.counters).stale += header.count
         return 0
-    if _enter_archived(at, table, header.epoch, header.sequence) != 0:
+    epoch = state.epoch
+    if _enter_archived(at, table, trie, header.epoch, header.sequence) != 0:
         return Reason.FAILED
+    if state.epoch != epoch:  # numbers of keys may have changed
+        key = _key_recorded(at, filters)
     verdict = judge_recorded(at.order, key, header, span_of(header, msg_data(at.scratch + BODY_AT)))
     if verdict != Verdict.DUPLICATE and deliver_recorded(at, table, trie, key, verdict, now) != 0:
         return Reason.FAILED
@@ -353,7 +371,7 @@ def take_note(at: SliceAt, table: TableAt, trie: Trie, filters: Trie) -> int:
     if what in (_PASSED, _ALL):
         is_all = numpy.int64(what == _ALL)
         if note_passed(at.order, epoch, number, is_all, lines, monotonic_ns()):
-            result = _enter_archived(at, table, epoch, number)
+            result = _enter_archived(at, table, trie, epoch, number)
             note_passed(at.order, epoch, number, NO, lines, monotonic_ns())
     elif what == _GONE:
         note_gone(at.order, epoch, number)
@@ -364,6 +382,6 @@ def take_note(at: SliceAt, table: TableAt, trie: Trie, filters: Trie) -> int:
         if key != FULL and epoch == state.epoch:
             note_end(at.order, key, epoch, number, note[3])
     elif what == _GIVE_UP and live != 0:
-        result = _enter_archived(at, table, live, NO)
+        result = _enter_archived(at, table, trie, live, NO)
         give_up(at.order, lines)
     return result if result != 0 else go_on(at, table, trie, NO)

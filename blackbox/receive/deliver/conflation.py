@@ -21,7 +21,15 @@ from blackbox.block.form.encode import (
     write_body,
     write_template,
 )
-from blackbox.block.form.format import FLAG_FIXED, FLAG_SAME, has_value, layout_of, read_header, sequence_of
+from blackbox.block.form.format import (
+    FLAG_FIXED,
+    FLAG_RECORDED,
+    FLAG_SAME,
+    has_value,
+    layout_of,
+    read_header,
+    sequence_of,
+)
 from blackbox.feed.routing.compiled_routing import find_key
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.memory.records import Field, SharedRecord, record_at
@@ -31,7 +39,7 @@ from blackbox.receive.deliver.dispatch import DueBlock, any_full, dispatch, matc
 from blackbox.receive.deliver.worker_queues import fail, tell_losses
 from blackbox.receive.order.losses import has_losses, number_key
 from blackbox.receive.slice_memory import ENVELOPE_AT, NEWEST_AT, NEWEST_HEAD_AT, ConflationAt, SliceAt, TableAt
-from blackbox.receive.state import slice_counters_at
+from blackbox.receive.state import slice_counters_at, slice_state_at
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init_size
 
 ARENA_BYTES: Final = 64 << 20
@@ -54,6 +62,8 @@ class ConflationState(SharedRecord):
     epoch = Field()
     has_same = Field()
     """1: some messages had several topics."""
+    recorded = Field()
+    """1: some of the waiting messages are from an archive."""
 
 
 _state_at = record_at(ConflationState)
@@ -219,6 +229,10 @@ def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> i
     )
     origin = Origin(state.schema_id, at.slice_id, at.key_rule, state.epoch)
     message, head = at.scratch + NEWEST_AT, at.scratch + NEWEST_HEAD_AT
+    slice_state = slice_state_at(at.state)
+    excused_ns = slice_state.excused_ns
+    if state.recorded != 0:
+        slice_state.excused_ns = max(excused_ns, now - min(state.ts_out, state.ts_in))
     done = numpy.int64(0)
     result = 0
     stop = numpy.int64(0)
@@ -233,10 +247,11 @@ def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> i
         write_template(head, plan, msg_data(message), False, origin, state.ts_in)
         first = int64s_at(newest.sequences + 8 * order[done], 1)[0]
         number_header(head, first, first, numpy.int64(0))
-        finish_header(head, state.ts_out, numpy.int64(0))
+        finish_header(head, state.ts_out, FLAG_RECORDED * state.recorded)
         result = dispatch(at, table, trie, DueBlock(head, message, numpy.int64(0), now, _YES), numpy.int64(0))
         msg_close(message)
         done = plan.stop
+    slice_state.excused_ns = excused_ns
     if result != 0:
         done = count
     for i in range(done):
@@ -259,7 +274,7 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, block: DueBlock) -> int:
     header = read_header(block.head)
     newest = at.conflation
     state = _state_at(newest.state)
-    if state.pending > 0 and state.epoch != header.epoch:
+    if state.pending > 0 and state.epoch != header.epoch:  # of an untracked key: others begin an epoch themselves
         result = flush(at, table, trie, block.ts_recv, _YES)
         if result != 0:
             return result
@@ -281,6 +296,8 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, block: DueBlock) -> int:
     callbacks = int64s_at(table.callbacks_of_set, table.sets)
     state.ts_out = header.ts_out
     state.ts_in = header.ts_in if state.pending == 0 else min(state.ts_in, header.ts_in)
+    recorded = numpy.int64(header.flags & FLAG_RECORDED != 0)
+    state.recorded = recorded if state.pending == 0 else state.recorded | recorded
     state.schema_id = header.schema_id
     state.epoch = header.epoch
     has_same = header.flags & FLAG_SAME != 0
@@ -288,9 +305,9 @@ def absorb(at: SliceAt, table: TableAt, trie: Trie, block: DueBlock) -> int:
     for row in range(block.first_row, header.count):
         topic = topic_index[row]
         number = numpy.int64(matched[topic])
-        if matched[header.topics + topic] == 0:
-            continue
         wanted = callbacks[matched[header.topics + topic]]
+        if wanted == 0:
+            continue
         if number == FULL:
             _count_matched(at, wanted)
             slice_counters_at(at.counters).dropped += wanted

@@ -18,7 +18,6 @@ from blackbox.block.form.format import (
     block_header_at,
     read_header,
     row_from,
-    span_of,
 )
 from blackbox.native.memory.intrinsics import copy_bytes, inner
 from blackbox.native.system.posix import monotonic_ns, now_ns, poke
@@ -134,21 +133,20 @@ def take_back(at: SliceAt, place: int) -> None:
 
 
 @inner
-def row_of(at: SliceAt, first: int) -> int:
-    """Return the first row to deliver of the current block, by the offset of its first new sequence.
-
-    Sequences that the block omits were counted as duplicates; subtract them.
-    """
+def _row_of(at: SliceAt, first: int) -> int:
+    """Return the first row to deliver of the current block, by the offset of its first new sequence."""
     header = read_header(at.scratch + HEAD_AT)
     if header.flags & FLAG_SEQUENCES == 0:
         return first
-    body = msg_data(at.scratch + BODY_AT)
-    counters = slice_counters_at(at.counters)
-    if first == Verdict.DUPLICATE:
-        counters.duplicates += header.count - span_of(header, body)
-        return first
-    row = row_from(header, body, first)
-    counters.duplicates += row - first
+    row: int = row_from(header, msg_data(at.scratch + BODY_AT), first)
+    return row
+
+
+@inner
+def live_row_of(at: SliceAt, first: int) -> int:
+    """Do the same for a live block. Sequences that it omits were counted as duplicates; subtract them."""
+    row: int = _row_of(at, first)
+    slice_counters_at(at.counters).duplicates += row - first
     return row
 
 
@@ -168,8 +166,8 @@ def deliver_held(at: SliceAt, table: TableAt, trie: Trie, before: int) -> int:
         key, came = held_block(at.order, place).key, held_block(at.order, place).came_ns
         first = release(at.order, place)
         take_back(at, place)
-        first_row = row_of(at, first)
-        if first_row != Verdict.DUPLICATE:
+        if first != Verdict.DUPLICATE:
+            first_row = live_row_of(at, first)
             state = slice_state_at(at.state)
             state.excused_ns = now - came if came != 0 else 0
             note_late(at, key)
@@ -201,15 +199,13 @@ def go_on(at: SliceAt, table: TableAt, trie: Trie, before: int) -> int:
 def deliver_recorded(at: SliceAt, table: TableAt, trie: Trie, key: int, verdict: int, now: int) -> int:
     """Deliver the current block, which is from an archive. Return 0 or FAILED."""
     header = read_header(at.scratch + HEAD_AT)
-    result = 0
-    first_row = row_of(at, verdict)
-    if first_row != Verdict.DUPLICATE:
-        slice_counters_at(at.counters).repaired += header.count - first_row
-        state = slice_state_at(at.state)
-        state.excused_ns = now - min(header.ts_out, header.ts_in)
-        note_late(at, key)
-        result = deliver_block(at, table, trie, first_row, now)
-        state.excused_ns = 0
+    first_row = _row_of(at, verdict)
+    slice_counters_at(at.counters).repaired += header.count - first_row
+    state = slice_state_at(at.state)
+    state.excused_ns = now - min(header.ts_out, header.ts_in)
+    note_late(at, key)
+    result = deliver_block(at, table, trie, first_row, now)
+    state.excused_ns = 0
     return result
 
 

@@ -109,6 +109,7 @@ def group_by_set(table: TableAt, header: Header, body: int, envelope: int, first
     """Group rows `[first_row, stop_row)` by match set in the envelope; return how many rows some callback wants."""
     sets = int32s_at(envelope + TOPICS_AT + 4 * header.topics, header.topics)
     counts = int64s_at(table.set_counts, table.sets)
+    callbacks = int64s_at(table.callbacks_of_set, table.sets)
     made = 0
     for topic in range(header.topics):
         if counts[sets[topic]] == 0:
@@ -117,7 +118,7 @@ def group_by_set(table: TableAt, header: Header, body: int, envelope: int, first
             made += 1
     if made == 1 and stop_row == header.count:
         counts[sets[0]] = 0
-        return stop_row - first_row if sets[0] != 0 else 0
+        return stop_row - first_row if callbacks[sets[0]] != 0 else 0
     topic_index = int32s_at(body + 8 * header.count, header.count)
     for row in range(numpy.uint64(first_row), numpy.uint64(stop_row)):
         counts[unsigned(sets[unsigned(topic_index[row])])] += 1
@@ -126,7 +127,7 @@ def group_by_set(table: TableAt, header: Header, body: int, envelope: int, first
     for number in range(made):
         group = row_group(envelope, header.topics, number)
         size = counts[group.match_set] - 1
-        unwanted += size if group.match_set == 0 else 0
+        unwanted += size if callbacks[group.match_set] == 0 else 0
         group.start = place
         group.stop = place + size
         counts[group.match_set] = place

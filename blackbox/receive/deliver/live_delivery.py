@@ -65,10 +65,11 @@ class LiveDelivery:
         """Continue with another epoch; callbacks are reset."""
         delivery, (slice_id, *_) = self.delivery, self._host
         before, epoch = int(delivery.state.epoch), int(delivery.state.next_epoch)
-        try:
-            self._host.hook_caller.enter(self._number, epoch, delivery.is_over)
-        except CallbackError as failure:
-            delivery.report(failure)
+        self._counters.busy_since_ns = time.monotonic_ns()  # a hook may hang, or a worker that it waits for
+        self._host.hook_caller.enter(self._number, epoch, delivery.is_over, self._hook_raised)
+        self._counters.busy_since_ns = 0
+        if delivery.is_over():
+            return
         for callback in self._gap_hooks.callbacks if before else ():
             callback.reset(slice_id)
             if is_restart(before, epoch):
@@ -77,6 +78,7 @@ class LiveDelivery:
 
     def take_notice(self) -> None:
         """Call the hooks of a notice: a gap, or the switch to live."""
+        self._counters.busy_since_ns = time.monotonic_ns()
         state = self.delivery.state
         notice = GapNotice(numpy.frombuffer(ctypes.string_at(state.notice, GAP_NOTICE_BYTES), GapNotice.dtype))
         if notice.count == 0:
@@ -91,11 +93,11 @@ class LiveDelivery:
         state.notice = 0
 
     def _go_live(self, turn: int) -> None:
-        try:
-            self._host.hook_caller.go_live(self._number, turn, self.delivery.is_over)
-        except CallbackError as failure:
-            self._counters.errors += 1
-            self.delivery.report(failure)
+        self._host.hook_caller.go_live(self._number, turn, self.delivery.is_over, self._hook_raised)
+
+    def _hook_raised(self, failure: CallbackError) -> bool:
+        self._counters.errors += 1
+        return self.delivery.report(failure)
 
     def _report_gap(self, gap: Gap) -> None:
         for function in self._gap_hooks.told(gap.key):
@@ -105,21 +107,24 @@ class LiveDelivery:
             try:
                 function(gap)
             except BaseException as error:  # noqa: BLE001
-                self._counters.errors += 1
                 who = f"{name_of(function)}, called for a gap,"
-                self.delivery.report(callback_error(who, error, str(gap)))
+                self._hook_raised(callback_error(who, error, str(gap)))
 
     def begin_timers(self) -> None:
         """Start timers."""
-        timers, state = self.timers, self.delivery.state
-        timers.begin(time.time_ns())
-        state.tick_ns, state.tick_within_ns = timers.next_ns, timers.least_ns
+        self.timers.begin(time.time_ns())
+        self._note_tick()
 
     def call_timers(self) -> None:
         """Call due timers once each; of several missed times, only for the last."""
         now_ns = time.time_ns()
         self.timers.skip_to(now_ns)
         self._counters.busy_since_ns = time.monotonic_ns()
-        self.delivery.quit = not self.timers.advance(now_ns)
+        if not self.timers.advance(now_ns, self.delivery.is_over):
+            self.delivery.quit = True
         self._counters.busy_since_ns = 0
-        self.delivery.state.tick_ns = self.timers.next_ns
+        self._note_tick()
+
+    def _note_tick(self) -> None:
+        state = self.delivery.state
+        state.tick_ns, state.tick_within_ns = self.timers.next_ns, self.timers.least_ns

@@ -26,6 +26,8 @@ SLOT_BYTES: Final = 2 * MESSAGE_BYTES
 """A burst's slot: the envelope's and the body's message."""
 _READ_AHEAD_BYTES: Final = 256
 """Bytes prefetched per message, with time and topic: a callback may read only the beginning of larger ones."""
+_FEW_PARTS: Final = 32
+"""Parts of a callback's rows to merge one by one. More are sorted: merging each takes as long as all before it."""
 _LINE_BYTES: Final = 64
 """Bytes of a cache line."""
 
@@ -170,13 +172,21 @@ def _merge(table: WorkerTableAt, frame: int, callback: int, target: int) -> None
     callbacks = int32s_at(table.callbacks, table.total)
     rows = int32s_at(frame + rows_at(header.topics, groups), header.count)
     out = int32s_at(target, header.count)
-    used = 0
+    used = parts = 0
     for number in range(groups):
         group = row_group(frame, header.topics, number)
         for place in range(starts[group.match_set], starts[group.match_set + 1]):
             if callbacks[place] == callback:
-                used = _merge_rows(out, used, rows, group.start, group.stop)
+                if parts < _FEW_PARTS:
+                    used = _merge_rows(out, used, rows, group.start, group.stop)
+                else:
+                    for row in range(group.start, group.stop):
+                        out[used] = rows[row]
+                        used += 1
+                parts += 1
                 break
+    if parts > _FEW_PARTS:
+        out[:used].sort()
 
 
 @inner

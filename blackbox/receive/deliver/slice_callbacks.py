@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from typing import Final
 
 from blackbox.errors import SubscriberError
@@ -29,7 +28,7 @@ class SliceCallbacks:
     """
 
     def __init__(self, host: CallbackHost, table: Table) -> None:
-        self._host, self._own_counters = host, host.counters.workers[IN_SLICE]
+        self._host = host
         self._live = LiveDelivery(host, IN_SLICE, table.workers[IN_SLICE])
         self._function = _ASK(self._answer)
         self.ask = ctypes.cast(self._function, ctypes.c_void_p).value or 0
@@ -63,11 +62,8 @@ class SliceCallbacks:
             elif reason == WorkerReason.GROW:
                 delivery.memory.grow()
             elif reason == WorkerReason.EPOCH:
-                self._own_counters.busy_since_ns = time.monotonic_ns()  # a hook may hang, or a worker it waits for
                 live.enter_epoch()
-                self._own_counters.busy_since_ns = 0
             elif reason == WorkerReason.GAP:
-                self._own_counters.busy_since_ns = time.monotonic_ns()
                 live.take_notice()
             else:
                 live.call_timers()

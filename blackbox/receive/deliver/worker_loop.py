@@ -148,7 +148,6 @@ def _take(at: WorkerAt, table: WorkerTableAt, rows_used: int) -> int:
         _begin_trace(at, slot)
     state.blocks += 1
     state.pending = 0
-    state.rows_needed = 0
     counters = worker_counters_at(at.counters)
     counters.unwanted += state.left_out
     store_shared(counters, "blocks", counters.blocks + 1)
@@ -259,7 +258,8 @@ def run_block(at: WorkerAt, table: WorkerTableAt, ask: int, envelope_message: in
     msg_copy(slot + MESSAGE_BYTES, body_message)
     state.entries = state.traced = 0
     used = select(at, table, numpy.int64(0), numpy.int64(0))
-    if used < 0:
+    # Twice for a block that lacks room to merge rows, then to leave some out. TERMINATE: there was no memory.
+    while used < 0 and load_shared(slice_state_at(at.slice_state), "stopping") != Stopping.TERMINATE:
         state.entries = 0
         call_with_address(ask, WorkerReason.GROW)
         used = select(at, table, numpy.int64(0), numpy.int64(0))

@@ -14,7 +14,7 @@ from blackbox.receive.order.epochs import epoch_state_at
 from blackbox.receive.order.losses import Loss, has_losses, next_loss
 from blackbox.receive.order.state import UNKNOWN, order_state_at
 from blackbox.receive.slice_memory import COPY_AT, NOTICE_AT, SliceAt, TableAt
-from blackbox.receive.slow_subscriber import Action, act_on_lag, age_of, corrected, is_over
+from blackbox.receive.slow_subscriber import Action, act_on_lag, corrected, is_over
 from blackbox.receive.state import (
     WORKER_COUNTERS_BYTES,
     Reason,
@@ -72,7 +72,8 @@ def hand_over(at: SliceAt, worker: int, ts_out: int, ts_in: int, head_message: i
             slice_state_at(at.state).errno = error
             return Reason.FAILED
         now = now_ns() - slice_state_at(at.state).excused_ns
-        action = act_on_lag(at, corrected(at, now - ts_out), age_of(at, ts_in, now))
+        age = corrected(at, now - ts_in) if ts_in != 0 else 0
+        action = act_on_lag(at, corrected(at, now - ts_out), age)
         if action == Action.DROP:
             return GIVEN_UP
         if action != Action.PROCEED and is_over(at):
@@ -139,7 +140,7 @@ def tell_dropped(at: SliceAt, table: TableAt, worker: int, epoch: int, ts_out: i
     counters = worker_counters(at, worker)
     if counters.untold == 0:
         return 0
-    message: int = _make_notice(at, table, Loss(epoch, UNKNOWN, counters.untold, UNKNOWN, 0), ts_out)
+    message: int = _make_notice(at, table, Loss(epoch, UNKNOWN, counters.untold, UNKNOWN, 0, UNKNOWN), ts_out)
     if message == 0:
         return Reason.FAILED
     result: int = _tell(at, worker, ts_out, message)
@@ -155,7 +156,7 @@ def tell_live(at: SliceAt, table: TableAt) -> int:
     if table.listeners == 0:
         return 0
     epoch, turn = epoch_state_at(at.order.epochs).epoch, order_state_at(at.order.state).lives
-    message = _make_notice(at, table, Loss(epoch, turn, 0, UNKNOWN, 0), now_ns())
+    message = _make_notice(at, table, Loss(epoch, turn, 0, UNKNOWN, 0, UNKNOWN), now_ns())
     if message == 0:
         return Reason.FAILED
     result: int = 0
@@ -178,13 +179,14 @@ def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
         if is_over(at):
             continue
         state = slice_state_at(at.state)
-        end, accepted = loss.sequence + loss.count, state.accepted_sequence
-        is_accepted = loss.epoch < state.accepted_epoch or (loss.epoch == state.accepted_epoch and end <= accepted)
+        is_accepted = loss.epoch < state.accepted_epoch
+        is_accepted |= loss.epoch == state.accepted_epoch and loss.stop <= state.accepted_sequence
         if at.stops_at_gaps != 0 and not is_accepted:
             state.gap_epoch = loss.epoch
             state.gap_sequence = loss.sequence
             state.gap_key = loss.key
             state.gap_count = loss.count
+            state.gap_stop = loss.stop
             state.gap_is_upper_bound = loss.is_upper_bound
             return Reason.FAILED
         if table.listeners == 0:

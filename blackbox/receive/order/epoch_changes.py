@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from blackbox.native.memory.intrinsics import inner, int64s_at
 from blackbox.receive.order.epochs import epoch_state_at
+from blackbox.receive.order.keys import forget_keys
 from blackbox.receive.order.losses import begins, end_of, has_losses, lose, lose_range
 from blackbox.receive.order.repair import can_repair, catch_up
 from blackbox.receive.order.state import (
@@ -64,7 +65,7 @@ def _leave(state: OrderState, epoch: int, following: int) -> None:
 
 @inner
 def _enter_epoch(at: OrderAt, epoch: int) -> None:
-    """Begin another epoch with sequence 0."""
+    """Begin another epoch with sequence 0. Numbers of keys may change."""
     state = order_state_at(at.state)
     state.epoch = epoch
     state.end = state.proven = state.cursor = state.first = state.gone_before = state.lost_to = 0
@@ -77,6 +78,8 @@ def _enter_epoch(at: OrderAt, epoch: int) -> None:
         of_key.end = of_key.is_late = 0
         of_key.began = 0 if state.is_strict != 0 else min(of_key.began, 0)
         of_key.count = UNKNOWN if is_new else 0
+    if state.is_strict != 0:  # else keys of the earlier filters differ from new ones
+        forget_keys(at)
 
 
 @inner

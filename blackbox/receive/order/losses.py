@@ -69,12 +69,12 @@ def lose(at: OrderAt, key: int, stop: int, count: int) -> None:
     of_key.end = max(of_key.end, stop)
     of_key.count = count
     if lost > 0:
-        lose_messages(at, key, first, lost, known == UNKNOWN and lost > 1)
+        lose_messages(at, key, first, stop, lost, known == UNKNOWN and lost > 1)
 
 
 @inner
-def lose_messages(at: OrderAt, key: int, first: int, lost: int, is_upper_bound: bool) -> None:
-    """Count messages of a key as lost. `is_upper_bound`: there are at most `lost`."""
+def lose_messages(at: OrderAt, key: int, first: int, stop: int, lost: int, is_upper_bound: bool) -> None:
+    """Count messages of a key before `stop` as lost. `is_upper_bound`: there are at most `lost`."""
     state, of_key, counters = order_state_at(at.state), key_state(at, key), slice_counters_at(at.counters)
     counters.gaps = saturated(counters.gaps, lost)
     if of_key.lost == 0:
@@ -82,6 +82,7 @@ def lose_messages(at: OrderAt, key: int, first: int, lost: int, is_upper_bound: 
         of_key.next_lost = state.first_lost
         state.first_lost = key + 1
     of_key.lost += lost
+    of_key.lost_to = stop
     of_key.lost_is_upper_bound |= numpy.int64(is_upper_bound)
     state.lost_epoch = state.epoch
 
@@ -95,7 +96,8 @@ def lose_range(at: OrderAt, epoch: int, first: int, stop: int) -> None:
         state.lost_from = first
         state.lost_epoch = epoch
     state.lost += stop - first
-    state.lost_to = stop
+    if epoch == state.epoch:
+        state.lost_to = stop
 
 
 class Loss(NamedTuple):
@@ -109,6 +111,9 @@ class Loss(NamedTuple):
     """Number of the key; UNKNOWN: any keys."""
     is_upper_bound: int
     """1: `count` is an upper bound."""
+    stop: int
+    """Sequence after the last of them. Messages of other keys may lie between; unlike `sequence` it is the same in
+    each run."""
 
 
 @inner
@@ -123,6 +128,7 @@ def next_loss(at: OrderAt) -> Loss:
     """Return the next lost messages to report. Call it only if `has_losses`."""
     state = order_state_at(at.state)
     epoch, sequence, count, key = state.lost_epoch, state.lost_from, state.lost, UNKNOWN
+    stop = sequence + count
     is_upper_bound: int = 1 - state.wants_full
     if count != 0:
         state.lost = 0
@@ -130,9 +136,10 @@ def next_loss(at: OrderAt) -> Loss:
         key = state.first_lost - 1
         of_key = key_state(at, key)
         sequence, count, is_upper_bound = of_key.lost_from, of_key.lost, of_key.lost_is_upper_bound
+        stop = of_key.lost_to
         state.first_lost = of_key.next_lost
         of_key.lost = of_key.lost_is_upper_bound = 0
-    return Loss(epoch, sequence, count, key, is_upper_bound)
+    return Loss(epoch, sequence, count, key, is_upper_bound, stop)
 
 
 @inner

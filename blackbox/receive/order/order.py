@@ -237,6 +237,17 @@ def release(at: OrderAt, place: int) -> int:
     return first
 
 
+@inner
+def note_told_next(state: OrderState, epoch: int, following: int) -> bool:
+    """Note the slice sequence of a heartbeat. Return False if its line is behind: the ends of a later one are known."""
+    state.heard_told = max(state.heard_told, following)
+    state.told_epoch = epoch
+    if following < state.told_next and state.is_strict != 0:
+        return False
+    state.told_next = following
+    return True
+
+
 @njit(nogil=True, cache=True)
 def note_ends(at: OrderAt, filters: Trie, header_at: int, body: int, line: int, in_force: int, is_answer: bool) -> bool:
     """Store the ends of keys in a control block of the live epoch. Return False if they are implausible.
@@ -250,9 +261,7 @@ def note_ends(at: OrderAt, filters: Trie, header_at: int, body: int, line: int, 
         return False
     _note_line(state, line, header.sequence, header.sequence, in_force)
     lose_left(at, header.epoch, header.sequence)
-    state.heard_told = max(state.heard_told, header.sequence)
-    state.told_next = header.sequence
-    state.told_epoch = header.epoch
+    is_newest = note_told_next(state, header.epoch, header.sequence)
     layout = layout_of(header)
     offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
     ends = int64s_at(body + layout.payloads, 2 * header.count)
@@ -265,7 +274,8 @@ def note_ends(at: OrderAt, filters: Trie, header_at: int, body: int, line: int, 
             key = number_key(at, name, size)
             if key != FULL:
                 note_end(at, key, header.epoch, end, count)
-                note_told_end(at, key, header.sequence, end, count)
+                if is_newest:
+                    note_told_end(at, key, header.sequence, end, count)
     return True
 
 
@@ -367,6 +377,7 @@ def change_filters(at: OrderAt, filters: Trie, wants_full: int) -> None:
             of_key.began = of_key.is_out and UNKNOWN
         of_key.is_out = is_out
     state.wants_full = wants_full
+    state.is_full &= wants_full  # also while archives deliver: later only a part of the slice arrives
     if state.phase == Phase.LIVE:
         state.is_strict = state.is_counted = state.is_full = 0
 
@@ -389,7 +400,7 @@ def confirm(at: OrderAt, before: Trie, following: int) -> None:
         text, size = at.keys.text + starts[key], starts[key + 1] - starts[key]
         if longest_prefix(before, text, size) != 0 and of_key.began != UNKNOWN:
             if of_key.began > 0 and of_key.end > 0:  # it began too late: its earlier messages are lost
-                lose_messages(at, key, state.proven, of_key.began, of_key.began > 1)
+                lose_messages(at, key, state.proven, state.proven + of_key.began, of_key.began, of_key.began > 1)
             elif of_key.count == UNKNOWN and of_key.end == 0:
                 of_key.count = 0
         elif of_key.end <= of_key.told_end:

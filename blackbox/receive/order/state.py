@@ -83,6 +83,8 @@ class KeyState(SharedRecord):
     """Number of lost messages that are not reported yet."""
     lost_from = Field()
     """Sequence of the first of them."""
+    lost_to = Field()
+    """Sequence after the last of them."""
     lost_is_upper_bound = Field()
     """1: `lost` is an upper bound."""
     next_lost = Field()
@@ -154,7 +156,7 @@ class OrderState(SharedRecord):
     heard_next = Field()
     """Largest end of any line in the live epoch."""
     heard_told = Field()
-    """Slice sequence of the last heartbeat in the live epoch."""
+    """Largest slice sequence of a heartbeat in the live epoch."""
     told_next = Field()
     """Slice sequence of the newest heartbeat in the live epoch: that of `KeyState.told_end`."""
     told_epoch = Field()
@@ -295,10 +297,10 @@ class Order:
         *,
         repairs: bool = False,
     ) -> None:
-        self.keys = Numbering(max_keys, 8)
+        self.keys = Numbering(2 * max_keys, 8)  # of this epoch and the next one: see `forget_keys`
         self.state, self.epochs = OrderState(), EpochState()
-        self._key_states = numpy.zeros(max_keys, KeyState.dtype)
-        self._key_states["count"][:1] = UNKNOWN  # other keys when they get a number: setting all would touch 70 MB
+        self._key_states = numpy.zeros(len(self.keys.starts) - 1, KeyState.dtype)
+        self._key_states["count"][:1] = UNKNOWN  # other keys when they get a number: setting all would touch 270 MB
         self._held = numpy.zeros(HELD_BLOCKS + 1, HeldBlock.dtype)
         self.state.holds_from, self.state.lives = UNKNOWN, 1
         self.at = OrderAt(

@@ -127,8 +127,8 @@ class Subscription:
         self._withdraw_wanted(unwanted - self._covered)
         self._wanted = table.wanted
         if table.upstream != self._filters:
-            order, is_full = self._status.order, not self._status.feed.key_rule or b"" in table.upstream
-            change_filters(order.at, table.keys, int(is_full))
+            order = self._status.order
+            change_filters(order.at, table.keys, int(self._status.is_full(table.upstream)))
             if order.state.is_strict:
                 self._confirmed_keys = table.keys
         for prefix in table.upstream - self._filters:
@@ -259,7 +259,7 @@ class Subscription:
             self._settings.news.poke()
 
     def _note_refusal(self, at: SliceAt, flags: int) -> bool:
-        """Note refused filters in an answer, if any; return True if some are still wanted.
+        """Note refused filters in an answer, if any; return True if there are, so that it confirms nothing.
 
         Raises RightsError if callbacks cannot end alone, or none needs a refused filter.
         """
@@ -277,7 +277,11 @@ class Subscription:
         if not (settings.refuses_alone and (self._was_confirmed or settings.has_started)):
             raise error
         if not any(self._asks_for(each) for each in refused):
-            return False
+            if self._covered:  # perhaps these were: without them the next answer confirms
+                self._withdraw_wanted(self._covered)
+                self._covered.clear()
+                self._ask_to_confirm()
+            return True  # heartbeats let it ask again
         if all(refusal.error_of(feed, each.starts) is None for each in callbacks):
             raise error  # too many prefixes: the filter is for all topics
         self.refusals.append(refusal)

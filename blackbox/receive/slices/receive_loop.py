@@ -41,7 +41,7 @@ from blackbox.receive.deliver.conflation import flush, pending
 from blackbox.receive.deliver.deliver_in_order import ALL, deliver_held, let_all_go, line_of, look_at_held
 from blackbox.receive.deliver.dispatch import hand_block, hand_idle
 from blackbox.receive.deliver.worker_loop import idle_ms
-from blackbox.receive.deliver.worker_queues import fail
+from blackbox.receive.deliver.worker_queues import fail, tell_dropped
 from blackbox.receive.deliver.worker_state import NEVER, WorkerReason, worker_state_at
 from blackbox.receive.order.epochs import AHEAD_NS, EpochVerdict, epoch_state_at
 from blackbox.receive.order.state import is_catching_up, is_clean, order_state_at
@@ -195,6 +195,7 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
     """Without messages: release held blocks that are due, check for stuck workers, sleep."""
     counters = slice_counters_at(at.counters)
     tick = monotonic_ns()
+    slice_state_at(at.state).idle_ns = tick
     result = look_at_held(at, table, trie, tick)
     if result != 0:
         return result
@@ -214,29 +215,34 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
 
 
 @njit(nogil=True, cache=True)
-def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
+def finish(at: SliceAt, table: TableAt, trie: Trie) -> int:
     """Deliver everything that waits in the slice thread, with gaps; after TERMINATE count it as due.
 
-    A slice that began in the past and is not live yet ends where it is: archives have all that follows.
+    Return 0 or FAILED. A slice that began in the past and is not live yet ends where it is: archives have all that
+    follows.
     """
+    result = numpy.int64(0)
     if is_catching_up(at.order) and order_state_at(at.order.state).lives == 0:
         let_all_go(at)
     else:
-        deliver_held(at, table, trie, ALL)
+        result = deliver_held(at, table, trie, ALL)
     drop_all_doubted(at)
-    if at.action == Action.CONFLATE and pending(at) > 0:
-        flush(at, table, trie, now_ns(), _YES)
+    if result == 0 and at.action == Action.CONFLATE and pending(at) > 0:
+        result = flush(at, table, trie, now_ns(), _YES)
+    for worker in range(at.workers + 1):
+        if result == 0 and tell_dropped(at, table, worker, order_state_at(at.order.state).epoch, now_ns()) > 0:
+            result = numpy.int64(Reason.FAILED)
+    return result
 
 
 @inner
-def _drained(at: SliceAt, table: TableAt, trie: Trie, nothing_left: bool) -> bool:
-    """Return True if everything received before the stop was passed on."""
+def _drain(at: SliceAt, table: TableAt, trie: Trie, nothing_left: bool) -> int:
+    """Return DRAINED if everything received before the stop was passed on, FAILED, or 0 if there may be more."""
     state = slice_state_at(at.state)
     state.drain_left -= 1
     if not nothing_left and state.drain_left > 0:
-        return False
-    finish(at, table, trie)
-    return True
+        return 0
+    return Reason.DRAINED if finish(at, table, trie) == 0 else Reason.FAILED
 
 
 @inner
@@ -393,8 +399,10 @@ def run_slice(at: SliceAt, table: TableAt, trie: Trie, keys: Trie) -> int:
                 result = _accept(at, table, trie, keys, frames)
         if frames < 0:
             return fail(at)
-        if stopping != 0 and _drained(at, table, trie, frames == 0):
-            return Reason.DRAINED
+        if stopping != 0 and result != Reason.FAILED:
+            ended = _drain(at, table, trie, frames == 0)
+            if ended != 0:
+                return ended
         if own.tick_ns != NEVER and stopping == 0 and idle_ms(own) == 0:
             call_with_address(at.ask, WorkerReason.TICK)
         if frames == 0 and not _repairs_wait(at):

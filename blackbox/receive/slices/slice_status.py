@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from blackbox.block.gap import Gap
 from blackbox.block.position import Position
 from blackbox.errors import GapError
 from blackbox.feed.endpoint import SHARED_MEMORY, transport_of
@@ -32,6 +31,17 @@ class Kept(NamedTuple):
     counters: Counters
     topics: Numbering
     transport: str
+
+
+class FinalLoss(NamedTuple):
+    """Lost messages that end a subscriber."""
+
+    position: Position
+    """The first of them."""
+    stop: int
+    """Sequence after the last of them."""
+    count: int  # type: ignore[assignment]  # hides an unused method of tuples
+    is_upper_bound: bool
 
 
 class SliceStatus:
@@ -62,6 +72,10 @@ class SliceStatus:
         self._starts_at_a_time = since is not None and since.start_ns != 0
         self.first_position: Position | None = None
         """Position at which a publisher first confirmed the filters, if the slice began live."""
+
+    def is_full(self, upstream: frozenset[bytes]) -> bool:
+        """Return True if these filters accept all keys."""
+        return not self.feed.key_rule or b"" in upstream
 
     @property
     def life(self) -> SliceLife:
@@ -106,11 +120,11 @@ class SliceStatus:
         return self.order.state.phase != Phase.LIVE
 
     def silence_s(self) -> float:
-        """Return the seconds since the last message on any line; 0 once all have ended."""
+        """Return the seconds without a message on any line, at the last look for one; 0 once all have ended."""
         if self.is_finished:
             return 0.0
         heard_ns = max(self._started_ns, *(self.order.epochs.heard_ns[line] for line in range(len(self.lines))))
-        return max(0.0, (time.monotonic_ns() - heard_ns) / 1e9)
+        return max(0.0, (self.state.idle_ns - heard_ns) / 1e9)
 
     @property
     def transport(self) -> str:
@@ -136,13 +150,13 @@ class SliceStatus:
             self.first_position = self.position
 
     @property
-    def lost(self) -> Gap | None:
-        """Loss that ended the subscriber, without its key; None: none."""
+    def lost(self) -> FinalLoss | None:
+        """Loss that ended the subscriber; None: none."""
         state = self.state
         if not state.gap_count:
             return None
-        is_upper_bound = bool(state.gap_is_upper_bound)
-        return Gap(self.slice_id, state.gap_epoch, b"", state.gap_sequence, state.gap_count, 0, is_upper_bound)
+        first = Position(state.gap_epoch, state.gap_sequence)
+        return FinalLoss(first, state.gap_stop, state.gap_count, bool(state.gap_is_upper_bound))
 
     def gap_error(self) -> GapError:
         """Return the error for the loss that ends the subscriber."""

@@ -68,16 +68,14 @@ class SliceThread:
 
     def __init__(self, settings: SliceSettings, slice_id: int, table: Table, kept: Kept | None = None) -> None:
         """`kept`: continue the counters and topic numbers of an earlier slice, which begins live."""
-        feed, options = settings.feed, settings.options
         self.settings, self.slice_id = settings, slice_id
         self._since = settings.since(slice_id) if kept is None else None
         self.status = SliceStatus(settings, slice_id, self._since, kept)
         self.status.state.newest_version = table.version
         if self._since is not None:
-            is_full = not feed.key_rule or b"" in table.upstream
-            images = len(self._since.image or ())
+            images, is_full = len(self._since.image or ()), self.status.is_full(table.upstream)
             self.status.order.begin(self._since.position, images=images, is_full=is_full)
-        self.errors = SliceErrors(slice_id, settings.news, logs=options.on_error == "log")
+        self.errors = SliceErrors(slice_id, settings.news, logs=settings.options.on_error == "log")
         self.tables = Tables(table)
         self.commands = Commands(self.status)
         self.subscription = Subscription(settings, self.status, self.commands.bell)

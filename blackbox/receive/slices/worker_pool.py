@@ -10,6 +10,7 @@ import zmq
 
 from blackbox.arguments import name_of
 from blackbox.errors import SubscriberError
+from blackbox.native.compile.compiling import COMPILE_S
 from blackbox.native.system.limits import start_thread
 from blackbox.receive.callbacks.callbacks import IN_SLICE
 from blackbox.receive.callbacks.hung_callbacks import running_function
@@ -22,7 +23,6 @@ from blackbox.receive.slices.tables import Tables
 from blackbox.receive.state import Stopping
 
 _ROUTER_WAIT_MS: Final = 20
-_WORKER_START_S: Final = 120.0
 _WORKER_END_S: Final = 0.05
 
 
@@ -59,13 +59,13 @@ class WorkerPool:
     def wait_connected(self) -> zmq.Socket[bytes]:
         """Wait until every worker is connected; return the socket. Raise the error of a worker that failed."""
         assert self._router is not None
-        deadline = time.monotonic() + _WORKER_START_S
+        deadline = time.monotonic() + COMPILE_S
         for _ in self.workers:
             while not self._router.poll(_ROUTER_WAIT_MS):
                 if self._errors.first is not None:
                     raise self._errors.first
                 if time.monotonic() > deadline:
-                    text = f"slice {self._status.slice_id}: a worker did not start in {_WORKER_START_S} s"
+                    text = f"slice {self._status.slice_id}: a worker did not start in {COMPILE_S:g} s"
                     raise SubscriberError(f"{text}; `blackbox warmup` compiles in advance")
             self._router.recv_multipart()
         return self._router

@@ -29,15 +29,15 @@ def checkpoint(supervisor: Supervisor, timeout: float, by_reader: bool) -> Itera
     _check_may_pause(supervisor)
     if not acquire(supervisor.checkpoints, timeout):
         raise TimeoutError(f"another checkpoint had not ended in {timeout} s")
-    with supervisor.lock:
-        supervisor.checkpoint_thread = threading.get_ident()  # from here on no slice is released
-    slices = supervisor.slices.running
-    pause = Checkpoint(slices)
-    with supervisor.lock:
-        begin_checkpoint(supervisor, supervisor.sharers.streams())
+    pause: Checkpoint | None = None
     try:
-        for thread in slices.values():
-            thread.commands.put_checkpoint(pause)
+        with supervisor.lock:
+            supervisor.checkpoint_thread = threading.get_ident()  # from here on no slice is released
+        slices = supervisor.slices.running
+        pause = Checkpoint(slices)
+        with supervisor.lock:
+            begin_checkpoint(supervisor, supervisor.sharers.streams())
+            _put(slices, pause)
         positions = pause.wait(timeout, partial(_note_ended, supervisor, pause, slices, by_reader))
         for stream in supervisor.sharers.streams():
             for slice_id, undone in stream._undone(by_reader).items():
@@ -49,8 +49,18 @@ def checkpoint(supervisor: Supervisor, timeout: float, by_reader: bool) -> Itera
             supervisor.checkpoint_thread = 0
             for stream in supervisor.sharers.streams():
                 stream._queue.cut(begins=False)
-        pause.release()
+        if pause is not None:
+            pause.release()
         supervisor.checkpoints.release()
+
+
+def _put(slices: Mapping[int, SliceThread], pause: Checkpoint) -> None:
+    """Put a checkpoint into all slices. Call it with the supervisor's lock held.
+
+    Two checkpoints, put in another order, would each hold a slice that the other needs.
+    """
+    for thread in slices.values():
+        thread.commands.put_checkpoint(pause)
 
 
 def begin_checkpoint(supervisor: Supervisor, streams: Iterable[Stream]) -> None:
@@ -69,8 +79,8 @@ def wait_until_complete(supervisor: Supervisor, slice_ids: Collection[int], time
     slices = {n: running[n] for n in slice_ids if n in running and running[n].status.order.state.is_full == 0}
     pause = Checkpoint(slices)
     try:
-        for thread in slices.values():
-            thread.commands.put_checkpoint(pause)
+        with supervisor.lock:
+            _put(slices, pause)
         pause.wait(timeout, partial(_note_ended, supervisor, pause, slices, True))
     except TimeoutError:
         return False

@@ -12,8 +12,9 @@ from blackbox.block.form.validate import FAULT_TEXT, Fault, version_text
 from blackbox.errors import NotConfirmedError, SubscriberError
 from blackbox.feed.feed import Feed, missing_peer_hint
 from blackbox.feed.routing.key_rule import rule_text
+from blackbox.native.compile.compiling import COMPILE_S
 from blackbox.receive.slices.slice_thread import SliceThread
-from blackbox.receive.supervise.supervisor import COMPILE_S, TICK_S, SubscriberLife, Supervisor
+from blackbox.receive.supervise.supervisor import TICK_S, SubscriberLife, Supervisor
 
 log = logging.getLogger("blackbox")
 

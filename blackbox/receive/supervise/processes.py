@@ -60,7 +60,8 @@ class SliceProcess:
         failure = self.thread.failure()
         if failure is None and self.is_done and not self.thread.is_done:
             code = self._process.exitcode or 0
-            how = f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+            killed = f"was killed by signal {-code} ({signal.strsignal(-code)})"  # a real-time signal has no name
+            how = killed if code < 0 else f"ended with status {code}"
             return SubscriberError(f"slice {self.thread.slice_id}: process {self._process.pid} {how}")
         return failure
 

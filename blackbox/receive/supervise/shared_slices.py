@@ -94,6 +94,8 @@ class Share:
                     supervisor.begin(since, accepted)
                 else:
                     self._join(is_live=since is None)
+                if self.state is not SubscriberLife.RUNNING:
+                    raise EndedEarlyError("the subscriber ended before it had started")
             self.wait_confirmed(timeout)
         except BaseException as error:
             is_ending = isinstance(error, EndedEarlyError)  # unless it was terminated, it delivers what it received

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from blackbox.block.form.format import MOST_WANT_BYTES
 from blackbox.feed.feed import Feed
+from blackbox.feed.routing.prefixes import uncovered
 from blackbox.feed.symbol_choice import starts_by_slice
 from blackbox.receive.callbacks.gap_hooks import GapRules
 from blackbox.receive.callbacks.match_table import Filters, Table
@@ -23,17 +24,8 @@ all."""
 
 def _wanted(starts: Iterable[bytes]) -> frozenset[bytes]:
     """Return the topic prefixes to request from publishers that compute only wanted topics."""
-    prefixes = frozenset(_uppermost(start[:MOST_WANT_BYTES] for start in starts))
+    prefixes = frozenset(uncovered(start[:MOST_WANT_BYTES] for start in starts))
     return prefixes if len(prefixes) <= _MOST_WANTS else frozenset({b""})
-
-
-def _uppermost(prefixes: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the prefixes that begin with no other prefix."""
-    last = None
-    for prefix in sorted(set(prefixes)):
-        if last is None or not prefix.startswith(last):
-            yield prefix
-            last = prefix
 
 
 def whole_feed(feed: Feed) -> Plan:

@@ -85,6 +85,7 @@ class SliceSet:
         self.released = ReleasedSlices()
         self.returning: frozenset[int] = frozenset()
         """Released slices needed again, which start once they have ended."""
+        self._is_ending = False
         self._terminated_at = 0.0
         self._have_ended = False
 
@@ -135,6 +136,8 @@ class SliceSet:
         except BaseException:
             self.running, self.processes = before
             raise
+        if self._is_ending:  # the handler of a signal asked while this slice was made
+            thread.ask_to_stop()
 
     def runner(self, slice_id: int) -> SliceProcess | SliceThread:
         """Return the process of a slice, or its thread in this process."""
@@ -158,6 +161,7 @@ class SliceSet:
 
     def ask_to_end(self, *, at_once: bool) -> None:
         """Deliver received messages, unless `at_once`, then end."""
+        self._is_ending = True
         for thread in self.running.values():
             thread.ask_to_terminate() if at_once else thread.ask_to_stop()
 

@@ -27,15 +27,13 @@ def stopping_at_signals(stop: Callable[[int], None], terminate: Callable[[], Non
         return
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if came:
-            terminate()
-        else:
-            stop(number)
-        came.add(number)
+        is_first = not came
+        came.add(number)  # first: another one may come while `stop` waits
+        stop(number) if is_first else terminate()
 
     before = {number: signal.signal(number, handle) for number in stop_signals()}
     try:
         yield came
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python

@@ -12,19 +12,19 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from blackbox.block.batch.block_handler import NO_HANDLER, BlockHandlerAt
-from blackbox.block.gap import Gap
 from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, GapError, SlowSubscriberError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import load_schema
 from blackbox.life import Life
-from blackbox.native.compile.compiling import is_compiling
+from blackbox.native.compile.compiling import COMPILE_S, is_compiling
 from blackbox.native.system.limits import start_thread
 from blackbox.receive.alerts import Alerts, kind_of
 from blackbox.receive.publishers.refusal import Refusal
 from blackbox.receive.slices.catching_up import Archives, Since
 from blackbox.receive.slices.log_warnings import LogWarnings
 from blackbox.receive.slices.options import Options, SliceSettings
+from blackbox.receive.slices.slice_status import FinalLoss
 from blackbox.receive.slices.slice_thread import SliceThread
 from blackbox.receive.state import Stopping
 from blackbox.receive.supervise.sharers import Sharers
@@ -40,8 +40,6 @@ log = logging.getLogger("blackbox")
 TICK_S = 0.1
 _END_TICK_S = 0.01
 """The same while a publisher's end must be confirmed."""
-COMPILE_S = 1800.0
-"""Longest compilation at the first start on a machine, before the timeout begins. A slow and busy one took over 300."""
 _RELEASE_S = 0.5
 
 
@@ -100,8 +98,8 @@ class Supervisor:
             refuses_alone=block_handler is None and not processes,
         )
         self.slices = SliceSet(settings, plan, uses_processes=processes)
-        self.on_lost: Callable[[list[Gap]], None] = lambda _: None
-        """Called with the losses that end the subscriber, before the error is raised."""
+        self.on_lost: Callable[[Mapping[int, FinalLoss]], None] = lambda _: None
+        """Called with the losses that end the subscriber, by slice, before the error is raised."""
         self.stop_at_end: tuple[Share, ...] = ()
         """Subscribers to stop when their publishers have ended."""
         self.state = SubscriberLife.NEW
@@ -132,10 +130,10 @@ class Supervisor:
         `since` returns the start of each slice in the past. `accepted`: by slice, the position up to which losses do
         not end the subscriber.
         """
+        self._pid = os.getpid()
+        self._enter(SubscriberLife.RUNNING)  # first: from here on the handler of a signal may end it
         settings, schema = self.slices.settings, load_schema(self.feed.schema)
         settings = settings._replace(schema=schema, since=since or (lambda _: None), accepted=accepted or {})
-        self._pid = os.getpid()
-        self._enter(SubscriberLife.RUNNING)
         self._alerts.open()
         self.slices.settings = settings
         self.renew()
@@ -311,8 +309,8 @@ class Supervisor:
         """End because of an error."""
         if self.error is None:
             if isinstance(error, GapError):
-                losses = [thread.status.lost for thread in self.slices.running.values()]
-                self.on_lost([lost for lost in losses if lost is not None])
+                losses = {slice_id: thread.status.lost for slice_id, thread in self.slices.running.items()}
+                self.on_lost({slice_id: lost for slice_id, lost in losses.items() if lost is not None})
             self.error = error
             if not isinstance(error, SlowSubscriberError):  # its alert was sent before
                 self.report(kind_of(error), str(error))
