@@ -16,7 +16,7 @@ import numpy
 from numpy.typing import NDArray
 
 from bench.scaling.workload import Keys, Market
-from blackbox.services.relay.cover import Changes, Interest, SmallestCover
+from blackbox.services.relay.cover import Changes, Interest
 
 
 class Traffic(NamedTuple):
@@ -36,7 +36,7 @@ class Tree:
         """`fan_outs` is the number of relays below each relay of a level, from the source down."""
         self.fan_outs, self.hold_s = tuple(fan_outs), hold_s
         self.widths = [1, *(int(numpy.prod(fan_outs[: level + 1])) for level in range(len(fan_outs)))]
-        self.relays = [[Interest(SmallestCover(), hold_s) for _ in range(width)] for width in self.widths]
+        self.relays = [[Interest(hold_s) for _ in range(width)] for width in self.widths]
         self.asked = [Counter[int]() for _ in self.widths]
         """Changes received by each relay, by level."""
         self.leaf_of = numpy.arange(subscribers) * self.widths[-1] // subscribers

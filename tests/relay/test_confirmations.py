@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import ExitStack
 from typing import Literal
 
 import pytest
+import zmq
 
-from blackbox import Publisher
+from blackbox import Publisher, Relay
+from blackbox.block.form.block import Block
+from blackbox.block.form.format import CONFIRM_KEY
 from blackbox.block.position import End
 from blackbox.errors import NotConfirmedError
+from blackbox.publish.listeners.confirmations import Asked
+from blackbox.publish.listeners.subscriptions import SUBSCRIBE
+from blackbox.publish.send.confirm_subscribers import Answers
 from blackbox.services.relay import failover
 from blackbox.services.relay.failover import Failover
 from blackbox.testing import Collector, RawPublisher, wait_until
@@ -50,6 +57,43 @@ def test_a_loss_above_a_relay_is_reported_below_after_a_change_of_filters() -> N
         wait_until(lambda: subscriber.statistics().received.gaps == 1, what="a report of the loss")
         subscriber.stop()
         all_keys.stop()
+
+
+def test_a_confirmation_has_the_keys_of_this_run_only() -> None:
+    feeds = chain(key_bytes=1, max_topics=4)
+    with relayed(feeds), zmq.Context() as context, context.socket(zmq.SUB) as sub:
+        sub.linger, sub.rcvtimeo = 0, 1_000 * int(PATIENCE_S)
+        sub.connect(feeds[-1].slices[0].lines[0])
+        for keys in (b"ABCD", b"EFGH"):
+            everything, got = collected(feeds[-1])
+            with Publisher(feeds[0]) as publisher:
+                everything.start(PATIENCE_S)
+                for key in keys:
+                    publisher.publish(bytes([key]), b"1")
+                got.wait(4)
+                sub.subscribe(CONFIRM_KEY + 2 * keys)
+                ends = Block.decode(*sub.recv_multipart()).ends()
+                everything.stop()
+            assert ends == {bytes([key]): End(number, 1) for number, key in enumerate(keys, start=1)}
+
+
+def test_a_crowd_that_waits_is_judged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    (each,) = Relay(*chain())._slices
+    (line,) = each.lines
+    judged = list[Asked]()
+
+    def judge(ask: Asked) -> bool:
+        judged.append(ask)
+        return False
+
+    monkeypatch.setattr(line.way, "look", lambda _is_needed: None)  # there is no socket
+    monkeypatch.setattr(line, "send_path", lambda *_: time.monotonic_ns())
+    monkeypatch.setattr(each, "_is_due", judge)
+    for number in range(1_000):
+        each.below.note(0, -1, SUBSCRIBE + CONFIRM_KEY + b"%08d" % number, 11, 0)
+    each._send_due(Answers(each.below, []))
+    assert len(judged) == 2
+    line.close()
 
 
 def test_an_answer_after_a_long_queue_is_in_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import count
 from typing import Any, Literal
 
 import pytest
@@ -11,8 +12,10 @@ import zmq
 from blackbox import ConfigError, Feed, Publisher, Relay
 from blackbox.block.form.format import HEARTBEAT_KEY
 from blackbox.errors import EndpointError, RelayError
+from blackbox.services.relay import slice_relay
+from blackbox.services.relay.forward_loop import CLOSED
 from blackbox.services.relay.relay import RelayLife
-from blackbox.services.relay.slice_relay import SliceRelayLife
+from blackbox.services.relay.slice_relay import SliceRelay, SliceRelayLife
 from blackbox.testing import RawPublisher, wait_until
 from tests import wire
 from tests.relay.relays import PATIENCE_S, PLAIN_BEAT_NS, asked_of, chain, changes_of, collected, line_of, relayed
@@ -227,6 +230,7 @@ def test_non_blocks_are_dropped_and_damaged_blocks_forwarded() -> None:
         ({"key_bytes": 2}, "key_bytes of feed 'chain' below the relay was 2, expected 0"),
         ({"slices": 2}, "had 2 slices, expected 1"),
         ({"lines": 2}, "had lines A and B, expected line A alone"),
+        ({"heartbeat_ns": 10_000_000}, "heartbeat_ns of feed 'chain' below the relay was 10000000, expected 100000000"),
         ({"separator": "/"}, "separator of feed 'chain' below the relay was '/', expected '.'"),
     ],
 )
@@ -250,14 +254,40 @@ def test_a_relay_is_used_once_and_in_its_stages() -> None:
     feeds = chain()
     relay = Relay(*feeds, name="hop-1")
     with relay:
-        (slice_relay,) = relay._slices
+        (each,) = relay._slices
         with pytest.raises(RuntimeError, match="relay 'hop-1' was to be new when it was running, expected closed"):
             relay._enter(RelayLife.NEW)
         with pytest.raises(RuntimeError, match="slice 0 was to be new when it was running, expected ended"):
-            slice_relay._enter(SliceRelayLife.NEW)
+            each._enter(SliceRelayLife.NEW)
         with pytest.raises(EndpointError, match=f"endpoint {feeds[1].slices[0].endpoints[0]} is in use"):
             Relay(*feeds).start()
-    assert (relay.state, slice_relay.life) == (RelayLife.CLOSED, SliceRelayLife.ENDED)
+    assert (relay.state, each.life) == (RelayLife.CLOSED, SliceRelayLife.ENDED)
     with pytest.raises(RelayError, match="closed; a relay is used once"):
         relay.start()
     relay.close()
+
+
+def test_an_unexpected_end_of_the_loop_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slice_relay, "forward_until", lambda *_: CLOSED)
+    monkeypatch.setattr(SliceRelay, "_warm_up", lambda *_: None)
+    with pytest.raises(RelayError, match="libzmq's context has ended, or memory is exhausted"):
+        Relay(*chain()).run()
+
+
+def test_compiling_does_not_count_as_starting_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    (each,) = Relay(*chain())._slices
+    looks = count(1)
+
+    def compiles() -> bool:
+        if next(looks) == 9:
+            each._ready.set()
+        return True
+
+    monkeypatch.setattr(slice_relay, "start_thread", lambda _: None)
+    monkeypatch.setattr(slice_relay, "_LOOK_S", 0.0)
+    monkeypatch.setattr(slice_relay, "is_compiling", compiles)
+    each.start(timeout=0.0)
+    each._ready.clear()
+    monkeypatch.setattr(slice_relay, "COMPILE_S", 0.0)
+    with pytest.raises(RelayError, match="did not start in 0.0 s"):
+        each.start(timeout=0.0)

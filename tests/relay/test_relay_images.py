@@ -12,7 +12,7 @@ import pytest
 
 from blackbox import ConfigError, Feed, Publisher, Recorder, Relay, Subscriber
 from blackbox.archive.serve.client import ArchiveClient, SliceImage
-from blackbox.errors import ArchiveError, JournalError
+from blackbox.errors import ArchiveError, JournalError, RelayError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.services.relay import images
 from blackbox.testing import wait_until
@@ -146,3 +146,24 @@ def test_a_relay_closes_while_it_waits_for_its_source(tmp_path: Path) -> None:
     above, below = feeds_of()
     with Relay(above, below, images=tmp_path) as relay:
         assert relay.statistics().images is None
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    above, below = feeds_of()
+    (tmp_path / "file").write_bytes(b"")
+    relay = Relay(above, below, images=tmp_path / "file")
+    with pytest.raises(JournalError, match="cannot hold the images of a relay: Not a directory"):
+        relay.start()
+    assert relay.state == "closed"
+
+
+def test_any_error_of_the_images_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    above, below = feeds_of()
+
+    def fail(_self: images.RelayImages) -> dict[int, SliceImage]:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(images.RelayImages, "_images_above", fail)
+    relay = Relay(above, below, images=tmp_path)
+    with pytest.raises(RelayError, match="no images any more: a bug"), Publisher(above), relay:
+        wait_until(lambda: relay._images is not None and relay._images.error is not None, PATIENCE_S)

@@ -260,7 +260,7 @@ def test_a_right_lost_by_a_relay_is_reported_only_to_its_users(ring: Keyring) ->
 
 def test_refused_filters_are_not_confirmed_on_inproc() -> None:
     above, below = quotes(), Feed.local("quotes", slices=1, key_bytes=4, transport="inproc")
-    above = msgspec.structs.replace(above, max_subscriptions=10)
+    above = msgspec.structs.replace(above, max_subscriptions=1)
     below = msgspec.structs.replace(below, heartbeat_ns=above.heartbeat_ns)
     with Publisher(above), Relay(above, below):
         said = refused(below, *(b"%04d" % number for number in range(50)))

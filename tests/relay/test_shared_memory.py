@@ -37,7 +37,7 @@ READER = """
     def count(batch):
         global seen
         seen += len(batch)
-    subscriber.start(timeout=60)
+    subscriber.start(timeout=200)
     say(subscriber.statistics().received.transport)
     for command in iter(input, "end"):
         say(seen, subscriber.statistics().received.gaps)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+import zmq
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from blackbox import Batch, Publisher, SlowPolicy, Subscriber
+from blackbox import Batch, Publisher, Relay, SlowPolicy, Subscriber
+from blackbox.block.form.block import Block, HeaderFields
+from blackbox.block.form.rows import PayloadColumns
 from blackbox.services.monitor.serve.collector import Exposition
 from blackbox.services.monitor.serve.watched import Watched
+from blackbox.services.relay.forward_loop import ITEMS_OF_LINE, SUBSCRIPTIONS, forward_until
 from blackbox.testing import wait_until
 from tests.callbacks import count_rows
-from tests.relay.relays import PATIENCE_S, chain, is_traced, relayed
+from tests.relay.relays import PATIENCE_S, PLAIN_BEAT_NS, chain, is_traced, relayed
 
 EVERY = 16
 COUNT = 25 * EVERY
@@ -93,3 +98,28 @@ def test_hops_of_traced_messages_are_in_order_and_add_up_to_the_age(
     assert {sample.labels["hop"]: sample.value for sample in samples} == {
         f"{before} to {hop}": len(traces) for before, hop in ends
     }
+
+
+def test_subscriptions_are_read_while_traced_blocks_wait() -> None:
+    feeds = chain(transport="inproc", trace_every=1, heartbeat_ns=PLAIN_BEAT_NS)
+    (each,) = Relay(*feeds)._slices
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    with ExitStack() as stack:
+        source, sub = (stack.enter_context(context.socket(kind)) for kind in (zmq.XPUB, zmq.SUB))
+        stack.callback(each._close)
+        source.linger = sub.linger = 0
+        source.bind(feeds[0].slices[0].lines[0])
+        each._open(context)
+        (line,) = each.lines
+        line.upstream.want(b"", 1, time.monotonic())
+        line.way.look(is_needed=False)
+        while source.poll(0):
+            source.recv()
+        for number in range(5):
+            columns, fields = PayloadColumns(b"x", offsets=[0, 1]), HeaderFields(key_rule=0, sequence=number)
+            source.send_multipart(Block.encode([b"T"], [0], columns, fields).frames)
+        sub.connect(feeds[1].slices[0].lines[0])
+        sub.subscribe(b"")
+        addresses = each._addresses(numpy.zeros(2 * (1 + ITEMS_OF_LINE), numpy.int64))
+        until = time.monotonic_ns() + 10**10
+        assert forward_until(addresses, each.below.readers, line.upstream.keys, until) == SUBSCRIPTIONS

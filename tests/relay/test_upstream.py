@@ -19,7 +19,6 @@ from blackbox.block.form.format import (
 )
 from blackbox.publish.listeners.peers import Why
 from blackbox.publish.listeners.subscriptions import SUBSCRIBE, UNSUBSCRIBE
-from blackbox.services.relay.cover import SmallestCover
 from blackbox.services.relay.requests_below import ForwardedAcks
 from blackbox.services.relay.requests_up import Upstream
 from tests.examples import examples
@@ -149,7 +148,7 @@ class World:
         self.hold_s, self.nonces = random.choice([0.0, 4.0]), 0
         self.now = self.changed_at = 1_000.0
         self.heard_at = 0.0
-        self.upstream = Upstream(self.sources, SmallestCover(), self.hold_s, BEAT_S, "relay", self.new_nonce)
+        self.upstream = Upstream(self.sources, self.hold_s, BEAT_S, "relay", self.new_nonce)
         self.acks = ForwardedAcks([self.upstream])
         self.upstream.lose(self.now)
         self.peers = [Peer() for _ in range(3)]

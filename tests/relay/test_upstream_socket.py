@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 import zmq
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.publish.listeners.subscriptions import SUBSCRIBE, UNSUBSCRIBE
-from blackbox.services.relay.cover import SmallestCover
+from blackbox.services.relay import upstream_socket
+from blackbox.services.relay.failover import Failover
 from blackbox.services.relay.line_state import LineState
 from blackbox.services.relay.upstream_socket import Source, UpstreamSocket, in_the_end
 from blackbox.testing import wait_until
@@ -21,6 +23,10 @@ from tests.relay.relays import PATIENCE_S, chain
 FIRST = [b"A", b"0", b"rest"]
 
 
+def new_way(address: str) -> UpstreamSocket:
+    return UpstreamSocket({address: Source(None, "")}, 0.0, LineState(), 1_000_000_000, "relay", Pipe())
+
+
 @contextmanager
 def half_read() -> Iterator[tuple[zmq.Socket[bytes], UpstreamSocket, zmq.Socket[bytes]]]:
     """Yield a source, the upstream socket and its ZeroMQ socket; a poll made libzmq read the first part of FIRST."""
@@ -28,8 +34,7 @@ def half_read() -> Iterator[tuple[zmq.Socket[bytes], UpstreamSocket, zmq.Socket[
     with zmq.Context() as context, context.socket(zmq.XPUB) as source:
         source.linger = 0
         source.bind(address)
-        sources = {address: Source(None, "")}
-        way = UpstreamSocket(sources, SmallestCover(), 0.0, LineState(), 1_000_000_000, "relay", Pipe())
+        way = new_way(address)
         way.open(context, 1_000)
         way.upstream.want(b"A", 1, 0.0)
 
@@ -77,3 +82,23 @@ def test_requests_that_cancel_each_other_do_not_wait_for_a_connection(prefixes: 
         messages.append((UNSUBSCRIBE if prefix in in_force else SUBSCRIBE) + prefix)
         in_force ^= {prefix}
     assert sorted(in_the_end(messages)) == sorted(SUBSCRIBE + prefix for prefix in in_force)
+
+
+def test_monitors_of_sockets_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_socket, "id", lambda _: 7, raising=False)  # as of a socket that has just been freed
+    with zmq.Context() as context, ExitStack() as stack:
+        for _ in range(2):
+            way = new_way(chain()[0].slices[0].lines[0])
+            stack.callback(way.close)
+            way.open(context, 1_000)
+
+
+def test_an_address_is_there_at_every_moment_of_a_switch() -> None:
+    class Watched(list[str]):
+        def pop(self, *_at: Any) -> str:
+            raise AssertionError("another thread may see no address")
+
+    source = Failover(["tcp://only"], 1.0, "relay")
+    source.addresses = Watched(source.addresses)
+    source.switch("is silent")
+    assert source.address == "tcp://only"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Collection
 from itertools import count
 from typing import Any
@@ -12,12 +13,12 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import Publisher
+from blackbox import Publisher, Relay
 from blackbox.block.form.format import CONFIRM_KEY, HEARTBEAT_KEY
 from blackbox.native.compile.jit import njit
 from blackbox.publish.listeners.subscriptions import SUBSCRIBE, UNSUBSCRIBE
-from blackbox.services.relay.cover import SmallestCover
 from blackbox.services.relay.key_ranges import covers, ranges_of
+from blackbox.services.relay.line_state import UNWANTED_AT
 from blackbox.services.relay.requests_up import Upstream
 from blackbox.testing import RawPublisher, wait_until
 from tests.examples import examples
@@ -33,9 +34,7 @@ class Line:
         nonces, self.withdrawals = count(1), count()
         self.now, self.ignores, self.in_force = 1_000.0, ignores, set[bytes]()
         self.said = list[bytes]()
-        self.upstream = Upstream(
-            ["tcp://source"], SmallestCover(), 0.0, 1.0, "relay", lambda: next(nonces).to_bytes(8, "little")
-        )
+        self.upstream = Upstream(["tcp://source"], 0.0, 1.0, "relay", lambda: next(nonces).to_bytes(8, "little"))
         self.upstream.connect(self.now)
 
     def want(self, *prefixes: bytes, by: int = 1) -> None:
@@ -94,6 +93,47 @@ def test_many_withdrawn_filters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert line.upstream.expected.ranges is not None
     line.go_on(*prefixes, times=9)
     assert line.said.count(UNSUBSCRIBE + b"AA") == 1, "it is forgotten"
+
+
+def test_a_withdrawal_is_repeated_once_however_many_messages_come_before_its_confirmation() -> None:
+    line = Line(ignores=range(2))
+    line.want(b"A", b"B")
+    line.go_on()
+    line.want(b"B", by=-1)
+    line.go_on(times=2)
+    for repeats in (1, 2):
+        assert line.filters == {b"A", b"B"}, "the source has ignored it"
+        for _ in range(9):
+            line.upstream.note_unwanted(b"B")
+        assert line.upstream.out == [SUBSCRIBE + b"B", UNSUBSCRIBE + b"B"]
+        assert line.upstream.expected.repeats == repeats
+        assert not line.upstream.source.ignores
+        line.go_on(times=2)
+    assert line.filters == {b"A"}
+
+
+def test_data_before_a_confirmation_does_not_count_as_data_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    relay = Relay(*chain(key_bytes=1))
+    (each,) = relay._slices
+    (line,) = each.lines
+    monkeypatch.setattr(line.way, "read_news", lambda: None)  # there is no socket
+    upstream = line.upstream
+    upstream.connect(0.0)
+    for prefix in (b"A", b"B"):
+        upstream.want(prefix, 1, 0.0)
+    for now in (0.0, 100.0):
+        upstream.look(now, is_needed=False)
+        upstream.answer(now, 1, 0)
+        if now == 0.0:
+            upstream.want(b"B", -1, now)
+    upstream.note_unwanted(b"B")
+    upstream.look(200.0, is_needed=False)
+    ctypes.memmove(line.memory.scratch + UNWANTED_AT, b"B", 1)
+    line.state.has_unwanted, line.state.answered, line.state.epoch = 2, 1, 1  # in one turn, in this order
+    each._read_news()
+    assert upstream.is_confirmed(upstream.version)
+    assert upstream.expected.repeats == 1
+    line.close()
 
 
 @njit

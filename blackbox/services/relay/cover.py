@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from blackbox.block.form.format import WANT_KEY
 from blackbox.publish.listeners.peers import Why
@@ -24,21 +24,11 @@ class Changes(NamedTuple):
 NO_CHANGES: Final = Changes([], [])
 
 
-class Cover(Protocol):
-    """Decides which prefixes go upstream. A custom cover may subscribe to more than is wanted, never to less.
+class SmallestCover:
+    """Subscribes to the wanted prefixes that no other wanted prefix covers.
 
     Each prefix is added once, and removed once when no subscriber wants it.
     """
-
-    def add(self, prefix: bytes) -> Changes:
-        """Cover a new prefix."""
-
-    def remove(self, prefix: bytes) -> Changes:
-        """Stop covering a prefix."""
-
-
-class SmallestCover:
-    """Subscribes to the wanted prefixes that no other wanted prefix covers."""
 
     def __init__(self) -> None:
         self._wanted: set[bytes] = set()
@@ -71,13 +61,10 @@ class SmallestCover:
 
 
 class CoverByKind:
-    """Covers filters with `filters`, and wanted topics (after WANT_KEY) with the smallest cover.
+    """Covers filters, and wanted topics (after WANT_KEY) apart: no filter covers these."""
 
-    A larger cover of topics would make publishers compute unwanted messages.
-    """
-
-    def __init__(self, filters: Cover) -> None:
-        self._filters, self._topics = filters, SmallestCover()
+    def __init__(self) -> None:
+        self._filters, self._topics = SmallestCover(), SmallestCover()
 
     def add(self, prefix: bytes) -> Changes:
         """Cover a new prefix."""
@@ -95,14 +82,14 @@ def _behind(prefix: bytes) -> bytes:
 
 
 class Interest:
-    """Counts the subscribers of each prefix; a `Cover` turns them into subscriptions above.
+    """Counts the subscribers of each prefix; a `CoverByKind` turns them into subscriptions above.
 
     A prefix without subscribers stays covered for `hold_s` seconds, so that a new subscriber changes nothing upstream.
     All times must be from one clock.
     """
 
-    def __init__(self, cover: Cover, hold_s: float = 0.0) -> None:
-        self._cover, self._hold_s = cover, hold_s
+    def __init__(self, hold_s: float = 0.0) -> None:
+        self._cover, self._hold_s = CoverByKind(), hold_s
         self._references: Counter[bytes] = Counter()
         self._held: OrderedDict[bytes, float] = OrderedDict()
         """End of the hold of each prefix without subscribers, earliest first."""

@@ -56,7 +56,7 @@ class Failover:
     def switch(self, why: str) -> None:
         """Switch to the next address."""
         before = self.address
-        self.addresses.append(self.addresses.pop(0))
+        self.addresses = [*self.addresses[1:], before]  # at once: other threads read it
         if self.address != before:
             self._warn("%s: %s %s: switches to %s", before, why, self.address)
 

@@ -1,8 +1,8 @@
 """The compiled loop of a relay's slice: moves blocks from XSUB to XPUB sockets without the GIL.
 
 A message is moved between sockets, never copied; for readers of shared memory it is also written there, and on
-multicast lines it is sent as datagrams. The loop reads
-the ends of the slice and of all keys from control blocks, since confirmations report them.
+multicast lines it is sent as datagrams. The loop reads the ends of the slice and of all keys from control blocks,
+since confirmations report them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy
+from numpy.typing import NDArray
 
 from blackbox.block.form.encode import seal_header
 from blackbox.block.form.format import (
@@ -36,8 +37,8 @@ from blackbox.native.compile.jit import njit
 from blackbox.native.memory.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at, load_word
 from blackbox.native.memory.records import load_shared
 from blackbox.native.system.posix import drain_pipe, monotonic_ns, now_ns, poke
-from blackbox.native.tables.name_table import FULL, number_of
-from blackbox.native.tables.prefix_trie import Trie, longest_prefix
+from blackbox.native.tables.name_table import FULL, forget_names, number_of
+from blackbox.native.tables.prefix_trie import Trie
 from blackbox.services.relay.key_ranges import covers
 from blackbox.services.relay.line_state import (
     BODY_AT,
@@ -99,8 +100,6 @@ FAILED: Final = 6
 ITEMS_OF_LINE: Final = 3
 _BURST: Final = 64
 """Most blocks of a line per turn."""
-_READ_EVERY_NS: Final = 5_000_000
-"""Time between two checks of subscriptions while blocks pass."""
 _HEARTBEAT: Final = HEARTBEAT_KEY[1]
 _CONFIRM: Final = CONFIRM_KEY[1]
 _PATH: Final = PATH_KEY[1]
@@ -204,10 +203,10 @@ def _share(at: SliceRelayAt, line: LineAt) -> bool:
 
 
 @inner
-def _share_wanted(at: SliceRelayAt, line: LineAt, readers: Trie) -> bool:
+def _share_wanted(at: SliceRelayAt, line: LineAt, readers: NDArray[numpy.int64]) -> bool:
     """Do the same if a reader subscribes to the block's key."""
-    key = line.scratch + KEY_AT
-    is_wanted = has_readers(at.shared) and longest_prefix(readers, msg_data(key), msg_size(key)) != 0
+    key, ranges = line.scratch + KEY_AT, numpy.int64(readers.ctypes.data)
+    is_wanted = has_readers(at.shared) and covers(ranges, readers.shape[1], msg_data(key), msg_size(key))
     return not is_wanted or _share(at, line)
 
 
@@ -230,12 +229,10 @@ def _cast(at: SliceRelayAt, line: LineAt, is_data: bool) -> None:
 
 @inner
 def _enter_epoch(line: LineAt, state: LineState, epoch: int) -> None:
-    """Reset the counters for another epoch. Known keys are kept, without messages."""
+    """Reset the counters for another epoch, which may have other keys."""
     if epoch != state.epoch:
-        ends, counts = int64s_at(line.ends, state.keys), int64s_at(line.counts, state.keys)
-        for key in range(state.keys):
-            ends[key] = 0
-            counts[key] = 0
+        forget_names(line.keys)
+        state.keys = 0
         state.epoch = epoch
         state.sequence = 0
         state.began = 1
@@ -364,7 +361,7 @@ def _take(line: LineAt) -> Any:
 
 
 @inner
-def _serve_line(at: SliceRelayAt, line: LineAt, readers: Trie, wanted: Trie, now: int) -> Any:
+def _serve_line(at: SliceRelayAt, line: LineAt, readers: NDArray[numpy.int64], wanted: Trie, now: int) -> Any:
     """Forward the blocks of a line for one turn; return their number, or -NEWS, -CLOSED or -FAILED."""
     state = line_state_at(line.state)
     ended = state.ended
@@ -414,23 +411,25 @@ def _sleep(at: SliceRelayAt, wait_ns: int) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def forward_until(at: SliceRelayAt, readers: Trie, wanted: Trie, retry_at_ns: int) -> int:
+def forward_until(at: SliceRelayAt, readers: NDArray[numpy.int64], wanted: Trie, retry_at_ns: int) -> int:
     """Forward blocks until Python is needed; return SUBSCRIPTIONS, NEWS, CONNECTIONS, RETRY, CLOSED or FAILED.
 
-    Both tries hold prefixes of keys. `readers`: subscriptions of readers of shared memory. `wanted`: what to read from
-    the source's memory. `retry_at_ns`: when to return RETRY, by the monotonic clock.
+    `readers`: ranges of the subscriptions of readers of shared memory. `wanted`: prefixes of keys to read from the
+    source's memory. `retry_at_ns`: when to return RETRY, by the monotonic clock.
     """
     slice_state = slice_relay_state_at(at.state)
     while load_shared(slice_state, "closing") == 0:
         now = monotonic_ns()
         passed = 0
         events = 0
+        has_news = False
         for number in range(at.lines):
             line = at.first if number == 0 else at.second
             served: int = _serve_line(at, line, readers, wanted, now)
-            if served < 0:
+            if served < -NEWS:
                 return -served
-            passed += served
+            has_news |= served < 0
+            passed += abs(served)
             of_line = socket_events(line.xpub, line.scratch + EVENTS_AT)
             if of_line < 0:
                 return CLOSED
@@ -441,6 +440,8 @@ def forward_until(at: SliceRelayAt, readers: Trie, wanted: Trie, retry_at_ns: in
             return SUBSCRIPTIONS
         if passed > 0:
             slice_state.sent_at = now
+        if has_news:
+            return NEWS
         if now >= retry_at_ns:
             return RETRY
         if passed == 0 and now - slice_state.sent_at >= at.spin_ns:

@@ -10,13 +10,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from blackbox.archive.files.day import Lock
+from blackbox.archive.files.day import Lock, as_journal_error
 from blackbox.archive.maintain.retention import Retention
 from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.serve.client import ArchiveClient, SliceImage
 from blackbox.archive.serve.server import ArchiveServer, ArchiveStatistics
 from blackbox.block.position import Position
-from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, JournalError
+from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, JournalError, RelayError
 from blackbox.feed.feed import Feed, with_archive
 from blackbox.native.system.limits import start_thread
 from blackbox.repeated_log import RepeatedLog
@@ -59,6 +59,12 @@ class RelayImages:
 
     def start(self) -> None:
         """Start to record, once the source sends. Raises JournalError if the directory cannot be used."""
+        try:
+            self._open()
+        except OSError as error:
+            raise as_journal_error(error, f"{self._directory} cannot hold the images of a relay") from error
+
+    def _open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._lock = Lock(self._directory)
         try:
@@ -113,6 +119,11 @@ class RelayImages:
             if not self._over.is_set():
                 self.error = error
                 log.error("relay of feed %r: no images any more: %s", feed.name, error)
+        except Exception as error:  # any error that ends this thread must be reported
+            log.exception("relay of feed %r: no images any more", feed.name)
+            if not self._over.is_set():
+                self.error = RelayError(f"relay of feed {feed.name!r}: no images any more: {error}")
+                self.error.__cause__ = error
 
     def _images_above(self) -> dict[int, SliceImage]:
         """Return images that are not older than what is recorded, by slice; none without archives above."""

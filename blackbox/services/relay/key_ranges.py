@@ -57,7 +57,7 @@ class ExpectedKeys:
 
     def withdrawn_again(self, key: bytes, filters: set[bytes], confirmed: int) -> list[bytes]:
         """Return the filters of an unwanted key whose confirmed withdrawal must be repeated, and count that."""
-        covering = {key[:size] for size in range(len(key) + 1)} & self._withdrawn.keys() - filters
+        covering = ({key[:size] for size in range(len(key) + 1)} & self._withdrawn.keys()) - filters
         again = sorted(prefix for prefix in covering if self._withdrawn[prefix] <= confirmed)
         self.repeats += bool(again)
         return again

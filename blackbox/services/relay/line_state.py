@@ -42,8 +42,8 @@ class LineState(SenderState):
     faults = Field()
     """Unreadable control blocks, and blocks with an unreadable header: forwarded for receivers to reject."""
     gaps = Field()
-    """Messages missing between blocks without a key. Not counted while a confirmation is awaited, since filters may
-    have been withdrawn before, and with keys."""
+    """Messages missing between blocks without a key. Not counted with keys, across a new connection, and while a
+    confirmation is awaited, since filters may have been withdrawn before."""
     received = Field()
     """Sequence after the last such block; valid if `follows` is 1."""
     follows = Field()

@@ -26,7 +26,7 @@ from blackbox.transport.libzmq import (
     zmq_setsockopt,
 )
 
-OPTION_AT: Final = MESSAGE_BYTES
+_OPTION_AT: Final = MESSAGE_BYTES
 SCRATCH_WORDS: Final = MESSAGE_BYTES // 8 + 1
 """int64 words of scratch: a message, and the value of an option."""
 _TS_EVENT_BYTES: Final = 8
@@ -57,8 +57,8 @@ class PlainAt(NamedTuple):
 @inner
 def _let_drop(at: PlainAt, drop: int) -> None:
     """Make libzmq drop messages for subscribers with a full queue, or reject them for all."""
-    int32s_at(at.scratch + OPTION_AT, 1)[0] = 1 - drop
-    zmq_setsockopt(at.socket, _NODROP, at.scratch + OPTION_AT, 4)
+    int32s_at(at.scratch + _OPTION_AT, 1)[0] = 1 - drop
+    zmq_setsockopt(at.socket, _NODROP, at.scratch + _OPTION_AT, 4)
 
 
 @inner

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Literal, Self
@@ -23,7 +23,6 @@ from blackbox.native.system.limits import check_limits
 from blackbox.publish.listeners.peers import PeerStatistics, most_of
 from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.receive.publishers.lines import address_from
-from blackbox.services.relay.cover import Cover, SmallestCover
 from blackbox.services.relay.hops import new_hop
 from blackbox.services.relay.images import RelayImages
 from blackbox.services.relay.line import Line
@@ -34,7 +33,7 @@ from blackbox.transport.security.curve import keys_of_line
 log = logging.getLogger("blackbox")
 
 _LOOK_S = 0.5
-_SAME = ("key_bytes", "channels", "symbol", "separator", "schema_name", "max_topics")
+_SAME = ("key_bytes", "channels", "symbol", "separator", "schema_name", "max_topics", "heartbeat_ns")
 """Settings that must be the same above and below a relay."""
 
 
@@ -82,11 +81,12 @@ class RelayLine(msgspec.Struct, frozen=True, kw_only=True):
     unwanted: int
     """Messages of keys that no filter covers, sent after the source had confirmed all filters and withdrawals."""
     gaps: int
-    """Messages lost between the source and this relay. Not counted with keys, and during changes of subscriptions."""
+    """Messages lost between the source and this relay. Not counted with keys, during changes of subscriptions, and
+    across a new connection."""
     keys: int
     """Keys whose end it knows."""
     filters_below: int
-    """Distinct filters of the peers below."""
+    """Distinct filters of the peers below, on the line with most: of all kinds but wanted topics."""
     filters_above: int
     """Filters that it has requested from the source."""
 
@@ -139,8 +139,7 @@ class Relay:
 
     `when_full`, `hwm_blocks`, `slow_peer` and `max_peer_age` are as in `Publisher`: "drop" a block for a subscriber
     that does not keep up, or "wait" for it, which delays the source. A filter without subscribers stays active above
-    for `hold_s` seconds. `make_cover` creates the object that decides, for each line, which filters go up. `name` is
-    sent to peers below.
+    for `hold_s` seconds. `name` is sent to peers below.
 
     With `images`, a directory, the relay takes the whole feed and serves the newest message of each topic at the first
     of `downstream.archives`, so that subscribers below start with `snapshot="latest"` without the source's archive.
@@ -160,7 +159,6 @@ class Relay:
         slow_peer: Literal["keep", "disconnect"] = "keep",
         max_peer_age: float | timedelta | None = None,
         hold_s: float = 0.0,
-        make_cover: Callable[[], Cover] = SmallestCover,
         images: str | os.PathLike[str] | None = None,
     ) -> None:
         policy = QueuePolicy.of(when_full, hwm_blocks, slow_peer, max_peer_age)
@@ -175,9 +173,9 @@ class Relay:
         self.state = RelayLife.NEW
         self._images = None if images is None else RelayImages(upstream, downstream, images)
         self._ended = threading.Event()
-        settings = Settings(policy, hold_s, make_cover)
-        me = new_hop(self.name)
         self._sources = sources = (upstream, *spares)
+        settings = Settings(policy, hold_s, min(feed.max_subscriptions for feed in sources) // 2)
+        me = new_hop(self.name)
         self._slices = [
             SliceRelay(
                 downstream,

@@ -10,10 +10,10 @@ from typing import Final
 from blackbox.block.form.ack_format import Acknowledgement
 from blackbox.block.form.format import PATH_KEY, SHARED_KEY, WANT_KEY
 from blackbox.feed.feed import Feed
-from blackbox.native.tables.prefix_trie import build_trie
 from blackbox.publish.listeners.confirmations import Asked
 from blackbox.publish.listeners.peers import MOST_TOLD_REFUSALS, Place, Why
 from blackbox.publish.listeners.subscriptions import MOST_WANTS, SUBSCRIBE, UNSUBSCRIBE, Subscriptions
+from blackbox.services.relay.key_ranges import ranges_of
 from blackbox.services.relay.requests_up import Upstream
 
 _MOST_WANTS_ABOVE: Final = MOST_WANTS // 2
@@ -29,19 +29,22 @@ class Below(Subscriptions):
     Acknowledgements of recorders go up unchanged. Acceptances stay here: peers below are this relay's subscribers, and
     the relay is one of its source's.
 
-    Attributes: `wants_path`, True if a peer has asked for the relay's path; `readers`, the keys that readers of shared
-    memory or of multicast lines subscribe to, as prefixes.
+    Attributes: `wants_path`, True if a peer has asked for the relay's path; `readers`, the ranges (`ranges_of`) of the
+    keys that readers of shared memory or of multicast lines subscribe to.
     """
 
-    def __init__(self, feed: Feed, slice_id: int, upstreams: Sequence[Upstream]) -> None:
+    def __init__(self, feed: Feed, slice_id: int, upstreams: Sequence[Upstream], most_above: int) -> None:
+        """`most_above`: most filters of data, and most wanted topics, that a source keeps for this relay on a line."""
         super().__init__(feed, len(upstreams), ForwardedAcks(upstreams))
         self.wants_path = False
-        self.readers = build_trie([])
+        self.readers = ranges_of(())
         self._shared: set[Place] = set()
         self._shares = bool(feed.slices[slice_id].shared_memory or feed.slices[slice_id].multicast)
         self._readers_changed = False
         self._wanted_whole = [set[bytes]() for _ in upstreams]
         self._upstreams = upstreams
+        self._most_above = min(self.most_filters - _SPARE_FILTERS, most_above)
+        self._most_wants_above = min(_MOST_WANTS_ABOVE, most_above)
 
     def filter_changed(self, place: Place, by: int) -> None:
         """Request a filter above, or withdraw it."""
@@ -57,9 +60,9 @@ class Below(Subscriptions):
             self._upstreams[line].want(prefix, by, time.monotonic())
             wants = self._filters[line].wants
             if prefix.startswith(WANT_KEY):
-                self._bound(line, WANT_KEY, wants > _MOST_WANTS_ABOVE)
+                self._bound(line, WANT_KEY, wants > self._most_wants_above)
             else:
-                self._bound(line, b"", len(self._filters[line]) - wants > self.most_filters - _SPARE_FILTERS)
+                self._bound(line, b"", len(self._filters[line]) - wants > self._most_above)
 
     def refused_to(self, ask: Asked) -> dict[bytes, Why]:
         """Return what is refused to the peer that asks for a confirmation, here or by the source."""
@@ -89,7 +92,7 @@ class Below(Subscriptions):
         """Rebuild `readers` if they have changed."""
         if self._readers_changed:
             self._readers_changed = False
-            self.readers = build_trie(sorted({prefix.removeprefix(SHARED_KEY) for _, prefix in self._shared}))
+            self.readers = ranges_of({prefix.removeprefix(SHARED_KEY) for _, prefix in self._shared})
 
     def _bound(self, line: int, everything: bytes, is_too_much: bool) -> None:
         """Subscribe to everything above while the peers below want more prefixes than the source keeps for a relay."""

@@ -38,7 +38,7 @@ from blackbox.native.tables.prefix_trie import Trie, build_trie
 from blackbox.publish.listeners.peers import Why
 from blackbox.publish.listeners.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from blackbox.receive.publishers.confirmation import MOST_PATIENT_S
-from blackbox.services.relay.cover import Changes, Cover, CoverByKind, Interest
+from blackbox.services.relay.cover import Changes, Interest
 from blackbox.services.relay.failover import DEAD_BEATS, Failover
 from blackbox.services.relay.key_ranges import ExpectedKeys
 
@@ -47,6 +47,8 @@ log = logging.getLogger("blackbox")
 _UNCONFIRMED: Final = -1
 _MOST_SHOWN: Final = 5
 """Most refused prefixes named in the log."""
+_MOST_IN_TRIE: Final = 4_096
+"""Most filters that are compared with blocks in shared memory, at up to 8 KiB each; above that all blocks are read."""
 
 
 class Confirmations:
@@ -127,20 +129,19 @@ class Upstream:
     def __init__(
         self,
         addresses: Iterable[str],
-        cover: Cover,
         hold_s: float,
         heartbeat_s: float,
         what: str,
         new_nonce: Callable[[], bytes],
     ) -> None:
-        """`cover`, `hold_s`: as in `Interest`. `what` names the slice in the log."""
+        """`hold_s`: as in `Interest`. `what` names the slice in the log."""
         self.out = [SUBSCRIBE + HEARTBEAT_KEY, SUBSCRIBE + PATH_KEY]
         self.source = Failover(addresses, DEAD_BEATS * heartbeat_s, what)
         self.confirmations = Confirmations(self.out, new_nonce, heartbeat_s)
         self.expected = ExpectedKeys()
         self.version = self.requested = 0
         self.filters = set[bytes]()
-        self._interest = Interest(CoverByKind(cover), hold_s)
+        self._interest = Interest(hold_s)
         self._what = what
         self._keys, self._are_keys_new = build_trie([]), False
         self._in_memory = False
@@ -153,7 +154,8 @@ class Upstream:
     def keys(self) -> Trie:
         """Filters requested in shared memory."""
         if self._are_keys_new and self._in_memory:
-            self._keys, self._are_keys_new = build_trie(sorted(self.filters)), False
+            filters = sorted(self.filters) if len(self.filters) <= _MOST_IN_TRIE else [b""]
+            self._keys, self._are_keys_new = build_trie(filters), False
         return self._keys
 
     @property

@@ -20,6 +20,7 @@ from blackbox.errors import BlackBoxError, RelayError
 from blackbox.feed.feed import Feed
 from blackbox.feed.slice import Slice
 from blackbox.life import Life
+from blackbox.native.compile.compiling import COMPILE_S, compiled_seconds, is_compiling
 from blackbox.native.compile.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.system.limits import Needs, start_thread
 from blackbox.native.system.waits import join
@@ -31,7 +32,6 @@ from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.listeners.subscription_reader import SubscriptionReader, read_subscriptions
 from blackbox.publish.send.confirm_subscribers import Answers, ControlLine, warm_up_control
 from blackbox.publish.send.control_blocks import cast_heartbeat
-from blackbox.services.relay.cover import Cover
 from blackbox.services.relay.forward_loop import CLOSED, FAILED, ITEMS_OF_LINE, SUBSCRIPTIONS, forward_until
 from blackbox.services.relay.hops import Hop, decode_path, encode_path
 from blackbox.services.relay.line import Line
@@ -55,6 +55,8 @@ _RECEIVED_BYTES: Final = 64 << 10
 _READ_EVERY_NS: Final = 5_000_000
 _LOOK_NS: Final = 100_000_000
 """Time between two checks of the source."""
+_LOOK_S: Final = 1.0
+"""Time between two checks whether a slice that has not started still compiles."""
 
 
 class Settings(NamedTuple):
@@ -62,7 +64,8 @@ class Settings(NamedTuple):
 
     policy: QueuePolicy
     hold_s: float
-    make_cover: Callable[[], Cover]
+    most_above: int
+    """Most filters of data on a line of a source; the other half that it keeps for a relay is for wanted topics."""
 
 
 class SliceRelayLife(Life):
@@ -128,10 +131,9 @@ class SliceRelay:
         for addresses in sources:
             memory = LineMemory(feed.max_keys)
             memory.state.trace_mask = trace_mask(feed.trace_every)
-            cover, hold_s = settings.make_cover(), settings.hold_s
-            way = UpstreamSocket(addresses, cover, hold_s, memory.state, feed.heartbeat_ns, what, self._wake)
+            way = UpstreamSocket(addresses, settings.hold_s, memory.state, feed.heartbeat_ns, what, self._wake)
             self.lines.append(Line(memory, way, me, origin, what))
-        self.below = Below(feed, slice_id, [line.upstream for line in self.lines])
+        self.below = Below(feed, slice_id, [line.upstream for line in self.lines], settings.most_above)
         self.sockets = PeerSockets(feed, slice_id, settings.policy, self.below, self._state, self._wake)
         self.sockets.guard.totals_of = self._totals_of
         self._uses_inproc = any(map(is_inproc, chain(self.part.lines, *sources)))
@@ -141,10 +143,16 @@ class SliceRelay:
         self._thread = threading.Thread(target=self._run, name=f"blackbox-relay-{slice_id}", daemon=True)
 
     def start(self, timeout: float = 120.0) -> None:
-        """Bind and connect. Raises EndpointError naming the endpoint that failed."""
+        """Bind and connect. Raises EndpointError naming the endpoint that failed.
+
+        Compiling does not count as part of `timeout`, in seconds, up to COMPILE_S.
+        """
         start_thread(self._thread)
-        if not self._ready.wait(timeout):
-            raise RelayError(f"{self._what}: did not start in {timeout} s")
+        until, compiled_s = time.monotonic() + timeout, compiled_seconds()
+        while not self._ready.wait(_LOOK_S):
+            more_s = COMPILE_S if is_compiling() else compiled_seconds() - compiled_s
+            if time.monotonic() > until + more_s:
+                raise RelayError(f"{self._what}: did not start in {timeout} s")
         if self.error is not None:
             self._thread.join()
             raise self.error
@@ -206,7 +214,7 @@ class SliceRelay:
 
     def _warm_up(self, polls: NDArray[numpy.int64]) -> None:
         line = self.lines[0]
-        warm_up(forward_until, self._addresses(polls), self.below.readers, self.below.readers, 0)
+        warm_up(forward_until, self._addresses(polls), self.below.readers, line.upstream.keys, 0)
         warm_up(read_subscriptions, *SubscriptionReader.warm_up_arguments())
         warm_up_control(line.memory.sender(0, 0, 0, NO_CASTER))
         own = encode_path((Hop(b"", ""),), line.origin)
@@ -271,21 +279,24 @@ class SliceRelay:
             if reason == FAILED:
                 errno = next(line.state.errno for line in self.lines if line.state.errno)
                 raise RelayError(f"{self._what}: libzmq rejected a block: {zmq.strerror(errno)}")
+        if not self._state.closing:
+            raise RelayError(f"{self._what}: libzmq's context has ended, or memory is exhausted")
 
     def _send_due(self, answers: Answers) -> int:
         """Send requests, paths and confirmations that are due. Return when the next ones may be."""
         is_time = time.monotonic_ns() >= answers.due_ns
-        waiting = {ask.line for ask in self.below.confirmations.asked.values() if is_time and not self._is_due(ask)}
+        asks = {(ask.line, ask.after): ask for ask in self.below.confirmations.asked.values()}.values()  # one of each
+        waiting = {ask.line for ask in asks if is_time and not self._is_due(ask)}
         for number, line in enumerate(self.lines):
             line.way.look(number in waiting)
         retry_ns = time.monotonic_ns() + _LOOK_NS
         for line in self.lines:
             retry_ns = min(retry_ns, line.send_path(self.below.wants_path, self._feed.heartbeat_ns))
         self.below.wants_path = False
-        is_asked = any(map(self._is_due, self.below.confirmations.asked.values()))
-        if is_asked and answers.send_due(self._is_due) and self.sockets.caster is not None:
-            for line in self.lines:  # it confirms the multicast line
-                cast_heartbeat(line.sender, FLAG_END if line.state.ended else 0)
+        is_asked = any(map(self._is_due, asks))
+        if is_asked and answers.send_due(self._may_answer) and self.sockets.caster is not None:
+            line = self.lines[0]  # next to a socket there is one multicast line, which this confirms
+            cast_heartbeat(line.sender, FLAG_END if line.state.ended else 0)
         self.sockets.warn_of_failures()
         return min(retry_ns, answers.due_ns) if answers.due_ns > time.monotonic_ns() else retry_ns
 
@@ -293,6 +304,12 @@ class SliceRelay:
         """Return True if the ends of all keys are known, and all earlier requests are confirmed above."""
         line = self.lines[ask.line]
         return bool(line.state.knows_ends) and line.upstream.is_confirmed(ask.after)
+
+    def _may_answer(self, ask: Asked) -> bool:
+        """Do the same, and see to it that blocks are shared with the requester. `Answers` bounds the time for both."""
+        if is_due := self._is_due(ask):
+            self.below.renew_readers()
+        return is_due
 
     def _read_news(self) -> None:
         """Process messages from above that are for this relay."""
@@ -308,6 +325,7 @@ class SliceRelay:
                 line.upstream.begin_epoch()
                 with self.below.changed:
                     self.below.begin_epoch(state.epoch, number)
+            line.read_unwanted()  # it came before an answer
             if state.answered:
                 state.answered = 0
                 line.way.answer()
@@ -315,11 +333,9 @@ class SliceRelay:
                 self.below.note_refused(number, refused)
                 if self.below.unwelcome:
                     self.sockets.guard.look_now()
-            line.read_unwanted()
             line.upstream.note_ended(bool(state.ended))
 
     def _read_subscriptions(self) -> None:
         """Read some pending subscriptions, then let blocks have their turn."""
         self.sockets.read()
         self._state.read_at = time.monotonic_ns() + _READ_EVERY_NS
-        self.below.renew_readers()

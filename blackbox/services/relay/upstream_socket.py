@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import count
 from typing import Final, NamedTuple
 
 import zmq
@@ -14,7 +15,6 @@ import zmq
 from blackbox.block.form.format import NONCE_BYTES
 from blackbox.errors import EndpointError
 from blackbox.receive.publishers.lines import open_sub
-from blackbox.services.relay.cover import Cover
 from blackbox.services.relay.line_state import LineState
 from blackbox.services.relay.requests_up import Upstream
 from blackbox.transport.context import allow_ipv6
@@ -30,6 +30,7 @@ _RECONNECT_MS: Final = 20, 200
 """First and longest pause between connection attempts, which peers below wait for."""
 _LEAST_WAITING: Final = 1_000
 """Messages waiting for a connection before those that cancel each other are removed."""
+_numbers = count()
 
 
 class Source(NamedTuple):
@@ -60,7 +61,6 @@ class UpstreamSocket:
     def __init__(
         self,
         sources: Mapping[str, Source],
-        cover: Cover,
         hold_s: float,
         state: LineState,
         heartbeat_ns: int,
@@ -72,7 +72,7 @@ class UpstreamSocket:
         `what` names the slice in the log. `bell`: rung by writers of shared memory. `hold_s`: as in `Interest`.
         """
         heartbeat_s = heartbeat_ns / 1e9
-        self.upstream = Upstream(sources, cover, hold_s, heartbeat_s, what, lambda: secrets.token_bytes(NONCE_BYTES))
+        self.upstream = Upstream(sources, hold_s, heartbeat_s, what, lambda: secrets.token_bytes(NONCE_BYTES))
         self.memory = SharedSource("", bell, what)
         self.handles = 0, 0
         self._sources, self._failures = sources, dict[str, set[Failure]]()
@@ -89,7 +89,7 @@ class UpstreamSocket:
         # connection then takes the rest of a half-read message, and libzmq aborts.
         self._xsub.sndhwm = 0
         self._xsub.reconnect_ivl, self._xsub.reconnect_ivl_max = _RECONNECT_MS
-        name = f"inproc://blackbox-upstream-{id(self._xsub)}"
+        name = f"inproc://blackbox-upstream-{next(_numbers)}"  # unique: a closed monitor keeps its name for some time
         connected = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         self._xsub.monitor(name, connected | zmq.EVENT_DISCONNECTED | FAILURE_EVENTS)
         self._news.linger = 0
