@@ -32,7 +32,7 @@ class Peer:
         return decode_answer(self.feed.hub, self.socket.recv())
 
     def hello(self) -> Any:
-        return self.ask(Hello(self.name, self.session, self.feed.name, 7, version=VERSION, replaces=self.replaces))
+        return self.ask(Hello(self.name, self.session, self.feed.name, 7, VERSION, replaces=self.replaces))
 
     def puts(self, first: int, *payloads: bytes, **changes: Any) -> Put:
         index = numpy.zeros(len(payloads), numpy.int32)

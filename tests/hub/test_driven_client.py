@@ -64,6 +64,29 @@ def test_all_verbs_of_a_client_from_a_plain_socket(tmp_path: Path, context: zmq.
         assert (driver.ask(do="get", symbols=symbols) or {})["error"] == "HubError"
 
 
+def test_a_commit_includes_the_last_message(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"):
+        with driven(feed, tmp_path, context) as driver:
+            driver.ask(do="subscribe", prefix="A")
+            for text in ("first", "second"):
+                driver.ask(do="put", topic="A", text=text)
+            assert (driver.ask(do="get", prefix="A") or {})["payload"] == "Zmlyc3Q="
+            assert driver.ask(do="commit") == {}
+        with driven(feed, tmp_path, context) as driver:
+            assert (driver.ask(do="get", prefix="A") or {})["payload"] == "c2Vjb25k"
+
+
+def test_an_unsubscribe_behind_a_get_says_what_it_waited_for(
+    tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    with Hub(hub_feed(slices=1), tmp_path / "hub") as hub, driven(hub.feed, tmp_path, context) as driver:
+        driver.ask(do="subscribe", prefix="A")
+        driver.send(do="get", prefix="A", timeout_s=60, number=0)
+        answer = driver.ask(do="unsubscribe", prefix="A", timeout_s=0.01)
+        assert answer == {"error": "TimeoutError", "why": "requests before it were not done within 0.01 s"}
+
+
 def test_a_second_put_receives_the_place_of_its_topic(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub") as hub, driven(feed, tmp_path, context) as driver:

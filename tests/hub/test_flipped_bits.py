@@ -143,6 +143,19 @@ def test_after_a_power_cut_a_hub_continues_before_an_unwritten_page(
     assert payloads == [*(b"synced", b"first")[:kept], b"third"]
 
 
+def test_a_hub_that_syncs_each_block_starts_after_a_power_cut(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path / "hub", fsync="block"), HubClient(feed, "desk") as client:
+        client.put(b"A.x", b"first")
+        left = leave(tmp_path / "hub", tmp_path / "left", {})
+    cut_power(left)
+    (journal,) = left.glob("*/*/slice-00000/000000.journal")
+    with journal.open("ab") as file:
+        file.write(bytes(4_096))  # the disk has the size with the next record, but not the record
+    with Hub(feed, left, fsync="block"), HubClient(feed, "another") as client:
+        client.put(b"A.x", b"second")
+    assert [each[-1] for each in published(left, feed)] == [b"first", b"second"]
+
+
 def test_a_flipped_bit_in_synced_bytes_is_no_torn_end_after_a_power_cut(tmp_path: Path, feed: Feed) -> None:
     journal = left_without_power(tmp_path, feed)
     damage(tmp_path / "left", b"synced")

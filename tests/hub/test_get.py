@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,15 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import AsyncHubClient, BlackBoxError, ConfigError, Feed, Hub, HubClient
+from blackbox import BlackBoxError, ConfigError, Feed, Hub, HubClient
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.block.batch.batch import Message
 from blackbox.block.position import Position
-from blackbox.errors import HubError
+from blackbox.errors import HubError, PositionError
 from blackbox.native.system import waits
 from blackbox.services.hub.client.durable_subscription import Subscription
 from blackbox.services.hub.client.subscriptions import Subscriptions
@@ -232,6 +232,33 @@ def test_unsubscribe_is_durable_and_subscribe_starts_afresh(tmp_path: Path) -> N
             assert numbers(client, b"A", 2) == [10, 11]
 
 
+def test_a_subscription_that_cannot_be_ended_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise PositionError("the disk is full")
+
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
+        client.subscribe(b"A")
+        with monkeypatch.context() as patch:
+            patch.setattr(PositionFile, "end", fail)
+            with pytest.raises(PositionError, match="disk is full"):
+                client.unsubscribe(b"A")
+        put_numbers(client, 0, 1)
+        assert numbers(client, b"A", 1) == [0]
+        client.commit()
+
+
+def test_a_start_that_fails_leaves_no_thread(tmp_path: Path) -> None:
+    """No slice of the feed can hold the topics of a stored subscription any more."""
+    feed = hub_feed(slices=1)
+    file = PositionFile(tmp_path, Subscription("prefix", b"B.").consumer("desk"))
+    file.keep(feed.name, {0: Position(1, 0)})
+    part = msgspec.structs.replace(feed.slices[0], share=None, prefixes=("A.",))
+    with pytest.raises(ConfigError, match="no slice can hold topics"):
+        HubClient(msgspec.structs.replace(feed, slices=(part,)), "desk", tmp_path).start()
+    assert not [each for each in threading.enumerate() if each.name == "blackbox-client"]
+
+
 def test_a_client_killed_after_subscribe_is_still_subscribed(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     code = f"""
@@ -313,41 +340,6 @@ def test_a_subscription_is_of_prefixes_or_of_symbols(tmp_path: Path) -> None:
                     call(**words)
             with pytest.raises(TypeError, match="symbols was 'AAPL', expected a list"):
                 call(symbols="AAPL")
-
-
-def test_a_task_gets_messages_of_several_subscriptions(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
-
-    async def get() -> None:
-        async with AsyncHubClient(feed, "reader", tmp_path / "reader") as client:
-            await client.subscribe(symbols=["A", "B"])
-            waiting = asyncio.create_task(client.get(symbols=["A", "B"]))
-            await client.put("C.x", b"0")
-            await client.put("B.x", b"1")
-            assert (await waiting).topic == b"B.x"
-            for number in range(200):
-                await client.put("A.x", b"%d" % number)
-            assert [int((await client.get(symbols=["A"])).payload or b"") for _ in range(200)] == list(range(200))
-            got = list[int]()
-            for number in range(200):
-                await client.put("A.x", b"%d" % number)
-            while len(got) < 200:
-                getting = asyncio.create_task(client.get(symbols=["A"]))
-                await asyncio.sleep(0)
-                getting.cancel()
-                (found,) = await asyncio.gather(getting, return_exceptions=True)
-                got += [int(found.payload)] if isinstance(found, Message) else []
-            assert got == list(range(200))
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.01):
-                    await client.get(symbols=["A", "B"])
-            assert not client.client._durable.arrivals._sleepers
-            await client.commit()
-            await client.unsubscribe(symbols=["A", "B"])
-            assert client.client.subscriptions == []
-
-    with Hub(feed, tmp_path / "hub"):
-        asyncio.run(get())
 
 
 def get_in_thread(client: HubClient, prefixes: list[str]) -> Future[Message]:

@@ -446,7 +446,7 @@ def test_a_hub_whose_name_ends_as_key_files_do_keeps_its_key(tmp_path: Path) -> 
             1,
         ),
         (
-            lambda number, _: ["found", number, [site_of(hub_feed("ldn", slices=1))]],
+            lambda number, _: FoundSites(number, [site_of(hub_feed("ldn", slices=1))], 2),
             "names no sites: its version was 2, expected 3: ",
             1,
         ),

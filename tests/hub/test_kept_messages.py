@@ -33,12 +33,12 @@ def wait_received(client: HubClient, count: int) -> None:
     wait_until(lambda: opening.stream._queue.messages == count, 60)
 
 
-def rest(client: HubClient) -> list[int]:
+def rest(client: HubClient, prefix: bytes = b"") -> list[int]:
     """Return the messages that are available while the hub is down."""
     got = list[int]()
     while True:
         try:
-            got.append(int(client.get(b"", 0.0).payload))
+            got.append(int(client.get(prefix, 0.0).payload))
         except TimeoutError:
             return got
 
@@ -69,6 +69,19 @@ def test_received_messages_are_delivered_again_while_the_hub_is_down(tmp_path: P
     with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
         put_numbers(client, 110, 115)
         assert numbers(client, b"", 5) == list(range(110, 115))
+
+
+def test_a_kept_message_with_several_topics_is_delivered_once(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
+        client.subscribe(b"A")
+        for number in range(3):
+            client.put((b"B.1", b"A.1", b"A.2"), b"%d" % number)
+        assert numbers(client, b"A", 1) == [0]
+        client.commit()
+        assert numbers(client, b"A", 2) == [1, 2]
+    with keeper(feed, tmp_path) as client:
+        assert rest(client, b"A") == [1, 2]
 
 
 def test_messages_of_a_killed_client_are_delivered_too(tmp_path: Path) -> None:

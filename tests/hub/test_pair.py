@@ -111,6 +111,21 @@ def test_a_paused_hub_that_resumes_answers_nothing_and_follows(tmp_path: Path, h
     assert len(hubs.published()) == 3
 
 
+def test_large_messages_with_many_topics_reach_both_hubs(tmp_path: Path, hubs: Hubs) -> None:
+    """Each message is stored once per topic: waiting ones are more than the other hub takes in one answer."""
+    hubs.begin_both(tmp_path)
+    topics = [b"A.%d" % number for number in range(16)]
+    with HubClient(hubs.feed, "desk") as client:
+        hubs.signal("backup", signal.SIGSTOP)
+        puts = [client.put_soon(topics, bytes([number]) * (1 << 20), timeout=PATIENCE_S) for number in range(8)]
+        hubs.signal("backup", signal.SIGCONT)
+        client.flush(PATIENCE_S)
+        assert len({at(each.result()) for each in puts}) == len(puts)
+        hubs.wait_for(primary="active", backup="armed")
+    hubs.end_both()
+    assert len(hubs.published()) == len(hubs.published_by("backup")) == len(puts) * len(topics)
+
+
 def test_two_hubs_that_continued_alone_are_detected_and_the_lower_claim_ends(
     tmp_path: Path, hubs: Hubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +145,7 @@ def test_two_hubs_that_continued_alone_are_detected_and_the_lower_claim_ends(
     assert "the backup, has puts that the other hub lacks" in said[0]
     assert hubs.life("primary") == "active"
     hubs.end_both()
+    assert len(hubs.published()) == 3  # also those of the backup, at places of their own
 
 
 def feed_of(hubs: Hubs, role: str) -> Feed:

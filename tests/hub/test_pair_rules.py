@@ -129,7 +129,7 @@ def test_malformed_messages_on_the_link_end_no_hub(tmp_path: Path, feed: Feed, l
 def test_a_peer_of_another_version_is_refused_by_an_active_hub_and_ends_a_passive_one(
     tmp_path: Path, feed: Feed, links: tuple[str, ...]
 ) -> None:
-    old = Standing(feed.name, "backup", 7, 0, 9, False, False)
+    old = Standing(feed.name, "backup", 7, 0, 9, False, False, 2)
     with hub_of(feed, tmp_path, links, alone=True) as hub, Backup(feed, links[0]) as backup:
         assert "hub version was 2, expected 3: " in backup.ask(7, standing=old, digest=b"other").why
         with HubClient(feed) as client:
@@ -166,6 +166,7 @@ def test_a_backup_too_far_behind_is_refused_and_a_copy_follows(
         with hub_of(feed, tmp_path, links) as hub:
             wait_until(lambda: backup.statistics().life == "armed", 60)
             assert hub.statistics().life == "active"
+            assert backup.epoch == hub.epoch != 0
         with HubClient(feed) as client:
             assert client.put(b"A", b"1", b"id", timeout=60) == place
             assert client.put(b"A", b"2", timeout=60).sequence == 1

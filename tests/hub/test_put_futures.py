@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from pathlib import Path
 
 import pytest
 
+from blackbox import Hub, HubClient
 from blackbox.block.position import Place
 from blackbox.errors import HubError
 from blackbox.services.hub.client.put_queue import Put
+from tests.hub.hubs import hub_feed
 
 PLACE = Place(0, 1, 2)
 
@@ -65,3 +69,40 @@ def test_threads_that_begin_to_wait_while_results_arrive_get_all() -> None:
         for put in puts:
             put.set_result(PLACE)
         assert [each.result() for each in waits] == [[PLACE] * len(puts)] * 4
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.put_soon(b"A.x", b"2"),
+        lambda client: client.put(b"A.x", b"2"),
+        lambda client: client.flush(),
+        lambda client: client.published_count(),
+    ],
+    ids=["no room", "put", "flush", "question"],
+)
+def test_a_callback_of_a_put_may_not_wait_for_an_answer(tmp_path: Path, call: Callable[[HubClient], object]) -> None:
+    raised = Future[BaseException]()
+    with HubClient(hub_feed(slices=1), in_flight=1) as client:
+
+        def called(_: Future[Place]) -> None:
+            with pytest.raises(HubError) as error:
+                call(client)
+            raised.set_result(error.value)
+
+        client.put_soon(b"A.x", b"1").add_done_callback(called)  # the hub is away, so it is not done yet
+        with Hub(client.feed, tmp_path):
+            assert "which this thread receives" in str(raised.result(60.0))
+
+
+def test_a_callback_of_a_put_may_end_the_client(tmp_path: Path) -> None:
+    ended = Future[None]()
+    client = HubClient(hub_feed(slices=1)).start()
+
+    def called(_: Future[Place]) -> None:
+        client.end()
+        ended.set_result(None)
+
+    client.put_soon(b"A.x", b"1").add_done_callback(called)
+    with Hub(client.feed, tmp_path):
+        ended.result(60.0)

@@ -23,6 +23,7 @@ from blackbox.services.hub.protocol import (
     ANYWHERE,
     CONDITION,
     ENCODER,
+    MOST_BYTES,
     REFUSED,
     Ended,
     Expected,
@@ -31,6 +32,7 @@ from blackbox.services.hub.protocol import (
     Put,
     Stored,
     Welcome,
+    offsets_of_one,
     unpack_places,
 )
 from blackbox.testing import wait_until
@@ -73,6 +75,25 @@ def test_a_topic_too_many_fails_only_its_own_put(tmp_path: Path) -> None:
             statistics = hub.statistics()
             assert (statistics.stored, statistics.refused, statistics.conflicts) == (4, 2, 1)
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"0"), (b"B", b"1"), (b"A", b"3"), (b"B", b"5")]
+
+
+def test_a_topic_without_a_put_takes_no_room(tmp_path: Path) -> None:
+    feed, index = narrow(hub_feed(slices=1)), numpy.arange(2, dtype=numpy.int32).tobytes()
+    with Hub(feed, tmp_path), Peer(feed) as peer:
+        peer.hello()
+        assert refused_of(peer.ask(peer.puts(1, b"1", topics=[b"A", b"B"]))) == [False]
+        one = peer.puts(2, b"2", b"", topics=[b"A", b"C", b"D"], index=index, offsets=offsets_of_one(1), is_one=True)
+        assert refused_of(peer.ask(one)) == [False] * 2
+        assert refused_of(peer.ask(peer.puts(4, b"3", topics=[b"D"]))) == [True]
+
+
+def test_a_restarted_client_is_not_counted_as_refused(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path) as hub:
+        for _ in range(3):
+            with HubClient(feed, "desk") as client:
+                client.put(b"A", b"1")
+        assert hub.statistics().refused == 0
 
 
 def test_a_request_has_at_most_a_hundred_reasons(tmp_path: Path) -> None:
@@ -320,6 +341,10 @@ def test_each_put_is_judged_the_same_by_both_hubs_of_a_pair(
         ({"times": b"1"}, "times had 1 bytes, expected 8"),
         ({"valid": b"11"}, "valid had 2 bytes, expected 1"),
         ({"ids": [b"a", b"b"]}, "ids were 2, expected none or 1"),
+        (
+            {"payloads": bytes(MOST_BYTES + 1), "offsets": offsets_of_one(MOST_BYTES + 1)},
+            "payloads had 1048577 bytes, expected at most 1048576",
+        ),
     ],
 )
 def test_a_wrong_request_is_refused_with_a_reason_and_later_ones_succeed(
@@ -355,9 +380,8 @@ def test_malformed_or_foreign_requests_are_answered_with_an_error(tmp_path: Path
         peer.socket.send_multipart([b"1", b"2", b"3"])
         assert peer.answer().why == "request had 3 frames, expected 1"
         assert "was not known" in peer.ask(peer.puts(1, b"1")).why
-        assert "feed was 'other', expected 'hub'" in peer.ask(Hello("peer", 1, "other", 1, version=VERSION)).why
-        old_hello = ENCODER.encode(["hello", "peer", 1, "hub", 1, b"A"])
-        assert "client version was 2, expected 3: " in peer.ask(old_hello).why
+        assert "feed was 'other', expected 'hub'" in peer.ask(Hello("peer", 1, "other", 1, VERSION)).why
+        assert "client version was 2, expected 3: " in peer.ask(Hello("peer", 1, feed.name, 1, 2)).why
         assert "not understood" in peer.ask(ENCODER.encode(peer.puts(1, b"1", count=1 << 40))).why
         assert isinstance(peer.hello(), Welcome)
         assert peer.ask(peer.puts(3, b"3")) == Expected(1)

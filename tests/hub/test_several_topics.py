@@ -13,12 +13,25 @@ import pytest
 
 from blackbox import AsyncHubClient, ConfigError, Feed, Hub, HubClient, Recording, Subscriber
 from blackbox.archive.maintain.retention import Retention
+from blackbox.block.form.layout import VERSION
 from blackbox.block.position import NOWHERE
 from blackbox.errors import ConflictError, RefusedError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.publish.send.ring import MAX_NOTE_BYTES
 from blackbox.services.hub.client.json_form import ASKED
-from blackbox.services.hub.protocol import MOST_COPIES_BYTES, unpack_places
+from blackbox.services.hub.pair.protocol import LEADS, Entry, Lead, Part, Standing
+from blackbox.services.hub.protocol import (
+    ENCODER,
+    MOST_BYTES,
+    MOST_COPIES_BYTES,
+    Hello,
+    Put,
+    offsets_of_one,
+    unpack_places,
+)
 from blackbox.services.hub.server.frontend import Frontend
+from blackbox.services.hub.server.judge import Judge, Request
+from blackbox.services.hub.sites.sites import Sites
 from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
 from tests.hub.hubs import hub_feed, leave, published, sizes
@@ -166,6 +179,22 @@ def test_a_condition_must_hold_for_each_topic(tmp_path: Path) -> None:
     assert sorted(rows(tmp_path, feed)) == [(b"A", b"1"), (b"B", b"1"), (b"C", b"1"), (b"D", b"3"), (b"E", b"3")]
 
 
+def test_a_forgotten_id_is_forgotten_for_all_topics(tmp_path: Path) -> None:
+    feed, topics = hub_feed(slices=1), (b"A", b"B", b"C")
+    with Hub(feed, tmp_path, remember_ids=3), HubClient(feed) as client:
+        first = client.put(topics, b"1", b"first")
+        assert client.put(topics, b"1", b"first") == first
+        client.put(b"D", b"2", b"second")
+        with pytest.raises(ConflictError):
+            client.put(topics, b"1", b"first", if_at=NOWHERE)
+        client.put(topics, b"1", b"first")
+    assert rows(tmp_path, feed) == [
+        *((topic, b"1") for topic in topics),
+        (b"D", b"2"),
+        *((topic, b"1") for topic in topics),
+    ]
+
+
 def test_each_topic_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed, ahead_ns = hub_feed(slices=2), [0]
     monkeypatch.setattr(Frontend, "now_ns", lambda _: time.time_ns() + ahead_ns[0])
@@ -230,6 +259,26 @@ def test_a_killed_hub_that_has_stored_some_rows_stores_the_others(tmp_path: Path
         assert set(again[stays]["epoch"].tolist()) == {epoch}
     found = messages(tmp_path / "left", feed)
     assert sorted(found) == sorted([(b"A.x",), *map(tuple, mine.values())])
+
+
+def test_large_messages_with_several_topics_are_several_turns() -> None:
+    """The other hub of a pair gets a turn in one answer, which its socket limits to 64 MiB."""
+    feed = hub_feed(slices=1)
+    judge = Judge(feed, (100, 100, 100), Frontend(feed, Sites(feed, [], None)))
+    judge.begin(1, [0])
+    list(judge.turns([Request(b"", "", b"", Hello("desk", 1, feed.name, 7, VERSION))]))
+    topics, index = [b"A.%d" % number for number in range(16)], numpy.arange(16, dtype=numpy.int32).tobytes()
+    one = offsets_of_one(MOST_BYTES), bytes(MOST_BYTES), b"", b""
+    puts = [Put("desk", 1, 1 + 16 * number, 16, False, topics, index, *one, [], is_one=True) for number in range(8)]
+    turns = list(judge.turns([Request(b"", "", b"", put) for put in puts]))
+    assert [len(turn.fresh) for turn in turns] == [1] * 8
+
+
+def test_an_answer_of_a_pair_may_be_as_large_as_its_socket_allows() -> None:
+    standing = Standing("pair", "primary", 7, 1, 1, True, False, VERSION)
+    parts = [Part(slice_id, 0, bytes(MAX_NOTE_BYTES), 0, []) for slice_id in range(70)]
+    lead = Lead(1, standing, 1, 1, False, True, [Entry(1, 0, parts)], "")
+    assert LEADS.decode(ENCODER.encode(lead)) == lead
 
 
 def test_both_hubs_of_a_pair_have_all_rows_in_one_block(tmp_path: Path) -> None:

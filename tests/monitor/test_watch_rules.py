@@ -295,6 +295,20 @@ def test_huge_numbers_of_a_status_end_nothing(number: float) -> None:
     assert all(each.since_ns >= 0 for each in story.raised)
 
 
+@pytest.mark.parametrize("depth", [0, 100_000])
+def test_lists_of_a_status_in_place_of_text_end_nothing(depth: int) -> None:
+    story, lists = Story(), list[Any]()
+    for _ in range(depth):
+        lists = [lists]
+    peer = {"address": lists, "line": lists, "key": lists, "behind_s": 9}
+    for lost in (0, 1):
+        line = {"slice_id": 0, "line": lists, "source": lists, "path": lists, "gaps": lost}
+        story.see(status("relay", {"lines": [line, line | {"path": ["a"]}], "peers": [peer]}))
+    assert story.kinds == ["loss_above_relay"]
+    (row,) = view_of(story.installation, story.conditions.now).peers
+    assert (row.address, row.line, row.key) == ("", "", "")
+
+
 @pytest.mark.parametrize("name", ["started_ns", "now_ns", "since_ns"])
 @pytest.mark.parametrize("number", [-1, 2**63])
 def test_a_status_with_an_impossible_time_is_invalid(name: str, number: int) -> None:

@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from blackbox.block.position import End
-from blackbox.services.relay.cover import Changes, Interest, SmallestCover
+from blackbox.services.relay.cover import Changes, Interest
 from tests.simulation.simulated_slice import SentBlock as Block
 
 KEYS = [b"A", b"B", b"C", b"AB", b"D"]
@@ -270,7 +270,7 @@ class Relay:
 
     def start(self) -> None:
         self.is_up = True
-        self._interest = Interest(SmallestCover())
+        self._interest = Interest()
         self._filters: set[bytes] = set()
         self._waiting: list[tuple[int, Answer]] = []
         self._version, self._confirmed, self._epoch, self._knows_ends = 0, -1, 0, False

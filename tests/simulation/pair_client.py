@@ -116,7 +116,7 @@ class SimClient:
 
     def _send_hello(self, number: int) -> None:
         name = self._world.feed.name
-        self._send(Hello(self.name, self._session, name, number, b"", VERSION, self._replaces))
+        self._send(Hello(self.name, self._session, name, number, VERSION, b"", self._replaces))
 
     def _connect(self) -> None:
         self._connection = Connection(self._world, self._hub, self)
@@ -149,7 +149,7 @@ class SimClient:
         is_one = random.random() < 0.3
         if is_one:
             rows = self._rows_of_one()
-        put = _encoded(self.name, self._session, self._next, rows, is_synced=random.random() < 0.5, is_one=is_one)
+        put = encoded(self.name, self._session, self._next, rows, is_synced=random.random() < 0.5, is_one=is_one)
         sent = Sent(self.number, put, rows, world.loop.now, model.known())
         self.sent[self._next] = sent
         self._next += len(rows)
@@ -235,7 +235,7 @@ class SimClient:
                 self._world.model.lost(self, answer.last + 1)
 
 
-def _encoded(name: str, session: int, first: int, rows: list[Row], *, is_synced: bool, is_one: bool) -> Put:
+def encoded(name: str, session: int, first: int, rows: list[Row], *, is_synced: bool, is_one: bool) -> Put:
     topics = list(dict.fromkeys(row.topic for row in rows))
     payloads = [row.payload or b"" for row in (rows[:1] if is_one else rows)]
     offsets = numpy.zeros(len(payloads) + 1, numpy.int64)

@@ -103,9 +103,19 @@ class SimHub:
         except KilledError:
             self._end()
             return
+        self._check_lead(machine)
         if self.machine is machine:
             again = bool(self.requests) and machine.takes_requests
             self._wake_at(now if again else now + max(0.01, machine.wait_s(now)))
+
+    def _check_lead(self, machine: PairMachine) -> None:
+        """Check that a hub which does not lead would not do so after a restart, and that only one hub leads alone."""
+        state, world = machine.state, self.world
+        world.model.check(state.is_active or not state.kept.is_alone, "a passive hub would lead alone after a restart")
+        other = world.hubs[1 - self.at].machine
+        if world.pairs[self.at].when_cut == "wait" and not world.may_differ and other is not None:
+            is_lone = [each.is_active and each.kept.is_alone for each in (state, other.state)]
+            world.model.check(not all(is_lone), "two hubs lead alone")
 
     def hear(self, lead: Lead | None, follow: Follow | None) -> None:
         """Take a message of the peer, once it is not paused."""

@@ -15,8 +15,6 @@ from blackbox.errors import ConfigError, HubError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import Schema
 
-UNSAID: Final = 2
-"""Version of clients and hubs that do not state one."""
 MOST_PUTS: Final = 4_096
 """Maximum puts of one request."""
 MOST_BYTES: Final = 1 << 20
@@ -65,9 +63,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     feed: str
     number: Number
     """Number that the answer repeats."""
+    version: int
     prefix: bytes | None = None
     """Prefix of topics for which the answer must have positions; None: none."""
-    version: int = UNSAID
     replaces: Number = 0
     """The client's last session, which ends now; 0: it has none."""
 
@@ -117,7 +115,7 @@ class FindSites(msgspec.Struct, frozen=True, array_like=True, tag="find"):
     number: Number
     """Number that the answer repeats."""
     asks: Site
-    version: int = UNSAID
+    version: int
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
@@ -172,16 +170,7 @@ class FoundSites(msgspec.Struct, frozen=True, array_like=True, tag="found"):
 
     number: int
     sites: Annotated[list[Site], msgspec.Meta(max_length=_MOST_NAMED)]
-    version: int = UNSAID
-
-
-class _OldWelcome(msgspec.Struct, array_like=True, tag="welcome"):
-    """First fields of a `Welcome` of version 2."""
-
-    number: int
-    last: int
-    epoch: int
-    at_ns: int
+    version: int
 
 
 FIRST: Final = bytes(4)
@@ -191,7 +180,6 @@ REQUESTS: Final = Decoder[Hello | Put | FindSites]("msgpack", Hello | Put | Find
 Answer = Welcome | Stored | Refused | Expected | Ended | Passive
 _ANSWERS: Final = Decoder[Answer]("msgpack", Answer)
 FOUND: Final = Decoder[FoundSites | Ended]("msgpack", FoundSites | Ended)
-_OLD_WELCOME: Final = Decoder[_OldWelcome]("msgpack", _OldWelcome)
 ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -217,6 +205,8 @@ class Columns(msgspec.Struct, frozen=True):
         index = _column("index", put.index, numpy.int32, count)
         offsets = _column("offsets", put.offsets, numpy.int64, 2 if put.is_one else count + 1)
         data = numpy.frombuffer(put.payloads, numpy.uint8) if put.payloads else numpy.empty(0, numpy.uint8)
+        if len(data) > MOST_BYTES:
+            raise ConfigError(f"payloads had {len(data)} bytes, expected at most {MOST_BYTES}")
         is_single = put.index == FIRST and put.offsets == offsets_of_one(len(data)) and len(put.topics) == 1
         if not is_single and (offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any()):
             raise ConfigError(f"offsets were from {offsets[0]} to {offsets[-1]}, expected 0 to {len(data)}, ascending")
@@ -265,11 +255,7 @@ def decode_answer(hub: str, text: bytes) -> Answer:
     try:
         return _ANSWERS.decode(text)
     except DecodeError as error:
-        try:
-            _OLD_WELCOME.decode(text)
-        except DecodeError:
-            raise HubError(f"{hub} did not answer as a hub does: {error}") from error
-        raise HubError(wrong_version(f"hub {hub}", UNSAID)) from None
+        raise HubError(f"{hub} did not answer as a hub does: {error}") from error
 
 
 def pack_places(places: Places) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self, Unpack
 
@@ -35,6 +35,8 @@ class AsyncHubClient:
     ) -> None:
         """Take the arguments of `HubClient`."""
         self.client = HubClient(feed, name, directory, **settings)
+        self._room = asyncio.Lock()
+        """Held by the task that waits for room; others follow in their order."""
 
     async def __aenter__(self) -> Self:
         self.client.start()
@@ -56,13 +58,15 @@ class AsyncHubClient:
         ttl: float | None = None,
     ) -> Place:
         """As `HubClient.put`. A cancelled put may have been sent."""
-        while True:
-            try:
-                future = self.client.put_soon(topic, payload, id, ts_event=ts_event, timeout=0, if_at=if_at, ttl=ttl)
-            except NotStoredError:  # there is no room
-                await asyncio.sleep(0.001)
-            else:
-                return await asyncio.wrap_future(future)
+        put = self.client._checks.single(topic, payload, id, ts_event, if_at, ttl)
+        async with self._room:
+            while True:
+                try:
+                    self.client._sender.put_soon(put, 0)
+                    break
+                except NotStoredError:  # there is no room
+                    await asyncio.sleep(0.001)
+        return await asyncio.wrap_future(put)
 
     async def flush(self) -> None:
         """As `HubClient.flush`."""
@@ -74,6 +78,8 @@ class AsyncHubClient:
 
     async def subscribe(self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None) -> None:
         """As `HubClient.subscribe`."""
+        prefix = list(prefix) if isinstance(prefix, Iterator) else prefix  # it is read several times
+        symbols = list(symbols) if isinstance(symbols, Iterator) else symbols
         while True:
             try:
                 return await asyncio.to_thread(self.client.subscribe, prefix, _LOOK_S, symbols=symbols)
@@ -100,5 +106,9 @@ class AsyncHubClient:
             await durable.arrivals.changed(seen)
 
     async def commit(self) -> None:
-        """As `HubClient.commit`. It blocks the event loop while a file is synced."""
+        """As `HubClient.commit`, in the task that gets: `asyncio.wait_for` would get in another one.
+
+        It blocks the event loop while a file is synced, and with keys until the next heartbeat, at most 10 s for each
+        subscription.
+        """
         self.client.commit()

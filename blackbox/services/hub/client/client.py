@@ -96,7 +96,11 @@ class HubClient:
         if not self._is_started:
             self._durable.read()
             self._sender.start()
-            self._durable.report()
+            try:
+                self._durable.report()
+            except BaseException:
+                self.end()
+                raise
             self._is_started = True
         return self
 

@@ -116,7 +116,8 @@ class DrivenClient:
                 raise
             if isinstance(asked, Put | Subscribe):
                 raise NotStoredError(f"the hub did not answer within {asked.timeout_s:g} s") from None
-            raise TimeoutError(f"no message arrived within {asked.timeout_s:g} s") from None
+            what = "no message arrived" if isinstance(asked, Get) else "requests before it were not done"
+            raise TimeoutError(f"{what} within {asked.timeout_s:g} s") from None
 
     async def _verb(self, asked: Asked) -> dict[str, Any]:
         client = self._client
@@ -138,5 +139,6 @@ class DrivenClient:
                 do = client.subscribe if isinstance(asked, Subscribe) else client.unsubscribe
                 await do(prefix, symbols=symbols)
                 return {"symbols": symbols} if prefix is None else {"prefix": prefix}
+        client.client._durable.take_over()  # each request has its own task
         await client.commit()
         return {}

@@ -59,7 +59,8 @@ class Subscription(NamedTuple):
         if symbols is not None:
             found = [cls("symbol", each) for each in all_as_bytes("symbols", symbols)]
         else:
-            prefixes = (prefix,) if prefix is None or isinstance(prefix, str | bytes) else prefix
+            assert prefix is not None
+            prefixes = (prefix,) if isinstance(prefix, str | bytes) else prefix
             found = [cls("prefix", each) for each in all_as_bytes("prefix", prefixes)]
         if not found:
             raise ValueError("subscriptions were none, expected at least one prefix or symbol")
@@ -182,9 +183,12 @@ class Inbox:
     def unsubscribe(self) -> None:
         """End the subscription durably. Raises PositionError while another process reads it."""
         self.end()
-        self._file.own(0)
         try:
+            self._file.own(0)
             self._file.end(self._feed.name)
+        except BaseException:
+            self._is_ended = False  # it goes on
+            raise
         finally:
             self._file.close()
         if self._kept is not None:
@@ -246,6 +250,7 @@ class Inbox:
                 if not isinstance(error, NotConfirmedError):
                     raise error
                 if time.monotonic() >= until:
+                    self._begin()  # its end wakes tasks, and readers of several subscriptions
                     raise TimeoutError(f"{nothing}: {error}") from error
         return opening.stream
 
@@ -284,6 +289,11 @@ class Inbox:
         opening = _Opening(subscriber, stream)
         opening.started.add_done_callback(lambda _: self._arrivals.add())
         return opening
+
+    def take_over(self) -> None:
+        """Make the caller its reader."""
+        if (opening := self._opening) is not None:
+            opening.stream._take_over()
 
     def commit(self, timeout: float) -> None:
         """Store the position after the last returned message. Raises HubError, PositionError, SubscriberError."""

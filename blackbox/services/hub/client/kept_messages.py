@@ -11,9 +11,9 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -82,7 +82,7 @@ class KeptMessages:
         taken = part / _TAKEN
         begin = int(taken.read_text()) if taken.exists() else 0
         recording, number = Recording.open(part), 0
-        for message in chain.from_iterable(recording.batches(self._prefix, symbols=self._symbols)):
+        for message in chain.from_iterable(map(_once, recording.batches(self._prefix, symbols=self._symbols))):
             if recording.damage:  # a later message must not come before those that the hub has
                 raise JournalError(str(recording.damage[0]))
             number += 1
@@ -114,12 +114,12 @@ class KeptMessages:
                     self._number += 1
                     self._part = _Part(self._feed, self._directory / f"{self._number:06d}")
                 self._part.append(batch)
+                self._bytes += block.body.nbytes
                 if self._part.bytes >= _PART_BYTES:
                     self._close_part()
             except (OSError, BlackBoxError) as error:
                 log.warning("messages are no longer kept in %s: %s", self._directory, error)
                 self._is_full = True
-            self._bytes += block.body.nbytes
             self._is_full = self._is_full or self._bytes >= MOST_BYTES
             if self._is_full:
                 self._close_part()
@@ -222,3 +222,11 @@ class _Part:
 
 def _place_of(message: Message) -> tuple[int, int, int]:
     return message.slice_id, message.epoch, message.sequence
+
+
+def _once(batch: Batch) -> Iterable[Message]:
+    """Return the messages of a batch, each under the first of its topics."""
+    if (same := batch.block.same) is None:
+        return batch
+    firsts = batch.sequence - (same if batch.rows is None else same[batch.rows])
+    return compress(batch, (numpy.diff(firsts, prepend=-1) != 0).tolist())

@@ -13,7 +13,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.arguments import all_as_bytes, as_bytes
-from blackbox.block.form.rows import as_topic_index
+from blackbox.block.form.rows import as_integers, as_topic_index
 from blackbox.block.position import Place
 from blackbox.errors import ConfigError, HubError
 from blackbox.feed.feed import Feed
@@ -53,7 +53,9 @@ class Rows(NamedTuple):
     def having(self, ts_event: Any, ids: Sequence[bytes], if_at: Any, ttl: Any) -> Rows:
         """Return these puts with further columns, as in `HubClient.put_many`. Raises as it does."""
         count = len(self.topic_index)
-        times = numpy.full(count, time.time_ns(), numpy.int64) if ts_event is None else _as_times(ts_event)
+        times = numpy.full(count, time.time_ns(), numpy.int64)
+        if ts_event is not None:
+            times = as_integers(ts_event, numpy.int64, "ts_event")
         _check_ids(ids)
         if len(times) != count or len(ids) not in (0, count):
             raise ValueError(f"ts_event and ids were of other lengths, expected {count}")
@@ -165,8 +167,8 @@ class PutChecks:
         count, flat = len(index), data.view(numpy.uint8).reshape(-1)
         if offsets is None and (data.ndim != 2 or len(data) != count):
             raise ValueError(f"payloads had shape {data.shape}, expected ({count}, size)")
-        stops = numpy.arange(count + 1) * (len(flat) // max(1, count)) if offsets is None else numpy.asarray(offsets)
-        stops = stops.astype(numpy.int64)
+        given = numpy.arange(count + 1) * (len(flat) // max(1, count)) if offsets is None else offsets
+        stops = as_integers(given, numpy.int64, "offsets")
         if len(stops) != count + 1 or stops[0] < 0 or stops[-1] > len(flat) or (numpy.diff(stops) < 0).any():
             raise ValueError(f"offsets were {stops[:1]} to {stops[-1:]}, expected {count + 1} within {len(flat)}")
         if count and (largest := int(numpy.diff(stops).max())) > MOST_BYTES:
@@ -211,10 +213,3 @@ def _as_time(ts_event: object) -> int:
     if not -INT64 <= time_ns < INT64:
         raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
     return time_ns
-
-
-def _as_times(ts_event: Any) -> NDArray[numpy.int64]:
-    times = numpy.asarray(ts_event)
-    if len(times) and times.dtype.kind not in "iu":
-        raise TypeError(f"ts_event was of {times.dtype}, expected integers: ns since 1970")
-    return times.astype(numpy.int64)

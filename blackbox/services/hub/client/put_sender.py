@@ -35,7 +35,7 @@ class _Driver:
         self.stands_in = 0
         """Identifier of a caller's thread that is the driver; 0: none."""
         self.process = 0
-        """PID of the process that owns the socket; forked children must not use it."""
+        """PID of the process that owns the socket; forked children must not use it. 0: not started."""
         self.sleeps = True
         """True if the driver must be woken to send something."""
         self.error: BaseException | None = None
@@ -84,9 +84,9 @@ class Sender:
         """Connect, even if the hub is away. Raises EndpointError, ConfigError or LimitError."""
         with ExitStack() as stack:
             self._connection.open(stack)
+            self._driver.process = os.getpid()
             self.ask()
             self._stack = stack.pop_all()
-        self._driver.process = os.getpid()
         try:
             start_thread(self._thread)
         except BaseException:
@@ -99,6 +99,7 @@ class Sender:
         Raises as `put_soon`.
         """
         with self._lock:
+            self._check_may_wait()
             self._add(put, until)
         self._stand_in(put, until)
 
@@ -118,7 +119,7 @@ class Sender:
     def put_columns(self, columns: Columns, until: float) -> None:
         """Queue the puts of a request, after earlier ones."""
         with self._lock:
-            self._check()
+            self._check_may_wait()
             while not self._queue.has_room(columns.count, len(columns.payloads)):
                 self._wait_until_room(until)
             self._queue.add_columns(columns)
@@ -127,7 +128,7 @@ class Sender:
     def ask(self, prefix: bytes | None = None) -> Future[Welcome]:
         """Ask for this client's last put, and for the position of topics with a prefix."""
         with self._lock:
-            self._check()
+            self._check_may_wait()
             answer = self._questions.ask(prefix)
             self._driver.sleeps = True  # it must send the question
             self._driver.wake()
@@ -150,8 +151,7 @@ class Sender:
         with self._lock:
             self._is_ended = self._driver.sleeps = True
             self._driver.wake()
-        is_own = self._driver.stands_in == threading.get_ident()  # then it ends after its put
-        if self._thread.ident is not None and not is_own:
+        if self._thread.ident is not None and not self._is_driver():  # else it ends after this
             join(self._thread)
 
     def not_stored(self, what: str) -> NotStoredError:
@@ -161,9 +161,20 @@ class Sender:
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise self._failure
-        if self._is_ended:
-            raise HubError(f"client {self.name!r} was closed, expected an open one")
+            raise self._failure.with_traceback(None)  # else it keeps the frames of all earlier calls
+        if self._is_ended or not self._driver.process:
+            what = "closed" if self._is_ended else "not started"
+            raise HubError(f"client {self.name!r} was {what}, expected an open one")
+
+    def _check_may_wait(self) -> None:
+        """Raise HubError if the caller may not wait for answers."""
+        self._check()
+        if self._is_driver():
+            raise HubError("a callback of a put waited for an answer, which this thread receives")
+
+    def _is_driver(self) -> bool:
+        """Return True in the thread that receives the answers."""
+        return threading.get_ident() in (self._thread.ident, self._driver.stands_in)
 
     def _wait_until_room(self, until: float) -> None:
         unanswered = self._queue.unanswered
@@ -171,6 +182,7 @@ class Sender:
 
     def _wait(self, until: float, what: str) -> None:
         """Wait for an answer to some put."""
+        self._check_may_wait()
         self._driver.wake()  # Ctrl-C may have kept a put from doing this
         if (left := until - time.monotonic()) <= 0:
             raise self.not_stored(what)

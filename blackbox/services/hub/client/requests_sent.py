@@ -82,7 +82,7 @@ class RequestsSent:
 
     def hello(self, number: int, prefix: bytes | None) -> bytes:
         """Return a question to the hub."""
-        hello = Hello(self._name, self._session, self._feed, number, prefix, VERSION, self._replaces)
+        hello = Hello(self._name, self._session, self._feed, number, VERSION, prefix, self._replaces)
         return ENCODER.encode(hello)
 
     def welcome(self, answer: Welcome) -> None:

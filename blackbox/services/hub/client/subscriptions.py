@@ -102,6 +102,11 @@ class Subscriptions:
                 return inboxes[(self.looks + index) % len(inboxes)].get(0.0)
         return None
 
+    def take_over(self) -> None:
+        """Make the caller the reader of all subscriptions."""
+        for inbox in list(self._inboxes.values()):
+            inbox.take_over()
+
     def commit(self, timeout: float) -> None:
         """Commit the messages that `get` has returned, of all subscriptions."""
         for inbox in list(self._inboxes.values()):

@@ -11,7 +11,8 @@ before it sends messages that depend on it.
     PASSIVE -- it was alone and lost power, has heard nothing of the peer since, and a client asks -> in a new epoch
     PASSIVE -- `settle`: its journals were damaged, and the peer lacks some of their turns ->  an error
     ARMED   -- `hear_lead`: another process leads, or continues without it ---------------->  PASSIVE
-    ARMED   -- the active hub is silent, and a client asks; or `settle`: it has ended ----->  ACTIVE, in the same epoch
+    ARMED   -- the active hub is silent, and a client asks; or `settle`: it has ended ----->  ACTIVE, in the same epoch,
+               or in a new one if `when_cut` is "go_on" and the active hub is silent
     ACTIVE  -- `hears`: the peer has a later term ----------------------------------------->  PASSIVE
     ACTIVE  -- the peer is silent and `when_cut` is "go_on" ------------------------------->  ACTIVE, in a new epoch
 

@@ -121,8 +121,8 @@ class PairMachine:
             self._take_lead(lead)
         self._hear_follow(follow)
         if self.state.is_active and self.state.kept.is_alone and self.state.is_behind and not self._turns:
-            self.state.give_way()
-            self._become_active("the other hub has a later epoch", is_new_epoch=True)
+            self._warn("begins another epoch: the other hub has a later one")
+            self._become_active("", is_new_epoch=True)
         if requests and self.state.is_active and not self._turns:
             self._judge(requests)
         elif requests:
@@ -149,7 +149,7 @@ class PairMachine:
             is_left = state.is_active and self._life is state.life and state.kept.is_alone and not self._kept.is_alone
             self._kept = state.kept
             if is_left:
-                self._warn("continues alone: the other hub has restarted")
+                self._warn(f"continues alone: {why or 'the other hub has restarted'}")
         if state.life is not self._life:
             self._life = state.life
             self._warn(f"is {state.life.value}: {why}")
@@ -200,7 +200,8 @@ class PairMachine:
             elif isinstance(each.request, FindSites):
                 self._shell.send(each.client, self._shell.find_sites(each.request, each.key))
             elif self.state.may_take_over and self._talk.is_silent:
-                self._become_active("the other hub is silent, and a client asks", is_new_epoch=self.state.kept.is_cut)
+                is_new = self.state.kept.is_cut or self._pair.when_cut == "go_on"  # the other hub may use this epoch
+                self._become_active("the other hub is silent, and a client asks", is_new_epoch=is_new)
                 self._judge(requests[at:])
                 return
             else:
@@ -272,6 +273,7 @@ class PairMachine:
     def _lead(self) -> None:
         """Propose turns, append those that the peer has, and answer."""
         state, journals = self.state, self._journals
+        assert self.judge is not None
         while self._turns or self._find_turns():
             turn = self._turns[0]
             if not self._is_proposed:
@@ -282,10 +284,8 @@ class PairMachine:
                 if self._talk.is_silent and self._pair.when_cut == "go_on":
                     if self._proposed is not None:  # the peer may have published it
                         self._append(self._proposed, journals.blocks_of(self._proposed))
-                    self._drop()
-                    state.give_way()
-                    why = "it continues alone, and puts that the other hub answers are lost"
-                    self._become_active(why, is_new_epoch=True)
+                        self.judge.count(turn)
+                    self._become_active("puts that the other hub answers are lost", is_new_epoch=True)
                     continue
                 return
             if self._proposed is not None:
@@ -293,6 +293,7 @@ class PairMachine:
                 self._note("")
                 if turn.is_synced:
                     journals.sync()
+            self.judge.count(turn)
             self._turns.popleft()
             self._proposed, self._is_proposed = None, False
             for client, answer in turn.answers:

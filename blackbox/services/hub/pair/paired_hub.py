@@ -152,11 +152,17 @@ class PairServer(HubServer):
         lacks = -1 if peer is None else max(0, state.standing.newest - peer.newest)
         return HubStatistics(**counts, life=state.life.value, term=state.kept.term, peer_lacks=lacks)
 
+    @property
+    def epoch(self) -> int:
+        """As `HubServer`."""
+        return 0 if self.machine is None else self.machine.state.kept.epoch
+
     def read_history(self) -> Judge:
         """As `Shell`."""
-        counts, self.judge = self.judge.counts, Judge(self.store.feed, self.remembered, self.frontend)
-        self.judge.counts = counts
-        return self.store.tell(self.judge)
+        judge = Judge(self.store.feed, self.remembered, self.frontend)
+        judge.counts = self.judge.counts
+        self.judge = self.store.tell(judge)
+        return judge
 
     def read_days(self, judge: Judge) -> None:
         """As `Shell`."""

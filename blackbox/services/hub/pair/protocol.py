@@ -19,7 +19,6 @@ from blackbox.feed.endpoint import check_service
 from blackbox.feed.feed import Feed
 from blackbox.feed.toml import check_types
 from blackbox.native.tables.xxh3 import xxh3
-from blackbox.services.hub.protocol import UNSAID
 
 MOST_SILENCE_NS: Final = 600 * 10**9
 LEAST_SILENCE_NS: Final = 100_000_000
@@ -116,7 +115,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     is_active: bool
     is_armed: bool
     """True if it is passive and has all that the active hub has answered, so that it may take over."""
-    version: int = UNSAID
+    version: int
     damaged: Number = 0
     """The last turn that its journals had before they were damaged, until it is repaired; 0: they are whole."""
     part: Number = 0
@@ -168,7 +167,8 @@ class Lead(msgspec.Struct, frozen=True, array_like=True, tag="lead"):
 
 
 FOLLOWS: Final = Decoder[Follow]("msgpack", Follow)
-LEADS: Final = Decoder[Lead]("msgpack", Lead)
+LEADS: Final = Decoder[Lead]("msgpack", Lead, most_bytes=1 << 40)
+"""Their size is limited by the link's socket."""
 
 
 class Kept(msgspec.Struct, frozen=True):

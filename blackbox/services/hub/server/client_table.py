@@ -18,6 +18,8 @@ _MOST_ANSWER_BYTES: Final = 256 << 20
 _MOST_READ: Final = 100_000
 """Requests before the newest snapshot that a hub reads from its journals at its start. Newer notes have the rest."""
 _SPARE: Final = 10_000
+_DERIVED_BYTES: Final = 18
+"""Size of the id of a later row of a message with several topics."""
 
 
 class Table:
@@ -166,7 +168,9 @@ class Table:
                 self._ids.move_to_end((key, ids[row]))
                 self._noted.append((number, 1, (key, ids[row])))
         while len(self._ids) > self._most_ids:
-            self._ids.popitem(last=False)
+            _, (turn, *_) = self._ids.popitem(last=False)  # with all ids of its message, which is known or new as one
+            while self._ids and _is_later_row(*next(iter(self._ids.items())), turn):
+                self._ids.popitem(last=False)
         if len(self._noted) > 2 * sum(map(len, self._remembered())) + _SPARE:
             self._noted = deque(filter(self._is_remembered, self._noted))
 
@@ -182,6 +186,11 @@ class Table:
     def _hear(self, client: Client, session: int, last: int) -> None:
         self._clients[client] = session, last
         self._clients.move_to_end(client)
+
+
+def _is_later_row(key: tuple[str, bytes], known: tuple[int, int, PlaceRow], turn: int) -> bool:
+    """Return True for the id of a later row of a message with several topics, as clients derive it, from a turn."""
+    return known[0] == turn and len(key[1]) == _DERIVED_BYTES and key[1][0] == 0
 
 
 def _known(place: PlaceRow) -> PlaceRow:

@@ -30,7 +30,7 @@ from blackbox.transport.security.curve import key_of
 from blackbox.transport.security.gate import Gate, open_gate
 from blackbox.transport.server_thread import bind, receive
 
-QUEUE_REQUESTS: Final = 16
+_QUEUE_REQUESTS: Final = 16
 """Requests of one client that wait here; more wait on the client's side."""
 QUEUE_ANSWERS: Final = 1_000
 """Answers that may wait for one client. More are dropped, and the client asks again."""
@@ -68,7 +68,7 @@ class Frontend:
             socket = stack.enter_context(context.socket(zmq.ROUTER))
             socket.setsockopt(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else dropped answers are not counted
-            socket.rcvhwm, socket.sndhwm, socket.linger = QUEUE_REQUESTS, QUEUE_ANSWERS, 0
+            socket.rcvhwm, socket.sndhwm, socket.linger = _QUEUE_REQUESTS, QUEUE_ANSWERS, 0
             keep_alive(socket)
             allow_ipv6(socket, endpoint)
             if gate is not None:
@@ -96,7 +96,7 @@ class Frontend:
 
     def send(self, client: bytes, answer: Answer, counts: dict[str, int]) -> None:
         """Answer a client. `counts`: as `Judge.counts`."""
-        counts["refused"] += isinstance(answer, Refused | Ended)
+        counts["refused"] += isinstance(answer, Refused) or (isinstance(answer, Ended) and answer.session is None)
         try:
             self.socket.send(client, _MORE)
             self.socket.send(ENCODER.encode(answer), zmq.NOBLOCK)

@@ -173,7 +173,7 @@ class Hub:
     @property
     def epoch(self) -> int:
         """Epoch of the published messages; 0 before the start."""
-        return self.server.judge.numbers.epoch
+        return self.server.epoch
 
     # In its thread.
 
@@ -199,6 +199,11 @@ class HubServer(ABC):
         """`remembered`: arguments of the client table."""
         self.store, self.frontend, self.remembered = store, frontend, remembered
         self.judge = Judge(store.feed, remembered, frontend)
+
+    @property
+    def epoch(self) -> int:
+        """As `Hub.epoch`."""
+        return self.judge.numbers.epoch
 
     @abstractmethod
     def serve(self, thread: ServerThread) -> None:
@@ -243,12 +248,13 @@ class PutServer(HubServer):
         """Append a turn, and wait until the journals have it. Raises PublisherError or JournalError if this fails."""
         following = self.judge.numbers.following()
         for slice_id, note in turn.notes.items():
-            self.store.note(slice_id, note, is_alone=slice_id not in turn.touched)
+            self.store.note(slice_id, note, is_alone=not turn.fresh)
         for fresh in turn.fresh:
             self.store.publish(fresh, self.judge)
         self.store.wait_kept((slice_id, following[slice_id]) for slice_id in turn.notes)
         if turn.is_synced:
             self.store.sync()
+        self.judge.count(turn)
 
     def _take_snapshot(self) -> None:
         """Append a snapshot if one is due. A day is deleted only if a later day has a snapshot on the disk."""

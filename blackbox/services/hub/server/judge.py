@@ -52,6 +52,11 @@ MOST_SINCE_SNAPSHOT: Final = 64 << 20
 """Minimum bytes appended between two snapshots."""
 TURN_BYTES: Final = 4 << 10
 """Bytes that each turn adds to these, as reading it takes time."""
+_MOST_TURN_BYTES: Final = 16 << 20
+"""Bytes of messages at which the next turn begins: the other hub of a pair gets a turn in one answer."""
+_ROW_BYTES: Final = 24
+_BLOCK_BYTES: Final = 160
+"""Approximate bytes of a message without its topic and payload, and of a block, which each topic may need."""
 _HEAD_BYTES: Final = 100
 """Approximate bytes of a request in a note, without its ids and places."""
 
@@ -77,16 +82,14 @@ class Turn:
         """Its number; 0: it appends nothing."""
         self.notes: dict[int, bytes] = {}
         """Notes by slice."""
-        self.touched: dict[int, int] = {}
-        """Next sequence, after its messages, by slice that gets messages."""
         self.requests: list[Judged] = []
         self.fresh: list[Fresh] = []
         self.answers: list[tuple[bytes, Answer]] = []
         """Identity of the client, and its answer."""
         self.counts: dict[str, int] = {}
         """Counts to add to the statistics."""
-        self.size = 0
-        """Approximate size of the notes in bytes."""
+        self.size = self.message_bytes = 0
+        """Approximate size of the notes and of the messages in bytes."""
         self.is_synced = False
         """True if its answers wait until it is on the disk."""
 
@@ -139,12 +142,13 @@ class Judge:
     # Turns.
 
     def turns(self, requests: Sequence[Request]) -> Iterator[Turn]:
-        """Judge requests, in several turns if their notes are large. Append and answer each turn before the next."""
+        """Judge requests, in several turns if they are large. Append and answer each turn before the next."""
         is_synced = any(isinstance(each.request, Put) and each.request.synced for each in requests)
         turn = Turn()
         for at, each in enumerate(requests):
             turn.answers.append((each.client, self._answer(each, turn)))
-            if turn.size >= MOST_PART_BYTES or at == len(requests) - 1:
+            is_full = turn.size >= MOST_PART_BYTES or turn.message_bytes >= _MOST_TURN_BYTES
+            if is_full or at == len(requests) - 1:
                 yield self._closed(turn, is_synced)
                 turn = Turn()
 
@@ -187,14 +191,16 @@ class Judge:
         turn.is_synced = is_synced
         if turn.requests:
             turn.number = self.table.number
-            turn.touched, self.numbers.touched = self.numbers.touched, {}
-            slices = sorted(turn.touched) or [0]
+            slices = sorted(self.numbers.touched) or [0]
+            self.numbers.touched = set()
             turn.notes = dict.fromkeys(slices, encode_judged(turn.number, self._first, len(slices), turn.requests))
-            self._since_snapshot += TURN_BYTES + sum(map(len, turn.notes.values()))
-            self._since_snapshot += sum(len(each.columns.data) for each in turn.fresh)
+            self._since_snapshot += TURN_BYTES + sum(map(len, turn.notes.values())) + turn.message_bytes
+        return turn
+
+    def count(self, turn: Turn) -> None:
+        """Add the counts of a turn, which is appended now, to the statistics."""
         for name, count in turn.counts.items():
             self.counts[name] += count
-        return turn
 
     # Requests.
 
@@ -236,6 +242,9 @@ class Judge:
         """Judge puts one by one, and note all. `may`: allowed prefixes of their topics; None: all are allowed."""
         taken_ns, why = self._around.now_ns(), Reasons()
         topics = self.topics.find(request.topics, may, why)
+        if topics.new:  # a request may name topics that no row has
+            used = {request.topics[each] for each in numpy.unique(columns.index).tolist()}
+            topics = topics._replace(new=[each for each in topics.new if each in used])
         wrong = misfits(self._schema, columns.starts, columns.stops, columns.data, columns.valid)
         order = self.topics.in_order(request.topics, columns.index)
         ids = [each for each in request.ids if each]
@@ -261,6 +270,8 @@ class Judge:
         if len(rows):
             numbers = None if topics.new else topics.numbers
             turn.fresh.append(Fresh(columns, request.topics, rows, numbers))
+            turn.message_bytes += len(columns.data) * (len(rows) if columns.is_one else 1) + _ROW_BYTES * len(rows)
+            turn.message_bytes += _BLOCK_BYTES * len(request.topics) + sum(map(len, request.topics))
         turn.count("stored", len(rows) * (client is not None))
         if len(rows) < request.count:
             refused = places["is_refused"]

@@ -20,7 +20,7 @@ from blackbox.archive.files.day import recorded_files
 from blackbox.archive.files.format import FILE_HEAD_BYTES, MARK_HEAD_BYTES, RECORD_ALIGNMENT
 from blackbox.archive.files.marks import next_mark, places_of_marks, read_mark
 from blackbox.archive.files.segment import Segment, SegmentFile
-from blackbox.documents import DecodeError, Decoder
+from blackbox.documents import DecodeError, Decoder, Document
 from blackbox.errors import DamagedError
 from blackbox.services.hub.protocol import ENCODER, PlaceRow
 
@@ -187,22 +187,19 @@ class Notes:
 
     def judged(self, place: int) -> list[Judged]:
         """Return the requests of a note. Raises DamagedError if it is damaged."""
-        try:
-            return _JUDGED.decode(self.text(place)[HEAD.itemsize :])
-        except DecodeError as error:
-            raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
+        return self._decoded(place, _JUDGED)
 
     def renewed(self, place: int) -> Renewed:
         """Return the renewed items of a note. Raises DamagedError if it is damaged."""
-        try:
-            return _RENEWED.decode(self.text(place)[HEAD.itemsize :])
-        except DecodeError as error:
-            raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
+        return self._decoded(place, _RENEWED)
 
     def snapshot(self, place: int) -> Snapshot:
         """Return a part of a snapshot. Raises DamagedError if it is damaged."""
+        return self._decoded(place, _SNAPSHOT)
+
+    def _decoded(self, place: int, decoder: Decoder[Document]) -> Document:
         try:
-            return _SNAPSHOT.decode(self.text(place)[HEAD.itemsize :])
+            return decoder.decode(self.text(place)[HEAD.itemsize :])
         except DecodeError as error:
             raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
 

@@ -13,13 +13,12 @@ from blackbox.services.hub.protocol import PLACE, Places
 class Numbers:
     """Assign places to puts: in each slice one after the other, in one epoch.
 
-    Attributes: `epoch`; `touched`, the next number of each slice in which numbers were assigned since its owner
-    emptied it.
+    Attributes: `epoch`; `touched`, the slices in which numbers were assigned since its owner emptied it.
     """
 
     def __init__(self, slices: int) -> None:
         self.epoch = 0
-        self.touched: dict[int, int] = {}
+        self.touched: set[int] = set()
         self._following = numpy.zeros(slices, numpy.int64)
         """Number of the next message, by slice."""
 
@@ -34,7 +33,8 @@ class Numbers:
     def next(self, slice_id: int, count: int = 1) -> int:
         """Assign numbers to the next messages of a slice; return the first."""
         first: int = self._following.item(slice_id)
-        self._following[slice_id] = self.touched[slice_id] = first + count
+        self._following[slice_id] = first + count
+        self.touched.add(slice_id)
         return first
 
     def places_of(self, slices: NDArray[numpy.int32], order: NDArray[numpy.int64]) -> Places:

@@ -19,11 +19,10 @@ from blackbox.archive.maintain.retention import Retention
 from blackbox.archive.record.crash_recovery import recover_day
 from blackbox.archive.record.outbox import Outbox, has_lost_power
 from blackbox.block.form.rows import PayloadColumns, as_rows
-from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed
 from blackbox.publish.publisher import Publisher
 from blackbox.publish.send.slice_writer import Resolved
-from blackbox.services.hub.server.history import History
+from blackbox.services.hub.server.history import History, newest_epoch
 from blackbox.services.hub.server.judge import Fresh, Judge
 from blackbox.services.hub.server.revisions import Revision, newest_places
 from blackbox.services.hub.server.start_check import check_days
@@ -61,19 +60,15 @@ class Store:
             again_bytes=0,  # subscribers fetch unsent messages from its archive
         )
         self.outbox = self._make_outbox()
-        self._is_patient = fsync == "interval"
-        """True if it appends without syncing."""
-        self._is_open = False
+        self._is_open = self._is_cut = False
 
     def check(self) -> None:
         """Check the days; after a power cut, recover them. Raises JournalError."""
-        if (earlier := self.directory / f"{self.feed.name}.puts").exists():
-            raise JournalError(f"{earlier} is of an earlier version of blackbox, expected a directory of this one")
         make_directory(self.days)
         with closing(Lock(self.days)):
-            is_cut = self.has_lost_power()
-            check_days(self.days, len(self.feed.slices), has_lost_power=is_cut)
-            if is_cut:
+            self._is_cut = self.has_lost_power()
+            check_days(self.days, len(self.feed.slices), has_lost_power=self._is_cut)
+            if self._is_cut:
                 forget_synced(self.days)
                 for day in recorded_days(self.days)[-RECENT_DAYS:]:
                     recover_day(day)
@@ -83,10 +78,15 @@ class Store:
 
     def has_lost_power(self) -> bool:
         """Return True if the system has restarted and may have lost unsynced data."""
-        return self._is_patient and has_lost_power(self.days)
+        return has_lost_power(self.days)
 
     def open(self, feed: Feed, *, serve: bool | str = True, epoch: int = 0) -> None:
-        """Start the publisher of a feed, which has this store's slices. `epoch`: 0 for the one in the journals."""
+        """Start the publisher of a feed, which has this store's slices.
+
+        `epoch`: 0 for the one in the journals, or a new one after a power cut.
+        """
+        if not epoch and self._is_cut:
+            epoch = max(time.time_ns(), newest_epoch(self.days) + 1)
         self.outbox = self._make_outbox(serve=serve, epoch=epoch)
         self.publisher = Publisher(feed, outbox=self.outbox).start()
         self._is_open = True

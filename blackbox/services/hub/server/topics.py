@@ -17,7 +17,7 @@ from blackbox.publish.publisher import Publisher
 from blackbox.publish.send.number_line import TOPIC_TEXT_BYTES
 from blackbox.services.hub.protocol import REFUSED, check_topic_of
 
-MOST_WHY: Final = 200
+_MOST_WHY: Final = 200
 """Maximum characters of a reason."""
 _MOST_REASONS: Final = 100
 _LEAST_ROUTES: Final = 1_024
@@ -32,7 +32,7 @@ class Reasons:
 
     def code(self, why: object) -> int:
         """Return the code of a reason in `is_refused`."""
-        text = str(why).replace("\n", " ")[:MOST_WHY]
+        text = str(why).replace("\n", " ")[:_MOST_WHY]
         if text not in self._codes and len(self._codes) >= _MOST_REASONS:
             text = _ONE_MORE
         return self._codes.setdefault(text, len(self._codes) + REFUSED)

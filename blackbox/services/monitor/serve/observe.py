@@ -288,10 +288,10 @@ def _hub(thing: Hub, _: Beats) -> Observed:
         faults = (f"It has ended with an error: {thing._error}.", *faults)
     if not waits and statistics.life != "active" and statistics.peer_lacks < 0:
         waits = ("The hub is on standby, and the active hub of its pair has not answered.",)
-    epoch = thing.epoch
+    epoch, none = thing.epoch, [0] * len(thing.feed.slices)
+    following = thing.server.judge.numbers.following() if statistics.life == "active" else none
     slices = tuple(
-        SliceDetail(slice_id=slice_id, epoch=epoch, sequence=sequence)
-        for slice_id, sequence in enumerate(thing.server.judge.numbers.following())
+        SliceDetail(slice_id=slice_id, epoch=epoch, sequence=sequence) for slice_id, sequence in enumerate(following)
     )
     return Observed("hub", thing.feed.name, statistics, waits, faults, slices, thing._thread.life == "serving")
 

@@ -187,6 +187,17 @@ def figure(values: object, *path: str | int) -> float:
     return found if isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < 1 << 63 else 0
 
 
+def text(value: object) -> str:
+    """Return text in decoded JSON of others; empty for anything else, such as lists too deep to show."""
+    return value if isinstance(value, str) else ""
+
+
+def path_of(line: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the relays from the source to that of a line; empty: not known."""
+    path = line.get("path")
+    return tuple(filter(text, path)) if isinstance(path, list | tuple) else ()
+
+
 def _of_host(address: str, host: str) -> str:
     """Return an address that is the same at both ends of a connection, with the host if it is valid only there."""
     address = address.replace("[::ffff:", "").replace("]", "") if address.startswith("[::ffff:") else address

@@ -14,7 +14,7 @@ from blackbox.numbers import byte_size, count, counted, duration
 from blackbox.receive.alerts import Severity, kind_of_disk_error
 from blackbox.services.monitor.heartbeats import LineState
 from blackbox.services.monitor.watch.conditions import Finding
-from blackbox.services.monitor.watch.installation import Installation, Part, figure
+from blackbox.services.monitor.watch.installation import Installation, Part, figure, path_of, text
 from blackbox.services.monitor.watch.snapshot import Failure, Line, Page
 
 _S: Final = 1_000_000_000
@@ -239,10 +239,11 @@ def losses(now: Installation) -> Iterator[Finding]:
     lossy = list[_Lossy]()
     for part in _answering(now):
         for place, line in enumerate(part.list("lines")):
-            lost, path = int(now.growth(part, "lines", place, "gaps")), line.get("path")
-            if lost and isinstance(path, list | tuple):
-                where = f"line {line.get('line')} of slice {line.get('slice_id')} from {line.get('source')}"
-                lossy.append(_Lossy(part, tuple(map(str, path)), int(figure(line, "slice_id")), where, lost))
+            lost, path = int(now.growth(part, "lines", place, "gaps")), path_of(line)
+            if lost and path:
+                slice_id = int(figure(line, "slice_id"))
+                where = f"line {text(line.get('line'))} of slice {slice_id} from {text(line.get('source'))}"
+                lossy.append(_Lossy(part, path, slice_id, where, lost))
         if gaps := now.growth(part, *part.inside, "received", "gaps"):
             why = f"{counted(int(gaps), 'message')} lost on the way to it, {_all_gaps(part)} in all"
             yield _of(part, "gap", why, clear_ns=_EDGE_NS, slices=_lossy_slices(now, part))
@@ -304,7 +305,7 @@ def _waits(now: Installation, part: Part) -> tuple[float, frozenset[int] | None]
 
 
 def _peer(now: Installation, part: Part, peer: Mapping[str, Any]) -> str:
-    address = str(peer.get("address") or "")
+    address = text(peer.get("address"))
     if not address:
         return "a subscriber"
     process = now.process_at(address, part.status.host)

@@ -9,7 +9,7 @@ import msgspec
 
 from blackbox.services.monitor.heartbeats import LineState
 from blackbox.services.monitor.watch.conditions import Condition, printable
-from blackbox.services.monitor.watch.installation import Installation, Part, figure
+from blackbox.services.monitor.watch.installation import Installation, Part, figure, path_of, text
 
 _MOST_PEERS: Final = 100
 _RATES: Final[dict[str, tuple[str, ...]]] = {
@@ -287,8 +287,7 @@ def _label(part: Part) -> str:
 def _path_of(part: Part) -> tuple[str, ...]:
     """Return the names of the relays from the source to this one; empty for other parts."""
     lines = part.list("lines")
-    path = lines[0].get("path") if lines else None
-    return tuple(map(str, path)) if isinstance(path, list | tuple) else ()
+    return path_of(lines[0]) if lines else ()
 
 
 def _place_in_tree(part: Part) -> tuple[str, tuple[str, ...], int, str, int]:
@@ -304,14 +303,14 @@ def _place_in_tree(part: Part) -> tuple[str, tuple[str, ...], int, str, int]:
 def _peers(now: Installation) -> Iterator[PeerRow]:
     for part in now.parts:
         for peer in part.list("peers"):
-            address = str(peer.get("address", ""))
+            address = text(peer.get("address"))
             yield PeerRow(
                 process=part.name,
                 slice_id=int(figure(peer, "slice_id")),
-                line=str(peer.get("line", "")),
+                line=text(peer.get("line")),
                 address=address,
                 name=now.process_at(address, part.status.host),
-                key=str(peer.get("key", "")),
+                key=text(peer.get("key")),
                 subscriptions=int(figure(peer, "subscriptions")),
                 refused=int(figure(peer, "refused")),
                 behind_s=figure(peer, "behind_s"),
