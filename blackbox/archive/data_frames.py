@@ -199,17 +199,11 @@ class Instruments:
 
     def __init__(self, recording: Recording) -> None:
         """Wrap a recording. Reads nothing."""
-        self._recording = recording
+        self._days: Sequence[Recording] = [recording]
 
     def to_arrow(self, **options: Unpack[InstrumentOptions]) -> pyarrow.Table:
         """Return the instruments as a table, sorted by symbol."""
-        check_options(options, InstrumentOptions.__optional_keys__)
-        given: dict[str, Any] = dict(options)
-        form = {name: given.pop(name) for name in _FORM if name in given}
-        found: pyarrow.Table = needs("pyarrow", "arrow", "blackbox.archive.export.instruments").instruments_of(
-            self._recording, form, given
-        )
-        return found
+        return self._tables(options)[0]
 
     def to_pandas(self, **options: Unpack[InstrumentOptions]) -> pandas.DataFrame:
         """Return `to_arrow` as a pandas data frame."""
@@ -220,6 +214,42 @@ class Instruments:
         """Return `to_arrow` as a polars data frame."""
         needs("polars", "polars")
         return cast("polars.DataFrame", _arrow().to_polars(self.to_arrow(**options)))
+
+    def _tables(self, options: InstrumentOptions) -> list[pyarrow.Table]:
+        """Return the instruments of each day."""
+        check_options(options, InstrumentOptions.__optional_keys__)
+        given: dict[str, Any] = dict(options)
+        form = {name: given.pop(name) for name in _FORM if name in given}
+        found: list[pyarrow.Table] = needs("pyarrow", "arrow", "blackbox.archive.export.instruments").instruments_of(
+            self._days, form, given
+        )
+        return found
+
+
+class InstrumentsOfDays(Instruments):
+    """The instruments of several days: the rows of each day's `Instruments`, day by day.
+
+    The columns are `feed` and `date`, then those of `Instruments`; an instrument has one row for each day. Types and
+    `prices="integer"` are as in `TicksOfDays`. A day that has none in the selection has no rows: JournalError is raised
+    if all days have none, ConfigError if no schema declares any.
+    """
+
+    def __init__(self, days: Sequence[Recording]) -> None:
+        """Wrap recordings. Reads nothing."""
+        self._days = [day for day in days if day.schema.instruments] or days
+        self._zone = days[-1].feed.time_zone
+
+    def to_arrow(self, **options: Unpack[InstrumentOptions]) -> pyarrow.Table:
+        """Return the instruments as a table, day by day, each sorted by symbol."""
+        zone = options.get("zone")
+        tables = self._tables({**options, "zone": self._zone if zone is None else zone})
+        schema = _arrow().schema_of_days([table.schema for table in tables])
+        chunks = [
+            _arrow().of_day(chunk, day.feed.name, day.date, schema)
+            for day, table in zip(self._days, tables, strict=True)
+            for chunk in table.to_batches()
+        ]
+        return needs("pyarrow", "arrow").Table.from_batches(chunks, schema=schema).unify_dictionaries()
 
 
 class Ticks(Frames):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack, overload
 
-from blackbox.archive.data_frames import ROWS, FrameOptions, Frames, TicksOfDays, needs, scanned
+from blackbox.archive.data_frames import ROWS, FrameOptions, Frames, InstrumentsOfDays, TicksOfDays, needs, scanned
 from blackbox.archive.files.day import MANIFEST, Date, as_date, recorded_days
 from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.objects.fetch import fetch_days
@@ -220,6 +220,11 @@ class Recordings(Frames):
     def quotes(self) -> TicksOfDays:
         """The quotes of all days as tables and frames. Raises ConfigError if no schema declares any."""
         return TicksOfDays(self.days, "quotes")
+
+    @property
+    def instruments(self) -> InstrumentsOfDays:
+        """The instruments of all days as a table: see `Recording.instruments`."""
+        return InstrumentsOfDays(self.days)
 
     @property
     def paths(self) -> list[str]:

@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from blackbox import Feed, Publisher
 from blackbox.archive.record.recorder import Recorder
-from blackbox.block.form.ack_format import Acknowledgement
+from blackbox.block.form.ack_format import NOTHING_MISSING, Acknowledgement
 from blackbox.block.form.format import RECORDED_KEY
 from blackbox.block.position import End
 from blackbox.errors import NotRecordedError
@@ -182,6 +183,21 @@ def test_the_end_of_an_epoch_ends_waits(tmp_path: Path) -> None:
         publisher.new_epoch()
         thread.join()
     assert "was ended by `new_epoch` while 100 of its messages were not yet recorded" in failed[0]
+
+
+def test_what_is_recorded_of_the_next_epoch_does_not_count_for_an_earlier_one() -> None:
+    with Publisher(feed_of()) as publisher:
+        publish_numbered(publisher, 0, 1)
+        publisher.flush()
+        writer = publisher._slices[0]
+        asked = writer.ask_recorders()
+        publisher.new_epoch()
+        subscriptions = writer.sender.subscriptions
+        with subscriptions.changed:
+            said = Acknowledgement(bytes(8), publisher.epoch, 0, 5, 5, NOTHING_MISSING, "recorder")
+            subscriptions.acknowledgements.note(0, b"", said)
+        with pytest.raises(NotRecordedError, match="was ended by `new_epoch` while 1 of its messages"):
+            writer.wait_acknowledged("recorded", 1, asked, 60.0, time.monotonic() + 60.0)
 
 
 def test_a_recorder_that_never_syncs_is_named(tmp_path: Path) -> None:

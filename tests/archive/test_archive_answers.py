@@ -36,9 +36,10 @@ from tests.archive.archives import (
 )
 from tests.archive.recorders import MIB, segments, wait_recorded
 from tests.archive.recorders import days as days_of
-from tests.archive.written_days import EPOCHS, days, few, made
+from tests.archive.written_days import EPOCHS, days, few, made, many
+from tests.archive.written_journals import Journal
 from tests.cli.commands import Command
-from tests.journals import Put, Told
+from tests.journals import Day, Put, Row, Told, feed_of
 
 
 def told(piece: Piece, blocks: list[Any], prefixes: tuple[bytes, ...]) -> list[Told]:
@@ -136,7 +137,7 @@ def test_a_search_by_time_finds_a_block_recorded_during_it(tmp_path: Path, monke
             return found
 
         monkeypatch.setattr(pieces, "_first_received", finds)
-        publisher.wait_for_subscribers(timeout=60)
+        publisher.wait_for_subscribers(timeout=200)
         found = Pieces(tmp_path / feed.name).position_at(0, BEGINNING_NS)
         assert found.is_end
         assert found.position in (Position(0, 0), Position(publisher.epoch, 0))
@@ -187,6 +188,27 @@ def test_an_answer_spans_days_and_epochs(tmp_path: Path) -> None:
         assert blocks[0].epoch == epochs[2]
 
 
+@pytest.mark.parametrize("rules", [(1, 0), (0, 1)])
+def test_a_day_with_other_keys_is_read_by_its_own_rule(tmp_path: Path, rules: tuple[int, int]) -> None:
+    for epoch, key_bytes in enumerate(rules, 1):
+        journal = Journal(tmp_path / f"2026-01-0{epoch}", key_bytes)
+        journal.put(Put((Row(b"AA", b"0"), Row(b"A" if key_bytes else b"B", b"1")), epoch=epoch))
+        journal.writer.close()
+    piece, blocks = Pieces(tmp_path).read(AskBlocks(slice_id=0, start=Position(2, 0)))
+    assert ([(each.epoch, each.key, each.count) for each in blocks], piece.gone) == ([(2, b"A"[: rules[1]], 2)], [])
+
+
+def test_a_slice_that_an_earlier_day_lacks_is_read(tmp_path: Path) -> None:
+    Day(tmp_path / "2026-01-01", feed_of(1)).put(0, Put((Row(b"A", b"0"),)))
+    Day(tmp_path / "2026-01-02", feed_of(2)).put(1, Put((Row(b"B", b"1"),), epoch=2))
+    archive = Pieces(tmp_path)
+    assert archive.position_at(1, BEGINNING_NS).position == (2, 0)
+    piece, blocks = archive.read(AskBlocks(slice_id=1, start=Position(2, 0)))
+    assert ([each.payload(0) for each in blocks], piece.gone) == ([b"1"], [])
+    with pytest.raises(ArchiveError, match="slice was 2, expected 0 to 1"):
+        archive.read(AskBlocks(slice_id=2, start=Position(2, 0)))
+
+
 def came_and_gone(feed: Feed, start: tuple[int, int], stop: tuple[int, int]) -> tuple[list[int], list[Gone]]:
     found = list(ArchiveClient(feed).blocks(0, start=start, stop=stop))
     gone = [each for each in found if isinstance(each, Gone)]
@@ -208,6 +230,16 @@ def test_a_missing_or_empty_segment_is_reported_with_its_sequences(
     assert came == [n for n in range(count) if not gone.first <= n < gone.stop]
     assert (gone.epoch, gone.stop > gone.first, lost.name in gone.why) == (epoch, True, True)
     assert end == ([], [Gone(epoch, count, count + 5, "not recorded")])
+
+
+def test_a_damaged_index_is_no_gap(tmp_path: Path) -> None:
+    segment = Day(tmp_path / "2026-01-01", feed_of()).put(0, *many(2_000)[5:])
+    index = segment.path.with_suffix(".index")
+    data = bytearray(index.read_bytes())
+    data[-1] ^= 1
+    index.write_bytes(data)
+    piece, _ = Pieces(tmp_path).read(AskBlocks(slice_id=0, start=Position(1, 0)))
+    assert piece.gone == [(0, Gone(1, 0, 5, "not recorded"))]
 
 
 def test_damage_is_reported_once_and_in_order_across_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +344,7 @@ def test_the_record_command_serves_its_recording(tmp_path: Path) -> None:
         Publisher(feed) as publisher,
         Command("record", "--feed", path, "--out", tmp_path, "--serve", "--until-end") as recorder,
     ):
-        publisher.wait_for_subscribers(timeout=60)
+        publisher.wait_for_subscribers(timeout=200)
         publish_parts(publisher, 0, 2_000)
         asked = ArchiveClient(feed, timeout=60).blocks(0, start=(publisher.epoch, 0), stop=(publisher.epoch, 2_000))
         assert all_numbers(asked) == list(range(2_000))

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 from blackbox import ConfigError
 from blackbox.archive.record.recorder import Recorder
+from blackbox.archive.serve import block_reader, client
 from blackbox.archive.serve.client import ArchiveClient
+from blackbox.archive.serve.connection import Connection, ConnectionPool, Fetched
 from blackbox.archive.serve.pieces import Pieces
-from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskBlocks, Piece, Refusal
+from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskAbout, AskBlocks, Noted, Piece, Refusal
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.batch.block_handler import BLOCK
 from blackbox.block.form.block import Block, HeaderFields
@@ -36,7 +38,7 @@ from tests.archive.archives import (
     free_endpoint,
     recorded,
 )
-from tests.archive.written_journals import Journal
+from tests.archive.written_journals import Journal, block
 from tests.examples import examples
 from tests.journals import feed_of
 
@@ -177,6 +179,36 @@ def test_reading_from_a_time_starts_at_the_first_block_of_any_archive(
         cast(Generator[object], reading).close()
 
 
+def test_a_gap_of_one_archive_waits_for_another_that_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = feed_of(archives=(free_endpoint(), free_endpoint()))
+    places = [tmp_path / name / feed.name for name in "ab"]
+    first, second = journals = [Journal(place / "2026-01-01") for place in places]
+    for journal in journals:
+        journal.put(block(0, 2, SECOND, epoch=7))
+    first.put(block(4, 1, SECOND, epoch=7))
+    left, pause = [block(2, 3, SECOND, epoch=7)], block_reader._Waits.pause
+
+    def write(journal: Journal) -> None:
+        journal.writer.state.flushed = 0
+        journal.rest()
+
+    def record(waits: Any, retry_s: float) -> None:
+        while left:
+            second.put(left.pop())
+            write(second)
+        pause(waits, retry_s)
+
+    monkeypatch.setattr(block_reader._Waits, "pause", record)
+    monkeypatch.setattr(client, "_GAP_S", 600.0)
+    for journal in journals:
+        write(journal)
+    with ArchiveServer(places[0], feed.archives[:1]), ArchiveServer(places[1], feed.archives[1:]):
+        found = list(ArchiveClient(feed).blocks(0, start=(7, 0), stop=(7, 5), timeout=1_200))
+    assert [each.block.count if isinstance(each, Fetched) else each for each in found] == [2, 3]
+    for journal in journals:
+        journal.writer.close()
+
+
 def test_a_start_without_a_silent_archive_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feed = feed_of(archives=(free_endpoint(), free_endpoint()))
     journal = Journal(tmp_path / feed.name / "2026-01-01")
@@ -195,6 +227,34 @@ def test_a_start_without_a_silent_archive_is_logged(tmp_path: Path, caplog: pyte
 def test_a_client_does_not_wait_for_an_unreachable_archive() -> None:
     feed = feed_of(archives=(free_endpoint(), free_endpoint()))
     assert not ArchiveClient(feed, timeout=3_600).answers()
+
+
+def test_an_archive_that_was_unreachable_is_waited_for_while_it_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = Connection(endpoint := free_endpoint(), None)
+    connection.is_known, connection.is_hasty, connection.timeout = True, True, 60.0
+    look = connection._connections.look
+    wait_until(lambda: look() == [] and connection._connections.retries > 0)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind(endpoint)
+        wait_until(connection.is_connected)
+
+        def answer_late() -> Any:
+            if router.poll(0):
+                reader, number, _ = router.recv_multipart()
+                router.send_multipart([reader, number, ENCODER.encode(Noted())])
+            return look()
+
+        monkeypatch.setattr(connection._connections, "look", answer_late)
+        assert connection.ask(AskAbout())[0] == Noted()
+        connection.close()
+
+
+def test_an_archive_whose_answer_is_no_longer_needed_has_not_failed() -> None:
+    feed, is_over = feed_of(archives=(free_endpoint(), free_endpoint())), iter([False])
+    pool = ConnectionPool(feed, 60.0, keeps=False)
+    ask = AskBlocks(slice_id=0, start=Position(1, 0))
+    assert list(block_reader.BlockReader(pool, ask, lambda: next(is_over, True)).read()) == []
+    assert (pool.order, pool.silent) == (feed.archives, {})
 
 
 @pytest.mark.parametrize(("name", "told"), [(b"tape", "tape"), (b"caf\xe9", r"caf\\udce9")])

@@ -14,10 +14,19 @@ from hypothesis import strategies as st
 
 from blackbox import Recorder
 from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.archive_days import DAYS_OPEN, ArchiveDays
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
-from blackbox.archive.serve.protocol import BEGINNING_NS, AskBlocks, Gone, Outage, RunAbout
+from blackbox.archive.serve.protocol import (
+    BEGINNING_NS,
+    AskBlocks,
+    EndOfEpoch,
+    FoundPosition,
+    Gone,
+    Outage,
+    RunAbout,
+)
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.form.format import FLAG_END
 from blackbox.block.position import Position
@@ -37,6 +46,7 @@ from tests.archive.epochs import (
 from tests.archive.recorders import feed_of, wait_recorded
 from tests.archive.written_days import few
 from tests.archive.written_journals import Journal, block
+from tests.journals import Day
 from tests.journals import feed_of as journal_feed
 
 Op = tuple[str, int, bytes]
@@ -189,6 +199,88 @@ def test_an_answer_has_the_ends_of_keys_whose_last_messages_are_missing(tmp_path
     assert ended.ends == {b"A": (6, 5)}
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_later_epoch_without_messages_ends_the_epoch_before(tmp_path: Path, is_closed: bool) -> None:
+    model = Model(tmp_path, 1)
+    for op in ops_of("rA3 lA2 h n h"):
+        model.do(op)
+    if is_closed:
+        model.journal.writer.close()
+    else:
+        model.journal.writer.state.flushed = 0
+        model.journal.rest()
+    archive, ask = Pieces(tmp_path), AskBlocks(slice_id=0, start=Position(1, 0))
+    piece, blocks = archive.read(ask)
+    assert (len(blocks), piece.gone) == (1, [(1, Gone(1, 3, 5, "not recorded"))])
+    assert (piece.state, piece.passed, piece.ended) == ("more", (2, 0), EndOfEpoch(1, 5, 5, {b"A": (5, 5)}))
+    piece, blocks = archive.read(msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed))
+    assert (blocks, piece.passed, piece.ended) == ([], (2, 0), None)
+    assert piece.state == ("done" if is_closed else "later")
+    model.close()
+
+
+def test_an_epoch_without_messages_ends_before_the_next_one(tmp_path: Path) -> None:
+    model = Model(tmp_path, 0)
+    for op in ops_of("rA3 h n h n rA1"):
+        model.do(op)
+    model.journal.writer.close()
+    archive, ask, state = Pieces(tmp_path), AskBlocks(slice_id=0, start=Position(1, 0)), "more"
+    ended: list[tuple[int, int, Position]] = []
+    while state == "more":
+        piece, _ = archive.read(ask)
+        ended += [(piece.ended.epoch, piece.ended.stop, piece.passed)] if piece.ended else []
+        ask, state = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed), piece.state
+    assert (ended, state) == ([(1, 3, Position(2, 0)), (2, 0, Position(3, 0))], "done")
+    model.close()
+
+
+def test_the_end_of_an_epoch_is_known_however_long_its_slice_is_quiet(tmp_path: Path) -> None:
+    names = [f"2026-01-{number:02}" for number in range(1, DAYS_OPEN + 4)]
+    journal = Journal(tmp_path / names[0])
+    journal.put(block(0, 3, SECOND))
+    journal.hear({b"": 5}, ts_recv=2 * SECOND)
+    journal.writer.close()
+    for name in names[1:]:
+        Day(tmp_path / name, journal_feed())
+    ask = AskBlocks(slice_id=0, start=Position(1, 0))
+    expected = facts("came", 1, range(3)) + facts("gone", 1, range(3, 5))
+    assert read_all(Pieces(tmp_path), ask) == (expected, "done")
+    archive = Pieces(tmp_path)
+    while (found := archive.position_at(0, 3 * SECOND)).position is None:
+        pass
+    assert found == FoundPosition(position=Position(1, 5), is_end=True)
+    archive.check_positions({0: Position(1, 5)})
+    journal = Journal(tmp_path / names[-1])
+    journal.put(block(0, 1, 9 * SECOND, epoch=2))
+    journal.writer.close()
+    assert read_all(Pieces(tmp_path), ask) == (expected + facts("came", 2, range(1)), "done")
+
+
+def test_a_waiting_reader_makes_an_archive_look_at_its_last_day_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 5):
+        journal = Journal(tmp_path / f"2026-01-0{number}")
+        journal.put(block(number, 1, SECOND))
+        if number < 4:
+            journal.writer.close()
+    journal.writer.state.flushed = 0
+    journal.rest()
+    archive, ask, state = Pieces(tmp_path), AskBlocks(slice_id=0, start=Position(1, 1)), "more"
+    while state == "more":
+        piece, _ = archive.read(ask)
+        ask, state = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed), piece.state
+    names, fresh = set[str](), ArchiveDays.fresh
+
+    def note(days: ArchiveDays, name: str, slice_id: int | None = None) -> Any:
+        names.add(name)
+        return fresh(days, name, slice_id)
+
+    monkeypatch.setattr(ArchiveDays, "fresh", note)
+    assert (archive.read(ask).piece.state, names) == ("later", {"2026-01-04"})
+    journal.writer.close()
+
+
 def test_an_implausible_sequence_is_not_reported_as_gone(tmp_path: Path) -> None:
     feed = feed_of()
     with RawPublisher(feed, FIRST) as publisher, Recorder(feed, tmp_path) as recorder:
@@ -236,6 +328,16 @@ def test_an_archive_reports_ends_of_epochs_and_outages(tmp_path: Path) -> None:
     assert (last.start_ns > 50 * SECOND, last.stop_ns) == (True, 0)
     killed.writer.refuse()
     killed.writer.close()
+
+
+def test_the_last_heartbeat_counts_after_one_that_named_keys(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "2026-01-01")
+    journal.put(block(0, 3, 10 * SECOND, epoch=7))
+    journal.hear({b"": 5}, 7, 20 * SECOND)
+    journal.hear({b"": 5}, 7, 32 * SECOND)
+    journal.writer.close()
+    (run,) = Pieces(tmp_path).about(None).slices[0].runs
+    assert run == RunAbout(epoch=7, last_sequence=4, has_ended=False, heard_ns=32 * SECOND)
 
 
 def test_a_read_that_stops_in_a_finished_epoch_ends(tmp_path: Path) -> None:

@@ -31,10 +31,11 @@ from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.layout import VERSION
 from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import Position
-from blackbox.errors import ArchiveError
+from blackbox.errors import ArchiveError, JournalError
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded
 from tests.journals import Day, Put, Row
+from tests.journals import feed_of as journal_feed
 from tests.recorded import recorded
 
 
@@ -363,3 +364,24 @@ def test_the_first_image_of_an_archive_compiles_nothing(tmp_path: Path) -> None:
         kept.take(run)
     assert sum(block.count for block in kept.blocks([b""]))
     assert [each.signatures for each in (newest_of_slice._take, newest.move_payloads)] == compiled
+
+
+def test_a_beginning_that_has_no_room_stays_an_error(tmp_path: Path) -> None:
+    Day(tmp_path / "2026-01-01", journal_feed(max_topics=1)).put(0, Put((Row(b"A0", b"1"),), epoch=2))
+    columns = PayloadColumns(numpy.zeros((2, 1), numpy.uint8))
+    block = Block.encode([b"A0", b"A1"], [0, 1], columns, HeaderFields(key_rule=0, epoch=1))
+    images = Images(Pieces(tmp_path), {0: SliceImage([block], Position(1, 2), 0)})
+    for _ in range(2):
+        with pytest.raises(JournalError, match="more than 1 topics"):
+            images.answer(AskImage(slice_id=0, prefixes=(b"",)))
+
+
+def test_blocks_of_an_image_are_small_where_payloads_are_empty() -> None:
+    count = 20_000
+    topics, columns = [b"%d" % number for number in range(count)], PayloadColumns(numpy.zeros((count, 0), numpy.uint8))
+    block = Block.encode(topics, numpy.arange(count, dtype=numpy.int32), columns, HeaderFields(key_rule=0, epoch=1))
+    state = Newest(0, 0, count)
+    state.begin([block], Position(1, count), 0)
+    sizes = [each.body.nbytes for each in state.blocks((b"",))]
+    assert len(sizes) > 1
+    assert max(sizes) < 2 * newest._BLOCK_BYTES

@@ -19,7 +19,7 @@ from blackbox_feeds.dbn import Dbn
 from blackbox_feeds.iex.messages import DEEP10
 from blackbox_feeds.itch50.messages import SCHEMA as ITCH
 
-from blackbox import ConfigError, Feed, Recording, Schema
+from blackbox import ConfigError, Feed, Recording, Recordings, Schema
 from blackbox.archive.export import instruments
 from blackbox.archive.importing.import_days import import_days
 from blackbox.cli.ui.status import Status
@@ -39,10 +39,18 @@ Message = tuple[str, int, bytes]
 """Topic, ns since 1970, payload."""
 
 
-def day_of(directory: Path, schema: Schema, messages: list[Message], slices: int = 1) -> Recording:
+def day_of(
+    directory: Path,
+    schema: Schema,
+    messages: list[Message],
+    slices: int = 1,
+    *,
+    name: str = "day",
+    date: str = "2026-01-05",
+) -> Recording:
     topics, times, payloads = (list(each) for each in zip(*messages, strict=True))
     columns = {"topic": topics, "ts_event": numpy.array(times), "payload": payloads}
-    return Recording.create(directory, Feed.local("day", slices, schema=schema), columns, date="2026-01-05")
+    return Recording.create(directory, Feed.local(name, slices, schema=schema), columns, date=date)
 
 
 def directory(symbol: str, locate: int, lot: int, kind: str) -> bytes:
@@ -251,6 +259,93 @@ def test_a_dbn_day_has_definitions_statuses_and_mappings(dbn_day: Recording) -> 
     scaled = dbn_day.instruments.to_arrow(prices="integer", symbols=["ES.c.0"])
     assert scaled["tick_size"].to_pylist() == [500_000_000]
     assert scaled.schema.field("tick_size").metadata[b"decimals"] == b"9"
+
+
+def trade(instrument: int, time: int, price: int) -> bytes:
+    """Return a trade with Databento's own class, of as many contracts as the instrument's number."""
+    action: Any = databento_dbn.Action.TRADE
+    side: Any = databento_dbn.Side.BID
+    return bytes(databento_dbn.TradeMsg(1, instrument, time, price * 10**9, instrument, action, side, 0, time))
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_trades_join_the_definitions_of_the_same_dbn_day(tmp_path: Path, files: int) -> None:
+    """In one file, or in a file of each, as Databento delivers them. `ES.c.0` is another future on the day before."""
+    days = date(2026, 1, 4), date(2026, 1, 5), date(2026, 1, 6)
+    ids = {"NQH6": 9, "ESH6 P5000": 10, "ES.c.0": 8}
+    mappings = {name: [(days[1], days[2], str(number))] for name, number in ids.items()}
+    mappings["ES.c.0"].insert(0, (days[0], days[1], "7"))
+    put = {"instrument_class": databento_dbn.InstrumentClass.PUT, "strike_price": 5_000 * 10**9}
+    definitions = {
+        0: definition(8, "ESH6", NINE),
+        1: definition(9, "NQH6", NINE + 1),
+        4: definition(10, "ESH6 P5000", NINE + 4, **put),
+        6: definition(8, "ESH6", NINE + 6, min_price_increment=500_000_000),
+    }
+    traded = {2: (8, 6_000), 3: (9, 20_000), 5: (10, 12), 7: (8, 6_001)}
+    trades = {number: trade(instrument, NINE + number, price) for number, (instrument, price) in traded.items()}
+    parts = [definitions | trades] if files == 1 else [definitions, trades]
+    head = metadata_of(schema=None, start=NINE, mappings=mappings)
+    sources = [Dbn(tmp_path / f"{number}.dbn") for number in range(files)]
+    for source, part in zip(sources, parts, strict=True):
+        source.path.write_bytes(head + b"".join(part[number] for number in sorted(part)))
+    (imported,) = import_days(Feed.local("futures", 1, schema="dbn"), tmp_path, sources)
+    day = Recording.open(imported.path)
+    rows = day.instruments.to_arrow(times="integer").to_pylist()
+    known = ("symbol", "instrument_id", "name", "instrument_class", "tick_size", "strike_price", "messages")
+    assert [tuple(row[name] for name in known) for row in rows] == [
+        ("ES.c.0", 8, "ESH6", "future", 0.5, None, 2),
+        ("ESH6 P5000", 10, "ESH6 P5000", "put", 0.25, 5_000, 1),
+        ("NQH6", 9, "NQH6", "future", 0.25, None, 1),
+    ]
+    names = {number: name for name, number in ids.items()}
+    found = day.trades.to_polars(times="integer")
+    plain = [(names[number], NINE + time, float(price), number) for time, (number, price) in traded.items()]
+    assert found.select("symbol", "ts_event", "price", "size").rows() == plain
+    joined = found.join(day.instruments.to_polars(), on="symbol", validate="m:1", maintain_order="left")
+    assert joined["instrument_id"].to_list() == [number for number, _ in traded.values()]
+
+
+def test_instruments_of_several_days_are_those_of_each_day(tmp_path: Path, dbn_day: Recording) -> None:
+    """First futures, then stocks: one changes its lot and locate, one is new, one is gone. Two days have none."""
+    day_ns = 86_400 * SECOND
+    stocks = [
+        [(f"{name}.R", NINE + day * day_ns, directory(name, locate, lot, "C")) for name, locate, lot in rows]
+        for day, rows in enumerate(([("A", 1, 100), ("GONE", 2, 1)], [("A", 3, 10), ("NEW", 4, 1)]), start=1)
+    ]
+    other = [("A.H", NINE + 3 * day_ns, trading("A", 5, "T"))]
+    none = Schema("mine", 1_043, {"T": numpy.dtype([("type", "S1")])})
+    days = [
+        dbn_day,
+        *(day_of(tmp_path, ITCH, each, date=f"2026-01-0{6 + day}") for day, each in enumerate([*stocks, other])),
+        day_of(tmp_path, none, [("A.T", NINE, b"T")], name="none"),
+    ]
+    several = Recordings(days)
+    expected = [
+        {"feed": day.feed.name, "date": day.date, **row}
+        for day in days[:3]
+        for row in day.instruments.to_arrow(prices="decimal", times="integer").to_pylist()
+    ]
+    assert several.instruments.to_arrow(prices="decimal", times="integer").to_pylist() == expected
+    frame = several.instruments.to_polars(symbols=["A", "NEW"]).select("date", "symbol", "instrument_id", "lot_size")
+    assert frame.rows() == [
+        (date(2026, 1, 6), "A", 1, 100),
+        (date(2026, 1, 7), "A", 3, 10),
+        (date(2026, 1, 7), "NEW", 4, 1),
+    ]
+    assert len(several.instruments.to_pandas(stop=NINE + 2 * day_ns)) == 6  # the second day of stocks begins then
+    known = several.instruments.to_arrow(zone="UTC").schema.field("ts_last").type
+    assert str(known) == "timestamp[ns, tz=UTC]"
+    with pytest.raises(JournalError, match=r"no instruments in the selection, expected messages of type .*'R'"):
+        several.instruments.to_arrow(symbols=["B"])
+    with pytest.raises(ConfigError, match="schema 'mine' declares no instruments"):
+        Recordings(days[-1:]).instruments.to_arrow()
+
+
+def test_a_mapping_is_known_from_its_metadata_on(dbn_day: Recording) -> None:
+    assert dbn_day.instruments.to_arrow(stop=NINE + 1, symbols=["NQH6"])["instrument_id"].to_pylist() == [9]
+    with pytest.raises(JournalError, match="no instruments in the selection"):
+        dbn_day.instruments.to_arrow(stop=NINE, symbols=["NQH6"])
 
 
 def test_live_mapping_records_name_ids(tmp_path: Path) -> None:

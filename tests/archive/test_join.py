@@ -156,7 +156,7 @@ def test_joining_while_the_feed_runs(
             wait_until(lambda: market.count > 5_000, 60)
             subscriber = Subscriber(proxy.feed, on_gap="repair", hwm_blocks=hwm_blocks, repair_wait=600)
             heard = Heard(subscriber)
-            subscriber.start(since=0, timeout=60)
+            subscriber.start(since=0, timeout=200)
             wait_until(lambda: subscriber.statistics().received.let_go > 0 or proxy.lost > 10, 60)
             answers.set()
             market.slowly.set()
@@ -464,6 +464,10 @@ def test_invalid_starts_are_rejected() -> None:
         Subscriber(feed_of()).start(since=0)
     with pytest.raises(ConfigError, match=r"since was \{0: \(1, 1, 1\)\}, expected the \(epoch, sequence\) of each"):
         Subscriber(archived_feed(key_bytes=2)).start(since={0: (1, 1, 1)})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"since was \{0: \(5\.7, 1\)\}, expected the \(epoch, sequence\) of each"):
+        Subscriber(archived_feed()).start(since={0: (5.7, 1)})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="sequence was -3, expected 0 to"):
+        Subscriber(archived_feed()).start(since={0: (5, -3)})
     with pytest.raises(ConfigError, match=r"since was for slices \[1\], expected some of 0 to 0"):
         Subscriber(archived_feed()).start(since={1: (1, 1)})
     with pytest.raises(ConfigError, match="start was given since 0 and back 5, expected one of them"):

@@ -111,13 +111,10 @@ def test_a_publisher_that_was_closed_without_a_message_since_a_kill_begins_a_new
 
 
 def test_an_epoch_without_messages_continues_after_a_kill(tmp_path: Path) -> None:
-    feed = feed_of()
+    feed = feed_of(heartbeat_ns=FOREVER_NS)
     with Publisher(feed, outbox=Outbox(tmp_path / "first", fsync="block")) as publisher:
         publisher.publish(b"A.x", b"")
-        publisher.flush()
         publisher.new_epoch()
-        day = next((tmp_path / "first" / feed.name).glob("*/manifest.json")).parent
-        wait_until(lambda: any(mark.epoch == publisher.epoch for mark in Recording.open(day).marks()), 60)
         left = killed(publisher, tmp_path / "first", tmp_path / "left")
     with Publisher(feed, outbox=Outbox(left, again_wait=0, fsync="block")) as again:
         assert again.epoch == publisher.epoch
@@ -209,12 +206,31 @@ def test_messages_published_before_the_kill_are_sent_again(tmp_path: Path) -> No
 
     thread = threading.Thread(target=go_on)
     thread.start()
-    subscriber.start(timeout=60)
+    subscriber.start(timeout=200)
     subscriber.run(until_end=True)
     thread.join()
     assert sorted(number for _, number in heard) == list(range(1_001))
     assert gaps == []
     assert heard == said_in(left, feed)
+
+
+def test_what_on_demand_publishes_takes_no_sequence_of_a_block_that_is_sent_again(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
+        publish_numbered(publisher, 0, 100)
+        left = killed(publisher, tmp_path / "outbox", tmp_path / "left")
+    subscriber = Subscriber(feed, slow=PATIENT)
+    heard, gaps = heard_by(subscriber)
+    again = Publisher(feed, outbox=Outbox(left, again_wait=2.0))
+    again.on_demand(lambda _prefix, is_wanted: again.publish(b"A.t", b"snapshot") if is_wanted else None)
+    thread = threading.Thread(target=subscriber.start, args=(60,))
+    thread.start()
+    with again:
+        thread.join()
+    subscriber.run(until_end=True)
+    assert said_in(left, feed)[again.epoch, 100] == b"snapshot"
+    assert heard[again.epoch, 100] == b"snapshot"
+    assert gaps == []
 
 
 def test_only_blocks_that_no_archive_has_are_sent_again_up_to_a_limit(tmp_path: Path) -> None:
@@ -274,7 +290,7 @@ def test_kills_reuse_no_sequence_and_lose_nothing(tmp_path: Path) -> None:
             script.tell(f"{seed} {tmp_path} {feed.archives[0]}")
             epochs.add(script.read().split()[1])
             if seed == 0:
-                subscriber.start(timeout=60)
+                subscriber.start(timeout=200)
             wait_until(lambda before=before: len(heard) > before + 2_000, 60)  # type: ignore[misc]
             before = len(heard)
             script.process.send_signal(signal.SIGKILL)
@@ -315,7 +331,7 @@ def test_a_full_disk_ends_the_publisher_before_it_sends_unstored_messages(tmp_pa
     heard, _ = heard_by(subscriber)
     with Script(FILL, feed) as script:
         script.tell(f"{tmp_path} 300000")
-        subscriber.start(timeout=60)
+        subscriber.start(timeout=200)
         said = script.read()
         assert "the outbox refused a block: " in said
         assert ".journal: File too large" in said

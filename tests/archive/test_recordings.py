@@ -159,7 +159,8 @@ def test_times_of_day_apply_to_each_day(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             Replay(recordings, start=start, stop=stop)
     # Messages of other dates do not change the date of a time of day.
-    columns = {"topic": ["A.t"] * 3, "ts_event": [NOON_NS - 72 * HOUR_NS, NOON_NS, NOON_NS + HOUR_NS], "payload": "abc"}
+    times = [NOON_NS - 72 * HOUR_NS, NOON_NS, NOON_NS + HOUR_NS]
+    columns = {"topic": ["A.t"] * 3, "ts_event": times, "payload": ["a", "b", "c"]}
     recording = Recording.create(tmp_path / "odd", feed_of(1), columns, date=datetime.date(2026, 1, 5))
     assert recording.time("12:00") == NOON_NS
     assert payloads(recording, start="12:30") == ["c"]

@@ -28,10 +28,11 @@ from blackbox.archive.serve.server import ArchiveServer
 from blackbox.archive.serve.turns import Turn
 from blackbox.errors import SubscriberError
 from blackbox.native.system.awake_clock import awake_s
-from blackbox.testing import RawPublisher, wait_until
+from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.archive.archives import Sent, archive_of, archived_feed, free_endpoint, send_all
 from tests.archive.recorders import ROW_BYTES, feed_of, publish_numbered, wait_recorded
 from tests.examples import examples
+from tests.journals import Day, Put, Row
 from tests.lossy_proxy import LossyProxy
 from tests.process_state import linux_only
 from tests.receive.subscribers import nothing
@@ -389,3 +390,18 @@ def test_a_failure_of_the_thread_that_reads_archives_ends_the_subscriber(monkeyp
         send_all(publisher, blocks, [not block.is_lost for block in blocks])
         with pytest.raises(SubscriberError, match="archives could not be read: .*too many open files"):
             subscriber.run()
+
+
+def test_a_start_within_an_archived_block_with_left_out_sequences_counts_no_duplicates(tmp_path: Path) -> None:
+    subscriber, got = Subscriber(feed := archived_feed()), Collector()
+    subscriber.on(b"")(got.message)
+    directory = tmp_path / feed.name
+    rows = tuple(Row(b"T", b"%d" % number) for number in range(3))
+    Day(directory / "2026-11-20", feed).put(0, Put(rows, ts_out=1, epoch=5, sequences=(0, 10, 20)))
+    with ArchiveServer(directory, feed.archives), RawPublisher(feed, 5) as publisher:
+        publisher.sequences[0] = 21
+        subscriber.start(since={0: (5, 15)})
+        got.wait(1)
+        subscriber.stop()
+    assert got.payloads == [b"2"]
+    assert subscriber.statistics().received.duplicates == 0

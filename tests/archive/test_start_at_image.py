@@ -127,7 +127,7 @@ def test_the_newest_of_each_topic_matches_a_slow_loop_during_publishing(
                 wait_until(lambda at_least=at_least: told.published > at_least, 60)  # type: ignore[misc]
                 subscriber = Subscriber(feed, hwm_blocks=hwm_blocks, on_gap="repair", repair_wait=600)
                 all_heard.append(Heard(subscriber, prefix))
-                subscribers.append(subscriber.start(snapshot="latest", timeout=60))
+                subscribers.append(subscriber.start(snapshot="latest", timeout=200))
         finally:
             over.set()
             thread.join()

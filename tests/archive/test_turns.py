@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 import zmq
 
-from blackbox.archive.serve import turns
+from blackbox.archive.serve import server, turns
 from blackbox.archive.serve.client import ArchiveClient
-from blackbox.archive.serve.protocol import ENCODER, AskBlocks
+from blackbox.archive.serve.protocol import ENCODER, AskAbout, AskBlocks
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import Position
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.repeated_log import RepeatedLog
 from blackbox.testing import wait_until
+from blackbox.transport.server_thread import ServerLife
 from tests.archive.archives import all_numbers, archived_feed, recorded
 from tests.process_state import linux_only
 
@@ -68,6 +70,41 @@ def test_a_reader_that_received_its_answer_is_answered_at_once(monkeypatch: pyte
     assert waiting.next() is None, "it has not received the second answer"
 
 
+def test_another_that_waits_is_answered_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_connection_of", lambda _: None)
+    waiting = turns.Turns("archive")
+    for name in (b"one", b"two"):
+        waiting.take([zmq.Frame(each) for each in (name, b"1", b"about")])
+    assert waiting.next() is not None
+    assert waiting.wait_s() == 0
+    assert waiting.next() is not None
+    assert waiting.wait_s() == turns._SWEEP_S
+
+
+def test_requests_of_a_reader_that_left_count_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left:
+        taken = 0
+
+        def look(self) -> bool:
+            return False
+
+    monkeypatch.setattr(turns, "_connection_of", lambda _: Left())
+    waiting = turns.Turns("archive")
+    waiting.take([zmq.Frame(each) for each in (b"reader", b"1", b"blocks")])
+    waiting.take([zmq.Frame(each) for each in (b"reader", b"2", b"blocks")])
+    assert waiting.next() is None
+    assert waiting.dropped == 2
+
+
+def test_a_reader_that_cannot_be_disconnected_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On ipc there is no connection to end."""
+    monkeypatch.setattr(turns, "_connection_of", lambda _: None)
+    waiting = turns.Turns("archive")
+    for number in range(5 * turns.MOST_WAITING):
+        waiting.take([zmq.Frame(each) for each in (b"reader", b"%d" % number, b"blocks")])
+    assert (len(waiting._prompt), len(waiting._late)) == (1, 1)
+
+
 def test_readers_that_read_are_answered_before_others_and_with_larger_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "_connection_of", lambda _: None)
     waiting = turns.Turns("archive")
@@ -97,9 +134,8 @@ def test_no_request_is_lost_where_many_wait(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("blackbox.archive.serve.server._MOST_TAKEN", 2)
     archive, taken = ArchiveServer(tmp_path, free_endpoints("tcp", "turns", 1, 1)[0]), list[bytes]()
 
-    def take(frames: list[zmq.Frame]) -> int:
+    def take(frames: list[zmq.Frame]) -> None:
         taken.append(frames[1].bytes)
-        return 0
 
     monkeypatch.setattr(archive._turns, "take", take)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as reader:
@@ -110,3 +146,23 @@ def test_no_request_is_lost_where_many_wait(tmp_path: Path, monkeypatch: pytest.
         for _ in range(5):
             archive._take_all(router, [])
     assert taken == [b"%d" % number for number in range(10)]
+
+
+def test_a_closing_archive_answers_those_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_GOODBYE_S", 3.0)
+    feed = archived_feed()
+    recorded(tmp_path, feed, 10)
+    archive = ArchiveServer(tmp_path / feed.name, feed.archives)
+    turn = archive._turns.next
+    monkeypatch.setattr(archive._turns, "next", lambda: turn() if archive._thread.life is ServerLife.ENDING else None)
+    with archive, zmq.Context() as context:
+        readers = [context.socket(zmq.DEALER) for _ in range(3)]
+        for reader in readers:
+            reader.linger = 0
+            reader.connect(feed.archives[0])
+            reader.send_multipart([b"", ENCODER.encode(AskAbout())])
+        wait_until(lambda: len(archive._turns._prompt) == 3)
+        archive._later_at = time.monotonic()
+        archive.close()
+        assert all(reader.poll(10_000) for reader in readers)
+        context.destroy()

@@ -46,8 +46,21 @@ _ORDER: Final = (
 )
 
 
-def instruments_of(recording: Recording, form: dict[str, Any], selection: Selection) -> pyarrow.Table:
-    """Return the instruments of a selection: see `Instruments`."""
+def instruments_of(days: Sequence[Recording], form: dict[str, Any], selection: Selection) -> list[pyarrow.Table]:
+    """Return the instruments of a selection of each day: see `Instruments`. Raises JournalError if no day has any."""
+    tables = [_instruments_of_day(day, form, selection) for day in days]
+    if not any(map(len, tables)):
+        kinds = {repr(each.message_type) for day in days for each in day.schema.instruments if each.part != "status"}
+        where = " to ".join(dict.fromkeys(str(day.path) for day in (days[0], days[-1])))
+        raise JournalError(
+            f"{where} has no instruments in the selection, expected messages of type {' or '.join(sorted(kinds))}: "
+            "record from before the venue sends its definitions, import a file that has them, or take the instruments "
+            "of another recording of the day"
+        )
+    return tables
+
+
+def _instruments_of_day(recording: Recording, form: dict[str, Any], selection: Selection) -> pyarrow.Table:
     schema = recording.schema
     if not schema.instruments:
         raise ConfigError(f"schema {schema.name!r} declares no instruments, expected some in Schema.instruments")
@@ -64,13 +77,6 @@ def instruments_of(recording: Recording, form: dict[str, Any], selection: Select
     definitions, statuses, mappings = rows("definition"), rows("status"), rows("mapping")
     if (more := _other_mappings(recording, columns.schema, selection)) is not None:
         mappings.append(more)
-    if not sum(map(len, (*definitions, *mappings))):
-        kinds = [repr(each.message_type) for each in schema.instruments if each.part != "status"]
-        raise JournalError(
-            f"{recording.path} has no instruments in the selection, expected messages of type {' or '.join(kinds)}: "
-            "record from before the venue sends its definitions, import a file that has them, or take the instruments "
-            "of another recording of the day"
-        )
     table = _newest(_together(definitions)) if definitions else found.schema.empty_table()
     if definitions:
         table = _with_status(table, statuses)
@@ -188,10 +194,12 @@ def _other_mappings(recording: Recording, schema: pyarrow.Schema, selection: Sel
     begin, end = session_ns(recording.feed, recording.date)
     symbols = selection.get("symbols")
     chosen = None if symbols is None else {each.encode() if isinstance(each, str) else each for each in symbols}
+    stop = selection.get("stop")
+    before = LATEST if stop is None else recording.time(stop)
     found = [
         each
         for each in mappings_of(recording)
-        if each[2] < end and each[3] > begin and (chosen is None or each[0] in chosen)
+        if each[2] < end and each[3] > begin and each[4] < before and (chosen is None or each[0] in chosen)
     ]
     symbol, instrument, first, last, known = zip(*found, strict=True) if found else ((),) * 5
     times = {"mapped_from": first, "mapped_until": last, "ts_event": known}

@@ -63,7 +63,10 @@ class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def read(cls, directory: Path) -> Deleted:
         """Read a feed's `deleted.json`. Raises JournalError if it cannot be read."""
-        return read_document(directory / _DELETED, Decoder[Deleted]("json", cls), _MOST_BYTES) or cls()
+        return read_document(directory / _DELETED, _DECODER, _MOST_BYTES) or cls()
+
+
+_DECODER: Final = Decoder[Deleted]("json", Deleted)
 
 
 class Deleter:

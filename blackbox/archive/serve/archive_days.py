@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from bisect import bisect
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy
 
-from blackbox.archive.files.day import MANIFEST, recorded_days
+from blackbox.archive.files.day import MANIFEST, segment_numbers, slice_directory
 from blackbox.archive.files.format import FILE_HEAD_BYTES
-from blackbox.archive.files.segment import Segment
 from blackbox.archive.maintain.deleter import Deleted
 from blackbox.archive.recording import Recording
 from blackbox.archive.serve.piece_reading import EVERYTHING
@@ -58,16 +59,31 @@ class ArchiveDays:
 
     def reload(self) -> list[str]:
         """Return the names of all days, in order."""
-        self.names = [day.name for day in recorded_days(self.directory)]
+        there = sorted(each.name for each in os.scandir(self.directory)) if self.directory.is_dir() else []
+        known = set(self.names)  # looking for all manifests would take ms where there are many days
+        self.names = [each for each in there if each in known or (self.directory / each / MANIFEST).exists()]
         self.deleted = Deleted.read(self.directory)  # read last: a day is noted there before it is removed
         return self.names
+
+    def check_slice(self, slice_id: int) -> None:
+        """Raise ArchiveError if the newest day has no such slice. Earlier days may have fewer slices."""
+        if self.names and slice_id >= (slices := len(self.known(self.names[-1]).feed.slices)):
+            raise ArchiveError(f"slice was {slice_id}, expected 0 to {slices - 1}")
+
+    def back(self, slice_id: int, last: str) -> Iterator[str]:
+        """Yield the last `DAYS_OPEN` days up to `last` that have segments of a slice, backwards. Raises OSError."""
+        names = reversed(self.names[: bisect(self.names, last)])
+        return islice((each for each in names if self._has(each, slice_id)), DAYS_OPEN)
+
+    def _has(self, name: str, slice_id: int) -> bool:
+        return bool(segment_numbers(slice_directory(self.directory / name, slice_id)))
 
     def marks_back(self, slice_id: int, last: str, read: str) -> Iterator[RunMarks]:
         """Yield the marks of each day that has marks of an epoch, from day `last` backwards.
 
         Days from `read` on are taken as they were read last, earlier ones are read again.
         """
-        for name in reversed(self.names[: bisect(self.names, last)][-DAYS_OPEN:]):
+        for name in self.back(slice_id, last):
             if self.made(name):  # 0: deleted in the meantime
                 day = self.known(name) if name >= read else self.fresh(name, slice_id)
                 marks = self.marks_of(name, day, slice_id)
@@ -78,7 +94,7 @@ class ArchiveDays:
         """Return the marks of a slice in one day. Evicts those used longest ago."""
         made, was = self.made(name), self._marks.pop((name, slice_id), None)
         marks = was[1] if was and was[0] == made else RunMarks()
-        self._marks[name, slice_id] = made, marks.grow(segments_of(day, slice_id))
+        self._marks[name, slice_id] = made, marks.grow(day.segments.filled(slice_id))
         if len(self._marks) > _MARKS_KEPT:
             del self._marks[next(iter(self._marks))]
         return marks
@@ -120,17 +136,10 @@ class ArchiveDays:
         return day
 
 
-def segments_of(day: Recording, slice_id: int) -> list[Segment]:
-    """Return the segments of a slice that are not empty. Raises ArchiveError if the day has no such slice."""
-    if slice_id >= len(day.feed.slices):
-        raise ArchiveError(f"slice was {slice_id}, expected 0 to {len(day.feed.slices) - 1}")
-    return day.segments.filled(slice_id)
-
-
 def _end_of(day: Recording, slice_id: int) -> SliceEnd | None:
     if day.damage:
         return None
-    found = [each.entries[each.entries["records"] > 0] for each in segments_of(day, slice_id)]
+    found = [each.entries[each.entries["records"] > 0] for each in day.segments.filled(slice_id)]
     if not sum(map(len, found)):
         return SliceEnd(-EVERYTHING, Position(0, 0))
     entries = numpy.concatenate(found)

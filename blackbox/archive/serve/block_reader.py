@@ -124,6 +124,8 @@ class BlockReader:
                     yield from self._pieces(asking)
             waits.heard = awake_s()
         except ArchiveError as error:
+            if self._is_over and self._is_over():
+                return  # it was not waited for
             waits.failed[endpoint] = awake_s(), str(error)
             waits.heard = max(waits.heard, self._pool.silent.get(endpoint, waits.heard))
             self._pool.put_last(endpoint)
@@ -193,7 +195,8 @@ def find_position(
                     position, is_end = _find(asking, ask)
                 (ends if is_end else found).append(position)
             except ArchiveError as error:
-                pool.put_last(endpoint)
+                if not (is_over and is_over()):
+                    pool.put_last(endpoint)
                 failures.append(str(error))
         is_ended = is_over is not None and is_over()
         if (found or ends) and not is_ended:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -39,6 +39,9 @@ from blackbox.receive.slices.catching_up import Gone as GoneTo
 from blackbox.receive.slices.catching_up import Passed, Told, Wanted
 
 log = logging.getLogger("blackbox")
+
+_GAP_S: Final = 1.0
+"""Time for which messages that one archive lacks may still come to another that is being written."""
 
 
 class SliceImage(NamedTuple):
@@ -109,7 +112,7 @@ class ArchiveClient:
             slice_id: the slice.
             prefixes: 256 at most.
             of: "books": resting orders of the last epoch instead of the messages that change order books.
-            timeout: time for all archives together.
+            timeout: time to retry, in s. Each archive gets at least the client's `timeout` to answer.
             may_narrow: leave out topics that our key has no right to; otherwise a prefix with such topics is an error.
 
         Raises ArchiveError with the failure of each archive.
@@ -206,7 +209,7 @@ class ArchiveClient:
                 start = find_position(pool, AskPosition(slice_id=slice_id, start_ns=start))
             ask = AskBlocks(slice_id=slice_id, prefixes=prefixes, start=start, stop=stop, stop_ns=stop_ns)
             came = awake_s()
-            for found in BlockReader(pool, ask).read():
+            for found in BlockReader(pool, ask, wait_s=min(_GAP_S, timeout / 2)).read():
                 if isinstance(found, Fetched | Gone):
                     yield found
                     came = awake_s()

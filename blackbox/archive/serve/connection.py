@@ -75,16 +75,16 @@ class StaleError(Exception):
 class Connection:
     """A socket to one archive, used for one request after the other."""
 
-    def __init__(self, endpoint: str, timeout: float, keys: ClientKeys | None = None) -> None:
+    def __init__(self, endpoint: str, keys: ClientKeys | None) -> None:
         """Connect. Raises EndpointError."""
         self.endpoint = endpoint
         self.is_known = False
         """True once the archive is known to be one of the feed."""
         self.heard = 0.0
         """Time of its last answer, by `awake_s`; 0: none in this use."""
-        self.is_over: Callable[[], bool] = lambda: False
+        self.is_over: Callable[[], bool] = _never
         """Returns True if the answer is no longer needed."""
-        self.timeout = timeout
+        self.timeout = 0.0
         """Time to wait for an answer, in seconds."""
         self.is_hasty = False
         """True to give up after a failed attempt to connect, before the timeout."""
@@ -144,7 +144,7 @@ class Connection:
                 certain = self._connections.failures.keys() - {Failure.LEFT}
                 if why := refusal_of(certain, self._keys):
                     raise ArchiveError(f"{self.endpoint}: {why}")
-                if self.is_hasty and self._connections.retries:
+                if self.is_hasty and self._connections.retries and not self.is_connected():
                     raise ArchiveError(f"{self.endpoint} took no connection")
                 continue
             frames = [_taken(frame) for frame in self._socket.recv_multipart(copy=False)]
@@ -255,7 +255,7 @@ class ConnectionPool:
         began, timeout = awake_s(), max(timeout, self.timeout)
         if is_over is not None and self.may_answer([endpoint]):
             timeout = max(timeout, min(self._waited[endpoint], _MOST_ANSWER_S))
-        asking = (self._idle or {}).pop(endpoint, None) or Connection(endpoint, timeout, self._keys[endpoint])
+        asking = (self._idle or {}).pop(endpoint, None) or Connection(endpoint, self._keys[endpoint])
         asking.is_over, asking.heard, asking.timeout, asking.is_hasty = is_over or _never, 0.0, timeout, is_hasty
         try:
             if not asking.is_known:
@@ -267,7 +267,7 @@ class ConnectionPool:
             raise
         except BaseException as error:
             try:
-                if isinstance(error, ArchiveError):
+                if isinstance(error, ArchiveError) and not asking.is_over():
                     self.silent[endpoint] = asking.heard or self.silent.get(endpoint, began)
                     self._note_silence(asking, error)
             finally:
@@ -327,8 +327,6 @@ class ConnectionPool:
 
     def _note_silence(self, asking: Connection, error: ArchiveError) -> None:
         """Note that an archive did not answer in time. Warn if it is connected, because it is asked again."""
-        if asking.is_over():
-            return
         if not isinstance(error, SilentArchiveError) or not asking.is_connected():
             self._waited.pop(asking.endpoint, None)
             return

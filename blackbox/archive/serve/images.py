@@ -17,7 +17,7 @@ from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.read.filter import Filter
 from blackbox.archive.read.reader import Span, read_spans
 from blackbox.archive.recording import Recording
-from blackbox.archive.serve.archive_days import ArchiveDays, segments_of
+from blackbox.archive.serve.archive_days import ArchiveDays
 from blackbox.archive.serve.newest_books import NewestBooks
 from blackbox.archive.serve.newest_of_slice import Newest
 from blackbox.archive.serve.piece_reading import PIECE_BLOCKS, PIECE_BYTES
@@ -115,12 +115,13 @@ class Images:
         if not days:
             raise ArchiveError("there was no recorded day, expected at least one")
         last = self._days.known(days[-1])
-        segments_of(last, slice_id)  # raises where there is no such slice
+        self._days.check_slice(slice_id)
         scan = self._scans.get((slice_id, of))
         if scan is None or scan.layout != _layout(last, of):
-            scan = self._scans[slice_id, of] = _Scan(slice_id, of, last)
+            scan = _Scan(slice_id, of, last)
             if isinstance(scan.newest, Newest) and (before := self._beginnings.get(slice_id)) is not None:
                 scan.newest.begin(before.blocks, before.position, before.ts_out)
+            self._scans[slice_id, of] = scan
         return scan
 
 
@@ -152,7 +153,7 @@ class _Scan:
             if _layout(day, self._of) != self.layout:
                 continue
             if self._day not in ("", name):
-                if not segments_of(day, self.slice_id):
+                if not day.segments.filled(self.slice_id):
                     continue  # the day before may still be written
                 is_same = archive.made(self._day) == self._made
                 if is_same and not self._read(archive.fresh(self._day, self.slice_id), until):
@@ -167,7 +168,7 @@ class _Scan:
 
     def _read(self, day: Recording, until: float) -> bool:
         """Read on in a day. Return True at its end."""
-        for segment in segments_of(day, self.slice_id):
+        for segment in day.segments.filled(self.slice_id):
             if segment.number < self._at.segment:
                 continue
             start = self._at.offset if segment.number == self._at.segment else FILE_HEAD_BYTES

@@ -30,6 +30,8 @@ _FIRST_BYTES: Final = 1 << 16
 _MEAN_TOPIC_BYTES: Final = 32
 _BLOCK_BYTES: Final = 1 << 18
 """Size at which a block of an image is closed."""
+_COLUMN_BYTES: Final = 32
+"""Bytes of a message in the columns of a block."""
 _ALL_ROWS: Final = numpy.frombuffer(b"", numpy.int32)
 _DONE: Final = -1
 NO_TOPIC: Final = -2
@@ -256,7 +258,8 @@ class NewestRows:
         topics = [names[number] for number in numbers.tolist()]
         payloads = numpy.zeros(int(((rows["size"] + 7) & -8).sum()), numpy.uint8)
         move_payloads(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
-        part = numpy.cumsum(rows["size"]) // _BLOCK_BYTES
+        lengths = numpy.fromiter(map(len, topics), numpy.int64, len(topics))
+        part = numpy.cumsum(rows["size"] + lengths + _COLUMN_BYTES) // _BLOCK_BYTES
         apart = group[1:] != group[:-1]
         for differs in (rows["slice_id"], rows["epoch"], rows["schema"], part):
             apart |= differs[1:] != differs[:-1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Collection, Iterator
-from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -98,16 +97,17 @@ class PieceReading:
             until = int(entries["stop"][-1])
         self._entries -= len(entries)
         limit = until if until >= 0 else EVERYTHING
-        self._damage += [each for each in segment.damage if start <= each.offset < limit]
+        # Damage of the index is left out: its records are read from the segment.
+        self._damage += [each for each in segment.damage if each.path == segment.path and start <= each.offset < limit]
         entries = entries[entries["records"] > 0]
         is_ahead = self._is_ahead(entries)
         if len(behind := entries[~is_ahead]):  # damage before the last passed entry is passed as well
             last = int(behind["start"][-1])
             self._damage = [each for each in self._damage if each.path == segment.path and each.offset > last]
         entries = entries[is_ahead]
-        may_skip = self._may_skip(entries)
+        may_skip = self._may_skip(entries, segment.key_rule)
         for part in numpy.split(entries, numpy.flatnonzero(numpy.diff(may_skip)) + 1) if len(entries) else ():
-            stop = -1 if self._skips(part) else self._read(segment, start, part)
+            stop = -1 if self._skips(part, segment.key_rule) else self._read(segment, start, part)
             if stop >= 0:
                 # The next piece finds damage after `stop`.
                 self._damage = [each for each in self._damage if each.path != segment.path or each.offset < stop]
@@ -124,7 +124,7 @@ class PieceReading:
         )
         return ahead
 
-    def _may_skip(self, entries: NDArray[Any]) -> NDArray[numpy.bool_]:
+    def _may_skip(self, entries: NDArray[Any], key_rule: int) -> NDArray[numpy.bool_]:
         """Return bool[n]: True for each entry with no wanted block and no gap.
 
         An entry after a skipped one must also start where that one ends.
@@ -132,16 +132,16 @@ class PieceReading:
         low, behind = entries["min_sequence"], entries["max_sequence"] + 1
         may: NDArray[numpy.bool_] = entries["messages"] == behind - low
         for prefix in self._ask.prefixes:
-            may &= ~Filter(self._key_rule, prefix, self._ask.of_keys).entries(entries)
+            may &= ~Filter(key_rule, prefix, self._ask.of_keys).entries(entries)
         if self._ask.stop_ns is not None:
             may &= entries["max_ts_recv"] < self._ask.stop_ns
         goes_on = (low[1:] == behind[:-1]) & (entries["epoch"][1:] == entries["epoch"][:-1])
         may[1:] &= goes_on | ~may[:-1]
         return may
 
-    def _skips(self, part: NDArray[Any]) -> bool:
+    def _skips(self, part: NDArray[Any], key_rule: int) -> bool:
         """Pass entries if all of them may be skipped. Return True if they were."""
-        if not self._may_skip(part).all():
+        if not self._may_skip(part, key_rule).all():
             return False
         epoch, sequence = self.passed
         following = Position(epoch, int(part["max_sequence"][-1]) + 1)
@@ -170,9 +170,9 @@ class PieceReading:
 
     def _blocks_in(self, segment: Segment, spans: list[Span]) -> Iterator[tuple[Recorded, int, int]]:
         """Yield each readable block of some spans, with the start and end offset of its record."""
-        for run in read_spans([spans], self._may, self._key_rule, self._damage.append):
+        for run in read_spans([spans], self._may, segment.key_rule, self._damage.append):
             sizes = run.heads["stored_bytes"].tolist()
-            for recorded, stored in zip(blocks_of(run, self._key_rule), sizes, strict=True):
+            for recorded, stored in zip(blocks_of(run, segment.key_rule), sizes, strict=True):
                 begin = recorded.header - OFFSET_BLOCK_HEADER - segment.address
                 yield recorded, begin, begin + int(record_bytes(stored))
 
@@ -278,7 +278,7 @@ class PieceReading:
         self._give_up_damage()
         piece = Piece(
             blocks=self._told,
-            gone=sorted(self._gone, key=itemgetter(0)),
+            gone=self._gone,
             state="done" if self.is_done else state,
             cursor=cursor,
             passed=self.passed,

@@ -18,7 +18,7 @@ from blackbox.archive.files.marks import SegmentEnd, Totals, end_of
 from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.read.reader import Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
-from blackbox.archive.serve.archive_days import DAYS_OPEN, ArchiveDays, segments_of
+from blackbox.archive.serve.archive_days import DAYS_OPEN, ArchiveDays
 from blackbox.archive.serve.piece_reading import PieceReading, Read
 from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, FoundPosition, Piece, PieceState, SliceAbout
 from blackbox.archive.serve.run_marks import RunEnd, RunMarks
@@ -89,6 +89,7 @@ class Pieces:
         cursor, start, stop, days = ask.cursor, ask.start, ask.stop, self.days
         if cursor is None or cursor.day not in days.names:
             days.reload()
+            days.check_slice(ask.slice_id)
         if cursor is None or (not cursor.day and cursor.archive == days.archive):
             cursor = days.begin(days.names[0]) if days.names else Cursor(days.archive, "", 0, FILE_HEAD_BYTES)
         elif cursor.day not in days.names or cursor.archive != days.made(cursor.day):
@@ -133,7 +134,7 @@ class Pieces:
         """Return the start of the next day with data of a slice; None: no later day has any."""
         days = self.days.reload()
         for name in days[bisect(days, cursor.day) :]:
-            if segments_of(self.days.fresh(name, slice_id), slice_id):
+            if self.days.fresh(name, slice_id).segments.filled(slice_id):
                 # A later day has begun, so this one is complete. Read its end again.
                 day = self.days.fresh(cursor.day, slice_id)
                 if _next(day, slice_id, cursor) is not None:
@@ -148,18 +149,22 @@ class Pieces:
         # The newest first: what the marks of a day report is then recorded in the days before it, or lost.
         later = [self.days.fresh(name, slice_id) for name in reversed(names[bisect(names, cursor.day) :])]
         day = self.days.fresh(cursor.day, slice_id)
-        if any(segments_of(each, slice_id) for each in later) or _next(day, slice_id, cursor) is not None:
+        if any(each.segments.filled(slice_id) for each in later) or _next(day, slice_id, cursor) is not None:
             return reading.answer("more", cursor)
-        run, next_epoch = self._run_end(slice_id, names[-1], reading.passed.epoch, read=cursor.day)
-        marks = next(self.days.marks_back(slice_id, names[-1], cursor.day), None)
-        settled = 0 if marks is None else marks.settled(reading.passed.epoch, now_ns)
+        segments, missing = day.segments.filled(slice_id), _missing(day, slice_id, cursor.segment)
+        is_closed = bool(segments) and _end_of_segment(segments[-1]).is_closed
+        is_begun = any(_is_begun(each, slice_id) for each in (*later, day))
+        may_come = is_begun or (not is_closed and not missing)
+        epoch = reading.passed.epoch
+        marks = next(self.days.marks_back(slice_id, cursor.day, read=cursor.day), None)
+        settled = 0 if marks is None else marks.settled(epoch, now_ns)
+        run, next_epoch = RunEnd(), 0
+        if not may_come or marks is None or max(marks.epochs) != epoch:  # otherwise the epoch goes on
+            run, next_epoch = self._run_end(slice_id, cursor.day, epoch, read=cursor.day)
         if next_epoch:
             reading.end_epoch(run, next_epoch)
             return reading.answer("more", cursor)
-        segments, missing = segments_of(day, slice_id), _missing(day, slice_id, cursor.segment)
-        is_closed = bool(segments) and _end_of_segment(segments[-1]).is_closed
-        is_begun = any(_is_begun(each, slice_id) for each in (*later, day))
-        if is_begun or (not is_closed and not missing):
+        if may_come:
             reading.note_heard(settled)
             return reading.answer("later", cursor)
         reading.note_damage(missing)
@@ -197,15 +202,15 @@ class Pieces:
         for slice_id, position in positions.items():
             if slice_id >= len(feed.slices):
                 raise PositionError(f"slice was {slice_id}, expected one of 0 to {len(feed.slices) - 1}")
-            end = self._end_of_slice(days, slice_id)
+            end = self._end_of_slice(slice_id)
             if position > end:
                 raise PositionError(f"slice {slice_id}: position was {position}, beyond {end}, the end")
 
-    def _end_of_slice(self, days: list[str], slice_id: int) -> Position:
+    def _end_of_slice(self, slice_id: int) -> Position:
         """Return the position after the last message of a slice, recorded or reported by its publisher."""
-        for name in reversed(days[-DAYS_OPEN:]):
+        for name in self.days.back(slice_id, max(self.days.names, default="")):
             day = self.days.fresh(name, slice_id)
-            segments = segments_of(day, slice_id) if slice_id < len(day.feed.slices) else []
+            segments = day.segments.filled(slice_id)
             if segments:
                 entries = numpy.concatenate([each.entries for each in segments])
                 recorded = entries[entries["records"] > 0]
@@ -230,7 +235,9 @@ class Pieces:
 
         Raises ArchiveError if there is no such slice, JournalError if files cannot be read.
         """
-        end_of_slice = self._end_of_slice(self.days.reload(), slice_id)  # first: later blocks follow it
+        self.days.reload()
+        self.days.check_slice(slice_id)
+        end_of_slice = self._end_of_slice(slice_id)  # first: later blocks follow it
         opened = self.days.opened
         for name in self.days.names:
             if name not in self.days.names[-_DAYS_GROWING:]:
@@ -248,7 +255,7 @@ class Pieces:
 def _first_received(day: Recording, slice_id: int, start_ns: int) -> Position | None:
     """Return the position of the first readable block of a day that was received at a time or later."""
     key_rule = day.feed.key_rule
-    for segment in segments_of(day, slice_id):
+    for segment in day.segments.filled(slice_id):
         entries = segment.entries
         for number in numpy.flatnonzero((entries["records"] > 0) & (entries["max_ts_recv"] >= start_ns)):
             span = Span(segment, int(entries["start"][number]), int(entries["stop"][number]))
@@ -264,13 +271,13 @@ def _is_begun(day: Recording, slice_id: int) -> bool:
 
 
 def _with_entries(day: Recording) -> list[tuple[int, list[Segment]]]:
-    found = [(slice_id, segments_of(day, slice_id)) for slice_id, _ in day.segments.of()]
+    found = [(slice_id, day.segments.filled(slice_id)) for slice_id, _ in day.segments.of()]
     return [(slice_id, segments) for slice_id, segments in found if segments]
 
 
 def _next(day: Recording, slice_id: int, cursor: Cursor) -> tuple[Segment, bool] | None:
     """Return the segment to continue in, and True if more may be appended to it; None: nothing more is known."""
-    segments = segments_of(day, slice_id)
+    segments = day.segments.filled(slice_id)
     for segment in segments:
         is_last = segment is segments[-1]
         unread = segment.number > cursor.segment or segment.whole_bytes > cursor.offset or not is_last
@@ -281,7 +288,7 @@ def _next(day: Recording, slice_id: int, cursor: Cursor) -> tuple[Segment, bool]
 
 def _missing(day: Recording, slice_id: int, first: int, stop: int | None = None) -> list[Damage]:
     """Return the damage of segments numbered from `first` to before `stop` that are missing or unreadable."""
-    readable = {each.path for each in segments_of(day, slice_id)}
+    readable = {each.path for each in day.segments.filled(slice_id)}
     low = segment_path(day.path, slice_id, first)
     high = None if stop is None else segment_path(day.path, slice_id, stop)
     return [

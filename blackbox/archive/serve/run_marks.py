@@ -87,15 +87,14 @@ class RunMarks:
         """Take marks. Most are heartbeats without keys: only their heads are read."""
         heads = segment.memory[places[:, numpy.newaxis] + numpy.arange(MARK_HEAD_BYTES)].view(MARK)[:, 0]
         says_all = (heads["kind"] == MarkKind.HEARD) & (heads["names"] == 0) & (heads["flags"] & NAMES_LEFT_OUT == 0)
-        for epoch, ts, sequence in heads[says_all][["epoch", "ts", "sequence"]].tolist():
-            self._take_end(epoch, ts, RunEnd(sequence, sequence))
         # A new recorder first marks the start of a segment, which does not show that the recorder before it was alive.
         lasts = numpy.where(heads["kind"] == MarkKind.SEGMENT_BEGIN, 0, numpy.arange(1, len(heads) + 1))
         made_ns = numpy.concatenate(([self._last_ns], heads["ts"]))
         before_ns = made_ns[numpy.maximum.accumulate(numpy.concatenate(([0], lasts)))]
-        for number in numpy.flatnonzero(~says_all).tolist():
-            mark = read_mark(segment, int(places[number]))
-            if mark is not None:
+        for number, (epoch, ts, sequence) in enumerate(heads[["epoch", "ts", "sequence"]].tolist()):
+            if says_all[number]:
+                self._take_end(epoch, ts, RunEnd(sequence, sequence))
+            elif (mark := read_mark(segment, int(places[number]))) is not None:
                 self._take_mark(mark, int(before_ns[number]))
         self._last_ns = int(before_ns[-1])
 

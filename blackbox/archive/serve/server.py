@@ -149,7 +149,8 @@ class ArchiveServer:
     def statistics(self) -> ArchiveStatistics:
         """A snapshot."""
         refused = self._gate.refused if self._gate is not None else 0
-        return ArchiveStatistics(**self._counts, disconnected=self._turns.disconnected, refused_peers=refused)
+        counts = {**self._counts, "dropped": self._counts["dropped"] + self._turns.dropped}
+        return ArchiveStatistics(**counts, disconnected=self._turns.disconnected, refused_peers=refused)
 
     def _serve(self) -> None:
         give_way()  # also for libzmq's I/O thread, which starts here
@@ -177,23 +178,26 @@ class ArchiveServer:
                 self._take_all(socket, frames)
                 self._answer_next(socket, reader)
             until = time.monotonic() + (_GOODBYE_S if time.monotonic() - self._later_at < _WAITS_S else 0)
-            while (left_s := until - time.monotonic()) > 0 and socket.poll(round(1e3 * left_s)):
+            while (left_s := until - time.monotonic()) > 0:
+                wait_s = self._turns.wait_s()
+                socket.poll(round(1e3 * (left_s if wait_s is None else min(left_s, wait_s))))
                 self._take_all(socket, [])
                 self._answer_next(socket, reader)
 
     def _take_all(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> None:
         """Receive the waiting requests, after a first one if given."""
-        dropped = self._turns.sweep()
+        self._turns.sweep()
         for _ in range(_MOST_TAKEN):
             if not frames:
                 if not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
                     break
                 with suppress(zmq.Again):
                     frames = receive(socket, zmq.NOBLOCK)
-            if frames:
-                dropped += self._turns.take(frames) if len(frames) == _REQUEST_FRAMES else 1
+            if len(frames) == _REQUEST_FRAMES:
+                self._turns.take(frames)
+            elif frames:
+                self._counts["dropped"] += 1
             frames = []
-        self._counts["dropped"] += dropped
 
     def _answer_next(self, socket: zmq.Socket[bytes], reader: _Reader) -> None:
         """Answer the next request, if there is one."""

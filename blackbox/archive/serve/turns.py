@@ -114,39 +114,50 @@ class Turns:
         """Readers with several requests."""
         self._turn = 0
         self._swept_at = 0.0
+        self._are_all_busy = False
+        """True if the last look found no request that can be answered now."""
+        self._flying: set[Reader] = set()
+        """Readers whose answers may still be in flight."""
         self.disconnected = 0
         """Number of disconnected readers."""
+        self.dropped = 0
+        """Number of requests that were dropped."""
         self._repeated = RepeatedLog(log)
 
-    def take(self, frames: list[zmq.Frame]) -> int:
-        """Add a request: reader, number, request. Return how many requests were dropped."""
+    def take(self, frames: list[zmq.Frame]) -> None:
+        """Add a request: reader, number, request."""
         identity = frames[0].bytes
         reader = self._readers.get(identity)
         if reader is None or reader.is_ended:
             connection = _connection_of(frames[-1])
             if reader is not None and (connection is None or not connection.look()):
-                return 1  # sent before it was disconnected
+                self.dropped += 1  # sent before it was disconnected
+                return
             reader = self._readers[identity] = Reader(identity, connection)
         reader.asked_at = time.monotonic()
         if len(reader.waiting) >= MOST_WAITING:
-            return 1 + self._end(reader, f"{MOST_WAITING} requests waited and it read no answer")
+            self.dropped += 1
+            self._end(reader, f"{MOST_WAITING} requests waited and it read no answer")
+            return
         reader.waiting.append((frames, reader.asked_at))
         reader.look_now()
+        self._are_all_busy = False
         if len(reader.waiting) == 1:
             self._prompt.append(reader)
         elif len(reader.waiting) == 2:
             self._late.append(reader)
-        return 0
 
     def wait_s(self) -> float | None:
         """Return seconds until the next look if no request arrives; None if none is needed."""
         if not self._readers:
             return None
-        return _LOOK_S if self._prompt or self._late else _SWEEP_S
+        if not self._prompt and not self._late:
+            return _SWEEP_S
+        return _LOOK_S if self._are_all_busy else 0.0
 
     def next(self) -> Turn | None:
         """Return the request to answer next; None if none can be answered now."""
-        self._turn += 1
+        self._turn, self._are_all_busy = self._turn + 1, False
         queues = [self._prompt, self._late] if self._turn % _LATE_TURNS else [self._late, self._prompt]
         for queue in queues:
             for _ in range(len(queue)):
@@ -159,6 +170,7 @@ class Turns:
                     return self._turn_of(reader)
                 else:
                     self._forget(reader)
+        self._are_all_busy = True
         return None
 
     def _turn_of(self, reader: Reader) -> Turn:
@@ -166,41 +178,49 @@ class Turns:
         if reader.waiting:
             (self._late if len(reader.waiting) > 1 else self._prompt).append(reader)
         share = PIECE_BYTES // (1 + len(self._prompt))
-        room = MOST_IN_FLIGHT - sum(each.in_flight for each in self._readers.values())
+        room = MOST_IN_FLIGHT - self._in_flight()
+        self._flying.add(reader)
         most = max(LEAST_PIECE, min(reader.piece, share, room)) if is_prompt else LEAST_PIECE
         reader.piece = min(2 * reader.piece, PIECE_BYTES) if is_prompt else LEAST_PIECE
         return Turn(reader, frames, most, received_at)
 
-    def sweep(self) -> int:
-        """Disconnect readers that receive nothing, and remove those that left. Return how many requests they had."""
-        now = time.monotonic()
-        flying = [each for each in self._readers.values() if each.in_flight]
-        is_full = sum(each.in_flight for each in flying) > MOST_IN_FLIGHT
+    def _in_flight(self) -> int:
+        """Return the bytes in flight of all readers."""
+        self._flying = {each for each in self._flying if each.in_flight}
+        return sum(each.in_flight for each in self._flying)
+
+    def sweep(self) -> None:
+        """Disconnect readers that receive nothing, and remove those that left."""
+        now, is_full = time.monotonic(), self._in_flight() > MOST_IN_FLIGHT
         if now - self._swept_at < (_STUCK_IN_NEED_S / 2 if is_full else _SWEEP_S):
-            return 0
-        self._swept_at, dropped = now, 0
+            return
+        self._swept_at = now
         for reader in list(self._readers.values()):
             if not reader.look() or (reader.is_ended and now - reader.asked_at > STUCK_S):
                 self._forget(reader)
             elif reader.in_flight and now - reader.moved_at > (_STUCK_IN_NEED_S if is_full else STUCK_S):
-                dropped += self._end(reader, f"it received nothing for {now - reader.moved_at:.2g} s")
+                self._end(reader, f"it received nothing for {now - reader.moved_at:.2g} s")
             elif reader.connection is None and not reader.waiting and now - reader.asked_at > STUCK_S:
                 self._forget(reader)
-        return dropped
 
-    def _end(self, reader: Reader, why: str) -> int:
-        """Disconnect a reader. Return how many requests it had."""
-        dropped = len(reader.waiting)
-        reader.waiting.clear()
+    def _end(self, reader: Reader, why: str) -> None:
+        """Drop the requests of a reader and disconnect it, which is not possible on ipc."""
+        self._drop(reader)
+        for queue in (self._prompt, self._late):
+            while reader in queue:
+                queue.remove(reader)
         if reader.connection is not None and reader.connection.end():
             reader.is_ended, reader.in_flight = True, 0
             self.disconnected += 1
             text = "%s: reader %s was disconnected: %s"
             self._repeated.warning("", text, self._what, reader.connection.address, why)
-        return dropped
+
+    def _drop(self, reader: Reader) -> None:
+        self.dropped += len(reader.waiting)
+        reader.waiting.clear()
 
     def _forget(self, reader: Reader) -> None:
-        reader.waiting.clear()
+        self._drop(reader)
         if self._readers.get(reader.identity) is reader:
             del self._readers[reader.identity]
 
