@@ -313,7 +313,7 @@ def test_two_publishers_that_number_topics_differently_share_one_numbering(tmp_p
             for _ in range(3):
                 publisher.publish_many(order, numpy.arange(6), numpy.zeros((6, 8), numpy.uint8), numpy.arange(1, 7))
                 publisher.flush()
-        recorder.run(until_end=True, timeout=60)
+        recorder.run(until_end=True, timeout=200)
     (day,) = recorder.directory.glob("*-*-*")
     subscriber = Subscriber(feed)
     callback = subscriber.on_compiled(b"", state=numpy.zeros((8, 2), numpy.int64))(count_by_topic)

@@ -86,7 +86,7 @@ def test_day_of_a_running_recorder_is_read(spark: SparkSession, tmp_path: Path, 
         while not counts or counts[-1] < 10_000:
             counts.append(spark.read.format("blackbox").load(str(tmp_path / "live")).count())
             assert len(counts) < 60
-    recorder.run(until_end=True, timeout=60.0)
+    recorder.run(until_end=True, timeout=200)
     assert counts == sorted(counts)
     assert counts[-1] == 10_000
 
