@@ -479,8 +479,8 @@ class Publisher:
                 f"feed {self.feed.name!r}: the publisher is of process {self._pid}, this one was forked from it as "
                 f"{os.getpid()}: expected a publisher made after the fork"
             )
-        while self.state is PublisherLife.RUNNING and not self._has_started.wait(STEP_S):
-            pass
+        while self.state is PublisherLife.RUNNING and not self._has_started.is_set():
+            self._has_started.wait(STEP_S)
         if self.state is not PublisherLife.RUNNING:
             raise PublisherError(f"feed {self.feed.name!r}: the publisher is not running")
         return self._slices

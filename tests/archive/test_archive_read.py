@@ -209,6 +209,29 @@ def test_a_gap_of_one_archive_waits_for_another_that_records(tmp_path: Path, mon
         journal.writer.close()
 
 
+def test_waits_for_an_archive_that_records_no_more_are_short_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = feed_of(archives=(free_endpoint(), free_endpoint()))
+    places = [tmp_path / name / feed.name for name in "ab"]
+    first, second = journals = [Journal(place / "2026-01-01") for place in places]
+    second.put(block(0, 1, SECOND, epoch=7))
+    for number in range(40):
+        first.put(block(2 * number, 1, SECOND, epoch=7))
+    for journal in journals:
+        journal.writer.state.flushed = 0
+        journal.rest()
+    now_s = [0.0]
+    monkeypatch.setattr(block_reader, "awake_s", lambda: now_s[0])
+    monkeypatch.setattr(block_reader._Waits, "pause", lambda _, retry_s: now_s.__setitem__(0, now_s[0] + 0.05))
+    with ArchiveServer(places[0], feed.archives[:1]), ArchiveServer(places[1], feed.archives[1:]):
+        found = list(ArchiveClient(feed).blocks(0, start=(7, 0), stop=(7, 79)))
+    assert sum(isinstance(each, Fetched) for each in found) == 40
+    assert now_s[0] < 5
+    for journal in journals:
+        journal.writer.close()
+
+
 def test_a_start_without_a_silent_archive_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feed = feed_of(archives=(free_endpoint(), free_endpoint()))
     journal = Journal(tmp_path / feed.name / "2026-01-01")

@@ -223,7 +223,7 @@ def test_what_on_demand_publishes_takes_no_sequence_of_a_block_that_is_sent_agai
     heard, gaps = heard_by(subscriber)
     again = Publisher(feed, outbox=Outbox(left, again_wait=2.0))
     again.on_demand(lambda _prefix, is_wanted: again.publish(b"A.t", b"snapshot") if is_wanted else None)
-    thread = threading.Thread(target=subscriber.start, args=(60,))
+    thread = threading.Thread(target=subscriber.start, args=(200,))
     thread.start()
     with again:
         thread.join()

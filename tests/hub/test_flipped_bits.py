@@ -14,6 +14,7 @@ from blackbox.archive.files.format import FILE_HEAD_BYTES
 from blackbox.errors import BlackBoxError, DamagedError
 from blackbox.services.hub.pair.paired_hub import PairServer
 from blackbox.testing import wait_until
+from tests.archive.test_retention import move_today
 from tests.examples import examples
 from tests.hub.flips import WAYS, Left, Links, check_pair, cut_power, leave_pair, try_flip
 from tests.hub.hubs import hub_feed, leave, published
@@ -154,6 +155,21 @@ def test_a_hub_that_syncs_each_block_starts_after_a_power_cut(tmp_path: Path, fe
     with Hub(feed, left, fsync="block"), HubClient(feed, "another") as client:
         client.put(b"A.x", b"second")
     assert [each[-1] for each in published(left, feed)] == [b"first", b"second"]
+
+
+def test_damage_in_an_old_day_does_not_keep_a_hub_with_keys_from_starting_after_a_power_cut(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1, key_bytes=1)
+    for ago in (4, 3, 2):
+        with Hub(feed, tmp_path), HubClient(feed, "desk") as client:
+            client.put(b"A.x", b"%d" % ago)
+        move_today(tmp_path, feed, ago)
+    index = min(tmp_path.glob("*/*/slice-00000/*.index"))
+    data = bytearray(index.read_bytes())
+    data[-1] ^= 1
+    index.write_bytes(data)
+    cut_power(tmp_path)
+    with Hub(feed, tmp_path), HubClient(feed, "desk") as client:
+        assert client.put(b"A.x", b"new").sequence == 0
 
 
 def test_a_flipped_bit_in_synced_bytes_is_no_torn_end_after_a_power_cut(tmp_path: Path, feed: Feed) -> None:

@@ -34,6 +34,7 @@ from blackbox.services.hub.server.judge import Judge, Request
 from blackbox.services.hub.sites.sites import Sites
 from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
+from tests.hub.flips import cut_power
 from tests.hub.hubs import hub_feed, leave, published, sizes
 from tests.hub.pairs import PATIENCE_S, pair_feed
 from tests.hub.peer import Peer
@@ -233,13 +234,16 @@ def test_a_request_sent_again_has_the_same_answer(tmp_path: Path) -> None:
     assert sorted(rows(tmp_path, feed)) == [(b"A", b"x"), (b"B", b"x"), (b"C", b"x")]
 
 
-def test_a_killed_hub_that_has_stored_some_rows_stores_the_others(tmp_path: Path) -> None:
-    """The topics are in two slices, and the journal of one has lost its part."""
+@pytest.mark.parametrize("fsync", ["interval", "block"])
+def test_a_killed_hub_that_has_stored_some_rows_stores_the_others(
+    tmp_path: Path, fsync: Literal["interval", "block"]
+) -> None:
+    """The topics are in two slices. The journal of one has lost its part: at a kill, or if "block" at a power cut."""
     feed = hub_feed(slices=2)
     topics = tuple(b"%c" % (65 + number) for number in range(8))
     mine = {slice_id: [each for each in topics if feed.slice_of(each) == slice_id] for slice_id in (0, 1)}
     assert all(mine.values())
-    with Hub(feed, tmp_path / "hub") as hub, Peer(feed) as peer:
+    with Hub(feed, tmp_path / "hub", fsync=fsync) as hub, Peer(feed) as peer:
         peer.hello()
         index = numpy.arange(len(topics), dtype=numpy.int32).tobytes()
         put = msgspec.structs.replace(
@@ -250,7 +254,9 @@ def test_a_killed_hub_that_has_stored_some_rows_stores_the_others(tmp_path: Path
         first = unpack_places(peer.ask(put).places)
         leave(tmp_path / "hub", tmp_path / "left", had, 1)
         epoch = hub.epoch
-    with Hub(feed, tmp_path / "left") as hub, Peer(feed) as peer:
+    if fsync == "block":
+        cut_power(tmp_path / "left")
+    with Hub(feed, tmp_path / "left", fsync=fsync), Peer(feed) as peer:
         peer.hello()
         again = unpack_places(peer.ask(put).places)
         assert again["is_new"].tolist() == [feed.slice_of(topic) for topic in topics]

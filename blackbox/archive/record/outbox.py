@@ -70,6 +70,7 @@ class Outbox:
         again_bytes: int = 16 << 20,
         again_wait: float | timedelta = 1.0,
         epoch: int = 0,
+        continues: bool = True,
         keeps_days: bool = False,
         **settings: Unpack[JournalKeywords],
     ) -> None:
@@ -80,13 +81,15 @@ class Outbox:
             again_bytes: maximum number of bytes to send again for each slice. Earlier blocks remain only in the outbox.
             again_wait: time that a start waits for subscribers if there are blocks to send again.
             epoch: epoch to continue even if some of its messages were lost here, because the caller has them.
+            continues: False to begin another epoch, because the caller has found that messages were lost.
             keeps_days: True to delete no day until `delete_before` is called.
             settings: of the journals, see `JournalKeywords`.
         """
         check_integers(("again_bytes", again_bytes, 0, 1 << 40))
         self.directory = Path(directory)
         self.again_wait_s = duration_ns("again_wait", again_wait, 0, _LONGEST_WAIT_S) / 1e9
-        self._again_bytes, self._epoch, self._keeps_days = again_bytes, epoch, keeps_days
+        self._again_bytes, self._keeps_days = again_bytes, keeps_days
+        self._epoch, self._continues = epoch, continues
         self._settings = JournalSettings(**settings)
         self._journals: Journals | None = None
 
@@ -120,14 +123,15 @@ class Outbox:
             raise JournalError(f"outbox {str(self.directory)!r} had epoch {before.epoch}, expected {self._epoch}")
         note = _Note(journals.directory, self._epoch or before.epoch)
         is_whole = self._settings.fsync == "block" or note.is_there
-        goes_on = before.epoch == self._epoch if self._epoch else is_whole and before.epoch and not before.is_ended
+        may_go_on = self._continues and is_whole and before.epoch and not before.is_ended
+        goes_on = before.epoch == self._epoch if self._epoch else may_go_on
         found = [before.reached(each) if goes_on else _NOTHING_REACHED for each in slices]
         reached = [each or _NOTHING_REACHED for each in found]
         is_known = not before.is_damaged and None not in found  # `reached` finds damage
         again: list[list[Block]] = [[] for _ in slices]
         if self._epoch:
             epoch = self._epoch
-            if feed.key_rule and not is_known:
+            if goes_on and feed.key_rule and not is_known:
                 raise JournalError(
                     f"outbox {str(self.directory)!r} lacks the end of some key in epoch {epoch}: "
                     f"blocks cannot be read or were deleted"

@@ -73,9 +73,10 @@ class ArchiveDays:
     def back(self, slice_id: int, last: str) -> Iterator[str]:
         """Yield the last `DAYS_OPEN` days up to `last` that have segments of a slice, backwards. Raises OSError."""
         names = reversed(self.names[: bisect(self.names, last)])
-        return islice((each for each in names if self._has(each, slice_id)), DAYS_OPEN)
+        return islice((each for each in names if self.has(each, slice_id)), DAYS_OPEN)
 
-    def _has(self, name: str, slice_id: int) -> bool:
+    def has(self, name: str, slice_id: int) -> bool:
+        """Return True if a day has segments of a slice. Raises OSError."""
         return bool(segment_numbers(slice_directory(self.directory / name, slice_id)))
 
     def marks_back(self, slice_id: int, last: str, read: str) -> Iterator[RunMarks]:

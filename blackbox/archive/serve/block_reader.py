@@ -101,9 +101,11 @@ class BlockReader:
                 now - pool.silent.get(each, now) < self._wait_s or pool.may_answer([each]) for each in waits.failed
             )
             has_waited = now - waits.moved >= self._wait_s and not may_answer
+            was_in_vain = is_over is None and cursor.may_come
             if has_waited or not (may_answer or cursor.may_come):
                 yield from cursor.pass_on()
             if cursor.position != waits.position:
+                self._wait_s /= 1 + was_in_vain  # all such waits together are short, however many gaps follow
                 yield Passed(cursor.position)
                 continue
             yield Passed(cursor.position, cursor.may_come or cursor.are_all_closed, has_waited)

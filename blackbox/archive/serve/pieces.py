@@ -134,7 +134,7 @@ class Pieces:
         """Return the start of the next day with data of a slice; None: no later day has any."""
         days = self.days.reload()
         for name in days[bisect(days, cursor.day) :]:
-            if self.days.fresh(name, slice_id).segments.filled(slice_id):
+            if self.days.has(name, slice_id) and self.days.fresh(name, slice_id).segments.filled(slice_id):
                 # A later day has begun, so this one is complete. Read its end again.
                 day = self.days.fresh(cursor.day, slice_id)
                 if _next(day, slice_id, cursor) is not None:
@@ -147,7 +147,8 @@ class Pieces:
         """Return the last recorded piece. Its state says if more may follow."""
         slice_id, now_ns, names = ask.slice_id, time.time_ns(), self.days.names
         # The newest first: what the marks of a day report is then recorded in the days before it, or lost.
-        later = [self.days.fresh(name, slice_id) for name in reversed(names[bisect(names, cursor.day) :])]
+        names_later = (name for name in reversed(names[bisect(names, cursor.day) :]) if self.days.has(name, slice_id))
+        later = [self.days.fresh(name, slice_id) for name in names_later]
         day = self.days.fresh(cursor.day, slice_id)
         if any(each.segments.filled(slice_id) for each in later) or _next(day, slice_id, cursor) is not None:
             return reading.answer("more", cursor)

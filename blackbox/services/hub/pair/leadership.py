@@ -85,8 +85,9 @@ class PairState:
         return self.peer is not None and self.peer.epoch > self.kept.epoch
 
     def next_epoch(self, now_ns: int) -> int:
-        """Return an epoch later than all that either hub is known to have."""
-        return max(now_ns, self.kept.epoch + 1, 0 if self.peer is None else self.peer.epoch + 1)
+        """Return an epoch later than all that either hub is known to have, and another one than the other hub would."""
+        before = max(now_ns - 1, self.kept.epoch, 0 if self.peer is None else self.peer.epoch)
+        return next_term(before, self.kept.role)
 
     @property
     def may_take_over(self) -> bool:

@@ -22,7 +22,7 @@ from blackbox.block.form.rows import PayloadColumns, as_rows
 from blackbox.feed.feed import Feed
 from blackbox.publish.publisher import Publisher
 from blackbox.publish.send.slice_writer import Resolved
-from blackbox.services.hub.server.history import History, newest_epoch
+from blackbox.services.hub.server.history import History
 from blackbox.services.hub.server.judge import Fresh, Judge
 from blackbox.services.hub.server.revisions import Revision, newest_places
 from blackbox.services.hub.server.start_check import check_days
@@ -61,6 +61,8 @@ class Store:
         )
         self.outbox = self._make_outbox()
         self._is_open = self._is_cut = False
+        self._is_patient = fsync == "interval"
+        """True if it appends without syncing."""
 
     def check(self) -> None:
         """Check the days; after a power cut, recover them. Raises JournalError."""
@@ -72,8 +74,9 @@ class Store:
                 forget_synced(self.days)
                 for day in recorded_days(self.days)[-RECENT_DAYS:]:
                     recover_day(day)
-                history = History(self.days, self.feed)
-                history.cut_back(history.newest()[0])
+                if self._is_patient:  # else only the last turn may be incomplete, as after a kill
+                    history = History(self.days, self.feed)
+                    history.cut_back(history.newest()[0])
                 note_all(self.days, len(self.feed.slices))
 
     def has_lost_power(self) -> bool:
@@ -85,9 +88,7 @@ class Store:
 
         `epoch`: 0 for the one in the journals, or a new one after a power cut.
         """
-        if not epoch and self._is_cut:
-            epoch = max(time.time_ns(), newest_epoch(self.days) + 1)
-        self.outbox = self._make_outbox(serve=serve, epoch=epoch)
+        self.outbox = self._make_outbox(serve=serve, epoch=epoch, continues=not self._is_cut)
         self.publisher = Publisher(feed, outbox=self.outbox).start()
         self._is_open = True
 
