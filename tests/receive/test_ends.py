@@ -324,7 +324,10 @@ def test_run_that_is_stopped_before_its_slices_start_ends_without_an_error(monke
     assert subscriber.state is SubscriberLife.ENDED
 
 
-def test_run_that_is_stopped_between_two_slices_stops_both(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", [Stopping.STOP, Stopping.TERMINATE])
+def test_run_that_is_stopped_or_terminated_between_two_slices_ends_both_so(
+    how: Stopping, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subscriber, start = Subscriber(sliced(2)), SliceThread.start
     subscriber.on(b"")(nothing)
 
@@ -332,12 +335,14 @@ def test_run_that_is_stopped_between_two_slices_stops_both(monkeypatch: pytest.M
         start(thread)
         if thread.slice_id == 0:  # the other one has not been made yet
             subscriber.request_stop()
+            if how is Stopping.TERMINATE:
+                subscriber._share.request_end(at_once=True)  # as a second signal does
 
     monkeypatch.setattr(SliceThread, "start", start_and_stop)
     monkeypatch.setattr(shared_slices, "_STOP_S", 600.0)
     subscriber.run()
     states = [thread.status.state for thread in subscriber._supervisor.slices.running.values()]
-    assert [state.stopping for state in states] == [Stopping.STOP, Stopping.STOP]
+    assert [state.stopping for state in states] == [how, how]
 
 
 def test_a_start_that_is_stopped_does_not_wait_forever_for_a_callback(monkeypatch: pytest.MonkeyPatch) -> None:

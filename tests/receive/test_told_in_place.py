@@ -14,8 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Batch, CallbackError, Gap, GapError, Message, SlowPolicy, Subscriber
+from blackbox.block.batch.received_block import NO_FEED
 from blackbox.receive.callbacks.compiled_callback import sequence_of
+from blackbox.receive.callbacks.gap_hooks import NO_RULES
+from blackbox.receive.callbacks.match_table import WorkerTable
 from blackbox.receive.callbacks.slice_hooks import SliceHookCaller, SliceHooks
+from blackbox.receive.deliver.live_delivery import CallbackHost, LiveDelivery
+from blackbox.receive.deliver.worker_loop import collect
+from blackbox.receive.deliver.worker_state import GapNotice, WorkerReason
+from blackbox.receive.state import SliceState
+from blackbox.receive.statistics import Counters
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.book.sessions import order
 from tests.examples import examples
@@ -335,20 +343,51 @@ def test_workers_without_messages_of_the_same_epochs_do_not_wait_for_each_other(
     caller, is_over = SliceHookCaller(0, lambda: hooks, workers), threading.Event()  # type: ignore[arg-type]
 
     def enter(number: int, epoch: int) -> None:
-        caller.enter(number, epoch, is_over.is_set, lambda _: True)
+        caller.enter(number, epoch, is_over.is_set, lambda: None, lambda _: True)
 
     later = threading.Thread(target=enter, args=(1, 3))
     later.start()
     wait_until(lambda: caller._epochs._reached.get(1) == 3)
     earlier = threading.Thread(target=enter, args=(0, 2))
     earlier.start()
-    earlier.join(10)
+    earlier.join(60)
     is_stuck = earlier.is_alive()
     if is_stuck:
         is_over.set()
     enter(0, 3)
     later.join(60)
     assert (is_stuck, told) == (False, [2, 3])
+
+
+def a_worker(caller: Any, counters: Counters) -> tuple[LiveDelivery, WorkerTable]:
+    host = CallbackHost(0, NO_FEED, SliceState(), counters, caller, lambda _: True, print)
+    table = WorkerTable(1, 0, [], [], [[]], NO_RULES)
+    return LiveDelivery(host, 0, table), table
+
+
+def test_a_worker_that_waits_for_others_at_an_epoch_is_not_busy() -> None:
+    counters, busy = Counters(2), list[int]()
+    hooks, workers = SliceHooks([lambda _, epoch: None], [], []), [BusyWorker(0), BusyWorker(1)]
+    live, _ = a_worker(SliceHookCaller(0, lambda: hooks, workers), counters)  # type: ignore[arg-type]
+    live.delivery.state.next_epoch = 1
+
+    def is_over() -> bool:
+        busy.append(counters.workers[0].busy_since_ns)
+        return True
+
+    live.delivery.is_over = is_over  # type: ignore[method-assign]
+    live.enter_epoch()
+    assert busy[0] == 0
+
+
+def test_a_loss_in_an_epoch_that_archives_have_left_does_not_bring_the_epoch_back() -> None:
+    live, table = a_worker(None, Counters(1))
+    table.at = table.at._replace(listens=1)
+    live.set_table(table, 0)
+    notice, state = GapNotice(), live.delivery.state
+    notice.version, notice.epoch, notice.count = 1, 1, 3
+    state.epoch, state.notice = 2, notice.address
+    assert collect(live.delivery.memory.kept.address) == WorkerReason.GAP
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -188,7 +188,7 @@ def test_a_wait_for_all_messages_does_not_cross_a_checkpoint(monkeypatch: pytest
         real(commands, checkpoint)
         if threading.current_thread() is main and other.ident is None:
             other.start()
-            other.join(0.2)  # it waits for this one, or has put its own into both slices
+            assert subscriber._supervisor.lock._is_owned()  # type: ignore[attr-defined]  # so `other` waits
 
     with Publisher(feed), subscriber:
         monkeypatch.setattr(Commands, "put_checkpoint", put)

@@ -30,7 +30,7 @@ class NumberingAt(NamedTuple):
 
 
 class Numbering:
-    """Topics (or keys) numbered from 0 in order of arrival; bounded, never shrinks.
+    """Topics (or keys) numbered from 0 in order of arrival; bounded.
 
     Open addressing: a slot holds the upper half of a name's hash and its number plus 1. At least half the slots are
     empty; the table doubles as it fills, which takes 0.1 µs per name. One thread writes; others may read `names`. `at`

@@ -82,10 +82,16 @@ class SliceHookCaller:
         self._slice_id, self._hooks = slice_id, hooks
         self._epochs, self._lives = _Gate(workers), _Gate(workers)
 
-    def enter(self, number: int, epoch: int, is_over: Callable[[], bool], on_error: OnError) -> None:
-        """Arrive at an epoch in the thread of worker `number`, or IN_SLICE; return when it may deliver or `is_over`."""
+    def enter(
+        self, number: int, epoch: int, is_over: Callable[[], bool], begins: Callable[[], None], on_error: OnError
+    ) -> None:
+        """Arrive at an epoch in the thread of worker `number`, or IN_SLICE; return when it may deliver or `is_over`.
+
+        `begins` is called before hooks are, in the thread that calls them.
+        """
 
         def tell(before: int) -> None:
+            begins()
             if self._call("on_epoch", self._hooks().on_epoch, on_error, self._slice_id, epoch) and before != 0:
                 self._call("on_reset", self._hooks().on_reset, on_error)
 
@@ -93,10 +99,13 @@ class SliceHookCaller:
         waits = any((hooks.on_epoch, hooks.on_reset))
         self._epochs.pass_through(number, epoch, waits=waits, is_over=is_over, do=tell)
 
-    def go_live(self, number: int, turn: int, is_over: Callable[[], bool], on_error: OnError) -> None:
+    def go_live(
+        self, number: int, turn: int, is_over: Callable[[], bool], begins: Callable[[], None], on_error: OnError
+    ) -> None:
         """Do the same for the switch to live. `turn`: number of switches so far."""
 
         def tell(_: int) -> None:
+            begins()
             self._call("on_live", self._hooks().on_live, on_error, self._slice_id)
 
         self._lives.pass_through(number, turn, waits=True, is_over=is_over, do=tell)

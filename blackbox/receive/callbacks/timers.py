@@ -61,7 +61,7 @@ class Timers:
                 self._due[number] = now_ns + timer.interval_ns if timer.active else NEVER
                 if timer.active and not self._call(timer, now_ns):
                     return False
-            self._note_next()
+            self.next_ns = min(self._due)
         return True
 
     def is_due(self, now_ns: int) -> bool:

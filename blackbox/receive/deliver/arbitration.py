@@ -207,8 +207,8 @@ def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
         let_all_go(at)
     else:
         result = deliver_held(at, table, trie, ALL)
-    if result == 0:
-        result = _deliver_waiting(at, table, trie)
+        if result == 0:
+            result = _deliver_waiting(at, table, trie)
     if result == 0:
         begin_live_epoch(at.order, epoch_before(epochs))
         if has_losses(at.order):

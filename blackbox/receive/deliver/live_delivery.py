@@ -15,7 +15,7 @@ from blackbox.block.gap import Gap
 from blackbox.block.position import is_restart
 from blackbox.errors import CallbackError, SubscriberError
 from blackbox.receive.callbacks.call_python import Delivery
-from blackbox.receive.callbacks.callbacks import callback_error
+from blackbox.receive.callbacks.callbacks import IN_SLICE, callback_error
 from blackbox.receive.callbacks.match_table import WorkerTable
 from blackbox.receive.callbacks.slice_hooks import SliceHookCaller
 from blackbox.receive.callbacks.timers import Timers
@@ -65,8 +65,8 @@ class LiveDelivery:
         """Continue with another epoch; callbacks are reset."""
         delivery, (slice_id, *_) = self.delivery, self._host
         before, epoch = int(delivery.state.epoch), int(delivery.state.next_epoch)
-        self._counters.busy_since_ns = time.monotonic_ns()  # a hook may hang, or a worker that it waits for
-        self._host.hook_caller.enter(self._number, epoch, delivery.is_over, self._hook_raised)
+        self._begin_to_wait()
+        self._host.hook_caller.enter(self._number, epoch, delivery.is_over, self._note_busy, self._hook_raised)
         self._counters.busy_since_ns = 0
         if delivery.is_over():
             return
@@ -78,7 +78,7 @@ class LiveDelivery:
 
     def take_notice(self) -> None:
         """Call the hooks of a notice: a gap, or the switch to live."""
-        self._counters.busy_since_ns = time.monotonic_ns()
+        self._begin_to_wait()
         state = self.delivery.state
         notice = GapNotice(numpy.frombuffer(ctypes.string_at(state.notice, GAP_NOTICE_BYTES), GapNotice.dtype))
         if notice.count == 0:
@@ -93,7 +93,15 @@ class LiveDelivery:
         state.notice = 0
 
     def _go_live(self, turn: int) -> None:
-        self._host.hook_caller.go_live(self._number, turn, self.delivery.is_over, self._hook_raised)
+        self._host.hook_caller.go_live(self._number, turn, self.delivery.is_over, self._note_busy, self._hook_raised)
+
+    def _begin_to_wait(self) -> None:
+        """Count the slice thread as busy: while it waits for workers, nothing else sees that one of them hangs."""
+        if self._number == IN_SLICE:
+            self._note_busy()
+
+    def _note_busy(self) -> None:
+        self._counters.busy_since_ns = time.monotonic_ns()
 
     def _hook_raised(self, failure: CallbackError) -> bool:
         self._counters.errors += 1
@@ -103,7 +111,7 @@ class LiveDelivery:
         for function in self._gap_hooks.told(gap.key):
             if self.delivery.is_over():
                 break
-            self._counters.busy_since_ns = time.monotonic_ns()
+            self._note_busy()
             try:
                 function(gap)
             except BaseException as error:  # noqa: BLE001
@@ -119,7 +127,7 @@ class LiveDelivery:
         """Call due timers once each; of several missed times, only for the last."""
         now_ns = time.time_ns()
         self.timers.skip_to(now_ns)
-        self._counters.busy_since_ns = time.monotonic_ns()
+        self._note_busy()
         if not self.timers.advance(now_ns, self.delivery.is_over):
             self.delivery.quit = True
         self._counters.busy_since_ns = 0

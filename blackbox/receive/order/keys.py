@@ -1,4 +1,4 @@
-"""Forget keys of earlier epochs: a publisher has at most `max_keys` in each, and the table has room for twice as many.
+"""Forget keys of earlier epochs: a publisher has at most `max_keys` in each, and the table has room for those of two.
 
 Compiled, without I/O.
 """
@@ -16,6 +16,7 @@ from blackbox.receive.order.state import (
     KEY_BYTES,
     NONE,
     OrderAt,
+    Phase,
     held_block,
     key_state,
     order_state_at,
@@ -24,7 +25,7 @@ from blackbox.receive.order.state import (
 
 @njit(nogil=True, cache=True)
 def forget_keys(at: OrderAt) -> None:
-    """At the beginning of an epoch, remove keys that are as good as new, unless there is room for many more.
+    """At the beginning of an epoch, if more than half of the table is used, remove keys that are as good as new.
 
     Numbers of the others change.
     """
@@ -39,7 +40,8 @@ def forget_keys(at: OrderAt) -> None:
     forget_names(at.keys)
     for key in range(used):
         of_key = key_state(at, key)
-        if is_needed[key] or of_key.lost != 0 or of_key.heard_epoch >= state.epoch:
+        is_told = state.phase != Phase.LIVE and of_key.told_before > 0 and of_key.told_before == state.told_next
+        if is_needed[key] or is_told or of_key.lost != 0 or of_key.heard_epoch >= state.epoch:
             name = numpy.int64(names.ctypes.data) + starts[key]
             numbers[key] = number_of(at.keys, name, starts[key + 1] - starts[key])
             copy_bytes(at.key_states + KEY_BYTES * numbers[key], at.key_states + KEY_BYTES * key, KEY_BYTES)

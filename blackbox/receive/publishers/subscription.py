@@ -259,7 +259,7 @@ class Subscription:
             self._settings.news.poke()
 
     def _note_refusal(self, at: SliceAt, flags: int) -> bool:
-        """Note refused filters in an answer, if any; return True if there are, so that it confirms nothing.
+        """Note refused filters in an answer, if any; return True if there are: then the answer confirms nothing.
 
         Raises RightsError if callbacks cannot end alone, or none needs a refused filter.
         """

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 import numpy
@@ -47,6 +48,7 @@ _PROBE_S: Final = 1.0
 """Seconds between two attempts to reach a silent archive."""
 _MOST_WAKES: Final = 1_024
 _NOTE: Final = struct.Struct("<qqqq")
+_numbers = count()
 
 
 class Passed(NamedTuple):
@@ -183,7 +185,7 @@ class CatchUp:
 
         `wake` wakes the slice thread. `threads` deliver the blocks.
         """
-        endpoint, has_begun = f"inproc://blackbox-catch-up-{id(self)}", threading.Event()
+        endpoint, has_begun = f"inproc://blackbox-catch-up-{next(_numbers)}", threading.Event()
         self.socket.bind(endpoint)
         self._thread = threading.Thread(
             target=self._run,

@@ -120,7 +120,7 @@ class SliceStatus:
         return self.order.state.phase != Phase.LIVE
 
     def silence_s(self) -> float:
-        """Return the seconds without a message on any line, at the last look for one; 0 once all have ended."""
+        """Return for how many seconds no line had brought a message when the loop last looked; 0: all have ended."""
         if self.is_finished:
             return 0.0
         heard_ns = max(self._started_ns, *(self.order.epochs.heard_ns[line] for line in range(len(self.lines))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import count
 from typing import Final
 
 import zmq
@@ -24,6 +25,7 @@ from blackbox.receive.state import Stopping
 
 _ROUTER_WAIT_MS: Final = 20
 _WORKER_END_S: Final = 0.05
+_numbers = count()
 
 
 class WorkerPool:
@@ -37,7 +39,7 @@ class WorkerPool:
     def open(self, context: zmq.Context[zmq.Socket[bytes]], host: CallbackHost) -> None:
         """Open the socket and start the workers, which will connect to it."""
         options = self._settings.options
-        endpoint = f"inproc://blackbox-slice-{id(self)}"
+        endpoint = f"inproc://blackbox-slice-{next(_numbers)}"  # unique: a closed socket keeps its name for some time
         self._router = router = context.socket(zmq.ROUTER)
         router.router_mandatory = True
         router.sndhwm = 1  # the worker keeps the rest of the queue

@@ -85,7 +85,8 @@ class SliceSet:
         self.released = ReleasedSlices()
         self.returning: frozenset[int] = frozenset()
         """Released slices needed again, which start once they have ended."""
-        self._is_ending = False
+        self._ends_at_once: bool | None = None
+        """How it was asked to end, if it was: at once or not."""
         self._terminated_at = 0.0
         self._have_ended = False
 
@@ -136,8 +137,8 @@ class SliceSet:
         except BaseException:
             self.running, self.processes = before
             raise
-        if self._is_ending:  # the handler of a signal asked while this slice was made
-            thread.ask_to_stop()
+        if self._ends_at_once is not None:  # the handler of a signal asked while this slice was made
+            self._ask(thread, self._ends_at_once)
 
     def runner(self, slice_id: int) -> SliceProcess | SliceThread:
         """Return the process of a slice, or its thread in this process."""
@@ -161,9 +162,13 @@ class SliceSet:
 
     def ask_to_end(self, *, at_once: bool) -> None:
         """Deliver received messages, unless `at_once`, then end."""
-        self._is_ending = True
+        self._ends_at_once = at_once or bool(self._ends_at_once)
         for thread in self.running.values():
-            thread.ask_to_terminate() if at_once else thread.ask_to_stop()
+            self._ask(thread, at_once)
+
+    @staticmethod
+    def _ask(thread: SliceThread, at_once: bool) -> None:
+        thread.ask_to_terminate() if at_once else thread.ask_to_stop()
 
     def is_late(self, grace_s: float) -> bool:
         """Return True if the grace time after the termination of all slices is over: a callback hangs."""

@@ -429,7 +429,7 @@ def forward_until(at: SliceRelayAt, readers: NDArray[numpy.int64], wanted: Trie,
             if served < -NEWS:
                 return -served
             has_news |= served < 0
-            passed += abs(served)
+            passed += 1 if served < 0 else served
             of_line = socket_events(line.xpub, line.scratch + EVENTS_AT)
             if of_line < 0:
                 return CLOSED

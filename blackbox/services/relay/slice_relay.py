@@ -55,7 +55,7 @@ _RECEIVED_BYTES: Final = 64 << 10
 _READ_EVERY_NS: Final = 5_000_000
 _LOOK_NS: Final = 100_000_000
 """Time between two checks of the source."""
-_LOOK_S: Final = 1.0
+_LOOK_S: Final = 0.05
 """Time between two checks whether a slice that has not started still compiles."""
 
 
@@ -145,7 +145,7 @@ class SliceRelay:
     def start(self, timeout: float = 120.0) -> None:
         """Bind and connect. Raises EndpointError naming the endpoint that failed.
 
-        Compiling does not count as part of `timeout`, in seconds, up to COMPILE_S.
+        `timeout` in seconds, to which up to COMPILE_S of compiling is added.
         """
         start_thread(self._thread)
         until, compiled_s = time.monotonic() + timeout, compiled_seconds()
