@@ -69,7 +69,7 @@ def heard_by(subscriber: Subscriber) -> tuple[Said, list[Gap]]:
 def killed(publisher: Publisher, directory: Path, elsewhere: Path) -> Path:
     """Return a copy of the files that a kill of the publisher would leave now."""
     publisher.flush()
-    shutil.copytree(directory, elsewhere)
+    shutil.copytree(directory, elsewhere, ignore=shutil.ignore_patterns("*.new"))  # files being replaced
     return elsewhere
 
 
