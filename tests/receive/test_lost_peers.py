@@ -279,6 +279,7 @@ class Flooded:
             sub.connect(endpoint)
             sub.subscribe(b"")
             self._peer = stack.enter_context(publisher.accept())
+            self._peer.settimeout(5)  # a peer with a full window does not see the end of its connection for a minute
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Flooded:
