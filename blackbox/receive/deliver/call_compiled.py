@@ -68,7 +68,7 @@ def run_notice(at: WorkerAt, table: WorkerTableAt, ask: int, message: int) -> No
     state = worker_state_at(at.state)
     state.notice = msg_data(message)
     state.next_epoch = gap_notice_at(state.notice).epoch
-    if state.next_epoch > state.epoch:  # the loss of an earlier one, which archives have left, is told in this one
+    if state.next_epoch > state.epoch:  # callbacks get a loss of an earlier one, which archives have left, in this one
         call_with_address(ask, WorkerReason.EPOCH)
     if load_shared(slice_state_at(at.slice_state), "stopping") != Stopping.TERMINATE:
         note_gap(at, table)

@@ -319,7 +319,7 @@ def _take_notice(at: WorkerAt, table: WorkerTableAt) -> int:
     if state.next_version != table.version:
         return WorkerReason.SWITCH
     state.next_epoch = gap_notice_at(state.notice).epoch
-    if state.next_epoch > state.epoch:  # the loss of an earlier one, which archives have left, is told in this one
+    if state.next_epoch > state.epoch:  # callbacks get a loss of an earlier one, which archives have left, in this one
         return WorkerReason.EPOCH
     note_gap(at, table)
     if table.listens != 0:

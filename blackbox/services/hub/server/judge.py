@@ -142,7 +142,7 @@ class Judge:
     # Turns.
 
     def turns(self, requests: Sequence[Request]) -> Iterator[Turn]:
-        """Judge requests, in several turns if they are large. Append and answer each turn before the next."""
+        """Judge requests, in several turns if they are large. Append and answer each before the next, or drop all."""
         is_synced = any(isinstance(each.request, Put) and each.request.synced for each in requests)
         turn = Turn()
         for at, each in enumerate(requests):
