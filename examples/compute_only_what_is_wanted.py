@@ -36,6 +36,6 @@ with Publisher(source) as publisher, Relay(source, desk):
     subscriber.start()
     for name in (b"AAPL.delta", b"AAPL.vega", b"MSFT.delta"):
         compute(name)
-    got.wait(10)
+    got.wait(60)
     subscriber.stop()
 print("computed:", computed)

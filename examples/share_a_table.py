@@ -39,7 +39,7 @@ def main() -> None:
                 second.wait(error.found)
                 print("desk-2: another was first:", second[b"limits.AAPL"])
                 last = second.put(b"limits.AAPL", b"121", if_at=error.found)
-            gone.wait(10)
+            gone.wait(60)
             second.wait(last)
             first.wait(second.at)
             print("equal:", first.digest() == second.digest(), dict(sorted(first.items())))

@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LONG = (
     "tests/spark/",
     "tests/bridge/amqp/",
+    "tests/simulation/",
     "tests/bench/test_bench_rivals.py",
     "tests/cli/",
     "tests/receive/",

@@ -13,6 +13,7 @@ import msgspec
 
 import blackbox
 from blackbox import Feed
+from blackbox.replay.control_socket import ask
 from blackbox.transport.shared_memory import attached
 
 PATIENCE_S: Final = 200.0
@@ -27,7 +28,7 @@ _LEFT_ALONE: Final = ("close", "stop", "terminate")
 def be_patient() -> None:
     """Raise the default `timeout` of all public classes' methods and the lag limit of `Feed.local`.
 
-    Also raise the time limit for a publisher's reply to a reader of its shared memory.
+    Also raise the time limits for a publisher's reply to a reader of its shared memory and for a replay's reply.
     """
     for public in (getattr(blackbox, name) for name in blackbox.__all__):
         if inspect.isclass(public):
@@ -35,6 +36,7 @@ def be_patient() -> None:
                 if inspect.isfunction(function) and function.__name__ not in _LEFT_ALONE:
                     _raise_timeout(inspect.unwrap(function))
     attached._ANSWER_S = PATIENCE_S
+    _raise_timeout(ask)
     _allow_lag()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 
 from blackbox import Feed, Publisher, Recorder, Recording, Source
+from blackbox.archive.files.day import day_end_ns, session_date
 
 AS_SENT: Any = {"prices": "integer", "times": "integer"}
 """Settings for frames with the venue's integers."""
@@ -25,6 +27,9 @@ def record(
 ) -> Path:
     """Publish and record a source; return the feed's directory."""
     feed = msgspec.structs.replace(Feed.local(name, slices), schema=make().schema.name, **settings)
+    now_ns = time.time_ns()
+    if (left_s := (day_end_ns(feed, session_date(feed, now_ns)) - now_ns) / 1e9) < 60:
+        time.sleep(left_s + 0.1)  # over midnight it would have two days
     for _ in range(runs):
         recorder = Recorder(feed, directory)
         with Publisher(feed, when_full="wait") as publisher:

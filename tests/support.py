@@ -17,7 +17,7 @@ import msgspec
 from blackbox import BlackBoxError, Feed
 
 ROOT = Path(__file__).resolve().parent.parent
-_PATIENCE_S = 150.0
+_PATIENCE_S = 300.0
 _PRELUDE = """\
 import os, signal, sys, threading, time
 import msgspec, numpy
@@ -76,7 +76,7 @@ class Script:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
-    def finish(self, timeout: float = 120.0) -> tuple[int, str, str]:
+    def finish(self, timeout: float = 300.0) -> tuple[int, str, str]:
         """Wait for its end; return its status, the rest of its output, and its errors."""
         out, errors = self.process.communicate(timeout=timeout)
         return self.process.returncode, out, errors
@@ -109,6 +109,6 @@ def in_child(work: Callable[[], object]) -> str:
 
     child = context.Process(target=run)
     child.start()
-    child.join(60)
+    child.join(200)
     assert child.exitcode == 0
     return str(told.get())

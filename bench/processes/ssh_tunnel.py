@@ -37,7 +37,7 @@ _PARTS: Final = {
 }
 """Helper programs of an unpacked sshd, since OpenSSH 9.8."""
 _WITH_US: Final = ("setpriv", "--pdeathsig", "KILL")
-_PATIENCE_S: Final = 10.0
+_PATIENCE_S: Final = 60.0
 _COUNTED: Final = struct.Struct("=128xQ64xQ")
 """`tcpi_bytes_received` and `tcpi_bytes_sent` of linux/tcp.h."""
 
@@ -87,7 +87,7 @@ class SshTunnel:
                 "BatchMode": "yes",
                 "IdentitiesOnly": "yes",
                 "UserKnownHostsFile": f"{files}/known",
-                "ConnectTimeout": "10",
+                "ConnectTimeout": "60",
                 "ExitOnForwardFailure": "yes",
                 "PermitLocalCommand": "yes",
                 "LocalCommand": "echo connected",

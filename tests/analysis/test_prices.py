@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,10 +87,10 @@ def test_a_schema_without_trades_and_quotes_has_none(spark: SparkSession, tmp_pa
 
 
 def test_executions_of_itch_have_the_price_of_their_order(
-    spark: SparkSession, tmp_path: Path, shared_data: Path
+    spark: SparkSession, captured: Callable[[str], Path], shared_data: Path
 ) -> None:
     path = shared_data / "itch50" / "runk_locate-13-10k.bin"
-    day = day_of(record(tmp_path, "itch", lambda: Itch50(path, date="2020-01-30")))
+    day = day_of(captured("itch"))
     prices: dict[int, int] = {}
     executed: list[tuple[int, int]] = []
     messages = [payload for _, _, payload in messages_of(Itch50(path, date="2020-01-30"))]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy
+import pytest
 
 from blackbox import Feed, Publisher
 from blackbox.archive.record.recorder import Recorder
-from blackbox.archive.serve.connection import Fetched
+from blackbox.archive.serve.connection import Answered, Connection, Fetched, SilentArchiveError
 from blackbox.archive.serve.protocol import Gone
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.feed.endpoint import free_endpoints
@@ -28,6 +29,18 @@ def free_endpoint() -> str:
 
 def archived_feed(archives: int = 1, **settings: Any) -> Feed:
     return feed_of(archives=tuple(free_endpoint() for _ in range(archives)), **settings)
+
+
+def keep_silent(monkeypatch: pytest.MonkeyPatch, endpoints: Collection[str]) -> None:
+    """Let archives not answer, as after the timeout, but at once. More endpoints may be added later."""
+    answer = Connection.answer
+
+    def answer_of(asking: Connection) -> Answered:
+        if asking.endpoint in endpoints:
+            raise SilentArchiveError(f"{asking.endpoint} did not answer")
+        return answer(asking)
+
+    monkeypatch.setattr(Connection, "answer", answer_of)
 
 
 def numbers(found: Fetched) -> list[int]:

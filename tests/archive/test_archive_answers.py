@@ -29,6 +29,7 @@ from tests.archive.archives import (
     PART,
     all_numbers,
     archived_feed,
+    keep_silent,
     numbers,
     publish_over_segments,
     publish_parts,
@@ -147,14 +148,16 @@ def test_the_next_archive_continues_the_answer_of_one_that_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(piece_reading, "PIECE_BYTES", MIB)
+    keep_silent(monkeypatch, closed := list[str]())
     feed = archived_feed(2)
     epoch = recorded(tmp_path, feed, 50_000)
     directory = tmp_path / feed.name
     with ArchiveServer(directory, feed.archives[:1]) as first, ArchiveServer(directory, feed.archives[1:]) as second:
-        asked = ArchiveClient(feed, timeout=3.0).blocks(0, start=(epoch, 0))
+        asked = ArchiveClient(feed, timeout=60).blocks(0, start=(epoch, 0))
         found = numbers(next(asked))  # type: ignore[arg-type]
         assert second.statistics().answered == 0
         first.close()
+        closed.append(feed.archives[0])
         assert found + all_numbers(asked) == list(range(50_000))
         assert second.statistics().answered > 1
 
@@ -168,7 +171,7 @@ def test_an_answer_spans_days_and_epochs(tmp_path: Path) -> None:
     last = recorded(tmp_path, feed, 700)
     epochs += [last, recorded(tmp_path, feed, 1_000)]
     with ArchiveServer(tmp_path / feed.name, feed.archives):
-        client = ArchiveClient(feed)
+        client = ArchiveClient(feed, timeout=60)
         about = client.about()
         assert (about.feed, about.live_epoch, len(about.days), about.day) == (feed.name, None, 4, about.days[-1])
         assert (about.slices[0].messages, about.slices[0].last_sequences) == (1_700, [699, 999])
@@ -210,7 +213,7 @@ def test_a_slice_that_an_earlier_day_lacks_is_read(tmp_path: Path) -> None:
 
 
 def came_and_gone(feed: Feed, start: tuple[int, int], stop: tuple[int, int]) -> tuple[list[int], list[Gone]]:
-    found = list(ArchiveClient(feed).blocks(0, start=start, stop=stop))
+    found = list(ArchiveClient(feed, timeout=60).blocks(0, start=start, stop=stop))
     gone = [each for each in found if isinstance(each, Gone)]
     return [n for each in found if isinstance(each, Fetched) for n in numbers(each)], gone
 
@@ -280,7 +283,7 @@ def test_a_reader_next_to_the_recorder_misses_nothing_across_segments(
 
         publishing = threading.Thread(target=publish)
         publishing.start()
-        asked = ArchiveClient(feed).blocks(0, start=(publisher.epoch, 0), timeout=60)
+        asked = ArchiveClient(feed, timeout=60).blocks(0, start=(publisher.epoch, 0), timeout=60)
         while not counts or len(found) < counts[0]:
             found += all_numbers(iter([next(asked)]))
         publishing.join()
@@ -293,15 +296,18 @@ def test_a_reader_waits_for_messages_not_recorded_yet(tmp_path: Path) -> None:
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         nothing_more = r"nothing more was recorded within 0\.1 s, and its recorder has not"
         with pytest.raises(ArchiveError, match=nothing_more):
-            next(ArchiveClient(feed).blocks(0, timeout=0.1))
+            next(ArchiveClient(feed, timeout=60).blocks(0, timeout=0.1))
         publish_parts(publisher, 0, 1_000)
         wait_recorded(recorder, 1_000)
-        asked = ArchiveClient(feed).blocks(0, start=(publisher.epoch, 750), stop=(publisher.epoch, 1_250))
+        asked = ArchiveClient(feed, timeout=60).blocks(
+            0, start=(publisher.epoch, 750), stop=(publisher.epoch, 1_250), timeout=60
+        )
         first = next(asked)
         assert isinstance(first, Fetched)
         publish_parts(publisher, 1_000, 2_000)
         assert numbers(first) + all_numbers(asked) == list(range(750, 1_250))
-        beyond = ArchiveClient(feed).blocks(0, start=(publisher.epoch, 1_999), timeout=0.1)
+        publisher.wait_recorded(60)
+        beyond = ArchiveClient(feed, timeout=60).blocks(0, start=(publisher.epoch, 1_999), timeout=0.1)
         assert numbers(next(beyond)) == [1_999]  # type: ignore[arg-type]
         with pytest.raises(ArchiveError, match=nothing_more):
             next(beyond)
@@ -322,7 +328,9 @@ def test_a_waiting_reader_continues_and_learns_of_the_recorders_end(
         with Recorder(feed, tmp_path, serve=True) as recorder:
             publish_parts(publisher, 0, 1_000)
             wait_recorded(recorder, 1_000)
-            reader = threading.Thread(target=lambda: found.extend(all_numbers(ArchiveClient(feed).blocks(0))))
+            reader = threading.Thread(
+                target=lambda: found.extend(all_numbers(ArchiveClient(feed, timeout=60).blocks(0, timeout=60)))
+            )
             reader.start()
             # The first answers have blocks; the following ones are "ask later".
             wait_until(lambda: recorder.archive_statistics.answered >= 12)  # type: ignore[union-attr]

@@ -127,8 +127,8 @@ def test_two_archives_are_read_as_one(sent: list[Sent], key_bytes: int, prefix: 
             place = Path(directory) / str(number) / feed.name
             write(place, number, sent, key_bytes)
             stack.enter_context(ArchiveServer(place, (endpoint,)))
-        found, told, at, until = list[tuple[str, int, int]](), list[int](), Position(1, start), awake_s() + 20
-        client = stack.enter_context(ArchiveClient(feed).kept())
+        found, told, at, until = list[tuple[str, int, int]](), list[int](), Position(1, start), awake_s() + 200
+        client = stack.enter_context(ArchiveClient(feed, timeout=60).kept())
         for part in client.read(0, at, Wanted([wanted]), 5.0, lambda: awake_s() > until, patience_s=10.0):
             if isinstance(part, Block):
                 found += [("came", part.epoch, n) for n in part.sequences.tolist() if (part.epoch, n) >= (1, start)]
@@ -173,8 +173,10 @@ def test_reading_from_a_time_starts_at_the_first_block_of_any_archive(
                 put(journal, b"A", 0, 1, n, epoch=7, sequence=n)
             journal.writer.close()
             stack.enter_context(ArchiveServer(place, (endpoint,)))
-        until = awake_s() + 20
-        reading = ArchiveClient(feed).read(0, halves * SECOND // 2, ALL, 1.0, lambda: awake_s() > until, patience_s=1.0)
+        until = awake_s() + 200
+        reading = ArchiveClient(feed, timeout=60).read(
+            0, halves * SECOND // 2, ALL, 1.0, lambda: awake_s() > until, patience_s=60.0
+        )
         assert next(reading) == Passed(Position(7 if found else 0, expected))
         cast(Generator[object], reading).close()
 
@@ -203,7 +205,7 @@ def test_a_gap_of_one_archive_waits_for_another_that_records(tmp_path: Path, mon
     for journal in journals:
         write(journal)
     with ArchiveServer(places[0], feed.archives[:1]), ArchiveServer(places[1], feed.archives[1:]):
-        found = list(ArchiveClient(feed).blocks(0, start=(7, 0), stop=(7, 5), timeout=1_200))
+        found = list(ArchiveClient(feed, timeout=60).blocks(0, start=(7, 0), stop=(7, 5), timeout=1_200))
     assert [each.block.count if isinstance(each, Fetched) else each for each in found] == [2, 3]
     for journal in journals:
         journal.writer.close()
@@ -225,7 +227,7 @@ def test_waits_for_an_archive_that_records_no_more_are_short_together(
     monkeypatch.setattr(block_reader, "awake_s", lambda: now_s[0])
     monkeypatch.setattr(block_reader._Waits, "pause", lambda _, retry_s: now_s.__setitem__(0, now_s[0] + 0.05))
     with ArchiveServer(places[0], feed.archives[:1]), ArchiveServer(places[1], feed.archives[1:]):
-        found = list(ArchiveClient(feed).blocks(0, start=(7, 0), stop=(7, 79)))
+        found = list(ArchiveClient(feed, timeout=60).blocks(0, start=(7, 0), stop=(7, 79)))
     assert sum(isinstance(each, Fetched) for each in found) == 40
     assert now_s[0] < 5
     for journal in journals:
@@ -287,7 +289,7 @@ def test_an_error_names_the_directory_and_hides_its_location(tmp_path: Path, nam
         ArchiveServer(tmp_path / os.fsdecode(name), feed.archives),
         pytest.raises(ArchiveError, match=f"{told} had no recorded day") as refused,
     ):
-        ArchiveClient(feed).about()
+        ArchiveClient(feed, timeout=60).about()
     assert str(tmp_path) not in str(refused.value)
 
 
@@ -316,7 +318,7 @@ def test_invalid_requests_are_rejected_or_dropped(tmp_path: Path) -> None:
             reader.send_multipart(frames)
         wait_until(lambda: archive.statistics().dropped == 3, 60, "requests were dropped")
         assert archive.statistics().refused > 60
-        assert all_numbers(ArchiveClient(feed).blocks(0)) == list(range(100))
+        assert all_numbers(ArchiveClient(feed, timeout=60).blocks(0)) == list(range(100))
 
 
 def test_an_invalid_cursor_does_no_harm(tmp_path: Path) -> None:
@@ -336,11 +338,11 @@ def test_an_error_names_the_missing_slice_day_or_feed(tmp_path: Path) -> None:
     other = msgspec.structs.replace(feed, name="other")
     with ArchiveServer(tmp_path / feed.name, feed.archives):
         with pytest.raises(ArchiveError, match="slice was 1, expected 0 to 0"):
-            next(ArchiveClient(wide).blocks(1))
+            next(ArchiveClient(wide, timeout=60).blocks(1))
         with pytest.raises(ArchiveError, match="day was '../x', expected one of"):
-            ArchiveClient(feed).about("../x")
+            ArchiveClient(feed, timeout=60).about("../x")
         with pytest.raises(ArchiveError, match="archive was of feed 'tape', key_bytes = 0, expected feed 'other'"):
-            next(ArchiveClient(other).blocks(0))
+            next(ArchiveClient(other, timeout=60).blocks(0))
         with pytest.raises(EndpointError, match="is in use"):
             ArchiveServer(tmp_path, feed.archives).open()
     with pytest.raises(ArchiveError, match=r"no archive of feed 'tape' answered: .* did not answer within 0\.1 s"):

@@ -6,6 +6,7 @@ import datetime
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -175,7 +176,8 @@ def test_a_killed_import_leaves_no_day_and_the_next_one_cleans_up(
     feed = tmp_path / "imported"
     with start(tmp_path) as process:
         try:
-            wait_until(lambda: any(path.stat().st_size > 64 for path in feed.glob("importing/*/new/*/*.journal")), 240)
+            wait_until(lambda: any(path.stat().st_size > 64 for path in feed.glob("importing/*/new/*/*.journal")), 300)
+            process.send_signal(signal.SIGSTOP)
             owner = rf"is being imported into by process {process.pid}, expected no other"
             with pytest.raises(JournalError, match=owner):
                 import_days(feed_of(), tmp_path, [Synthetic(1_000, date="2026-01-05")])
@@ -204,7 +206,7 @@ def test_a_day_is_restored_if_its_replacement_was_killed_between_renames(tmp_pat
 
 def test_a_full_disk_is_named_and_leaves_no_day(tmp_path: Path) -> None:
     with start(tmp_path, "full") as process:
-        said, _ = process.communicate(timeout=200)
+        said, _ = process.communicate(timeout=300)
     assert os.strerror(errno.EFBIG) in said
     assert ".journal" in said
     assert len(names_of(tmp_path)) == 1

@@ -115,8 +115,8 @@ def test_an_image_is_the_newest_of_every_topic_at_its_position(tmp_path: Path) -
     """Also of a subtree."""
     prefixes = (b"A1", b"B", b"C7.")
     with published(tmp_path, 1, 3) as (feed, told):
-        image, subtree = ArchiveClient(feed).image(0), ArchiveClient(feed).image(0, prefixes)
-        assert newest_of(ArchiveClient(feed).image(0, [b"nothing"])) == {}
+        image, subtree = ArchiveClient(feed, timeout=60).image(0), ArchiveClient(feed, timeout=60).image(0, prefixes)
+        assert newest_of(ArchiveClient(feed, timeout=60).image(0, [b"nothing"])) == {}
     assert newest_of(image) == told.newest
     assert newest_of(subtree) == {topic: each for topic, each in told.newest.items() if topic.startswith(prefixes)}
     assert image.position == (max(epoch for epoch, _, _ in told.newest.values()), told.following)
@@ -181,7 +181,7 @@ def test_an_image_in_many_pieces_and_read_in_many_turns_is_whole(
     monkeypatch.setattr("blackbox.archive.serve.images._TURN_S", 1e-9)
     with published(tmp_path, 3, 2) as (feed, told):
         monkeypatch.setattr("blackbox.archive.serve.images._TURN_S", 1e-3)
-        assert newest_of(ArchiveClient(feed).image(0)) == told.newest
+        assert newest_of(ArchiveClient(feed, timeout=60).image(0)) == told.newest
 
 
 def test_an_image_is_kept_while_its_rest_is_fetched_and_expires(
@@ -204,7 +204,7 @@ def test_an_image_is_kept_while_its_rest_is_fetched_and_expires(
         with pytest.raises(StaleCursorError, match="expected a recent one of this archive"):
             images.answer(ask)
         monkeypatch.undo()
-        assert newest_of(ArchiveClient(feed).image(0)) == told.newest
+        assert newest_of(ArchiveClient(feed, timeout=60).image(0)) == told.newest
 
 
 def test_an_image_that_is_too_large_is_rejected_with_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,16 +241,16 @@ def test_days_that_are_replaced_or_of_another_layout_do_not_mix(tmp_path: Path) 
 
 def test_an_invalid_request_for_an_image_is_rejected(tmp_path: Path) -> None:
     with published(tmp_path) as (feed, _):
-        client = ArchiveClient(feed)
+        client = ArchiveClient(feed, timeout=60)
         with pytest.raises(ConfigError, match="slice was 1, expected 0 to 0"):
             client.image(1)
         with pytest.raises(ConfigError, match="prefixes of an image were 0, expected 1 to 256"):
             client.image(0, [])
         with pytest.raises(ArchiveError, match="schema of books was .raw."):
-            client.image(0, of="books", timeout=2.0)
+            client.image(0, of="books", timeout=0.0)
         wide = msgspec.structs.replace(feed, slices=feed_of(slices=2).slices)
         with pytest.raises(ArchiveError, match="slice was 1, expected 0 to 0"):
-            ArchiveClient(wide).image(1, timeout=0.1)
+            ArchiveClient(wide, timeout=60).image(1, timeout=0.1)
     with pytest.raises(ArchiveError, match=r"no archive of feed 'tape' answered: .* did not answer within 0\.1 s"):
         ArchiveClient(feed, timeout=0.1).image(0, timeout=0.2)
 
@@ -261,7 +261,7 @@ def test_a_slice_without_records_has_an_empty_image(tmp_path: Path) -> None:
         publisher.publish(b"A", b"1")
         publisher.flush()
         wait_recorded(recorder, 1)
-        images = [ArchiveClient(feed).image(slice_id) for slice_id in (0, 1)]
+        images = [ArchiveClient(feed, timeout=60).image(slice_id) for slice_id in (0, 1)]
     assert sorted((len(image.blocks), image.position.epoch > 0) for image in images) == [(0, False), (1, True)]
 
 
@@ -274,7 +274,7 @@ def test_damaged_messages_are_left_out_and_reported(tmp_path: Path, caplog: pyte
     data[data.rindex(b"A")] ^= 1  # of the last record
     path.write_bytes(data)
     with ArchiveServer(tmp_path / feed.name, feed.archives), caplog.at_level(logging.WARNING, "blackbox"):
-        image = ArchiveClient(feed).image(0)
+        image = ArchiveClient(feed, timeout=60).image(0)
     assert newest_of(image) == {b"A": (1, 1, b"1")}
     assert "1 places of its files could not be read for an image" in caplog.text
 
@@ -336,10 +336,10 @@ def test_after_a_wrong_answer_the_next_archive_is_asked(
         endpoint = f"tcp://127.0.0.1:{port}"
         try:
             with pytest.raises(ArchiveError, match=match):
-                ArchiveClient(msgspec.structs.replace(feed, archives=(endpoint,))).image(0, timeout=0.3)
+                ArchiveClient(msgspec.structs.replace(feed, archives=(endpoint,))).image(0, timeout=0.0)
             both = msgspec.structs.replace(feed, archives=(endpoint, *feed.archives))
             if "whole in time" not in match:
-                assert newest_of(ArchiveClient(both).image(0)) == told.newest
+                assert newest_of(ArchiveClient(both, timeout=60).image(0)) == told.newest
         finally:
             over.set()
             thread.join()
@@ -349,7 +349,7 @@ def test_an_archive_of_another_version_is_refused(tmp_path: Path, monkeypatch: p
     with published(tmp_path) as (feed, _):
         monkeypatch.setattr("blackbox.archive.serve.pieces.VERSION", 99)
         with pytest.raises(ArchiveError, match=f"archive version was 99, expected {VERSION}: use the same release"):
-            ArchiveClient(feed).about()
+            ArchiveClient(feed, timeout=60).about()
     with pytest.raises(ArchiveError, match=f"archive version was 99, expected {VERSION}"):
         check_version(ENCODER.encode({"is": "about", "version": 99, "fields of that version": []}))
 

@@ -19,7 +19,7 @@ import pytest
 import zmq
 
 from blackbox import Batch, CallbackError, ConfigError, Feed, Publisher, Recorder, Subscriber
-from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve import block_reader, piece_reading
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.server import ArchiveServer
@@ -30,7 +30,7 @@ from blackbox.receive.slices import catching_up
 from blackbox.receive.slices.catching_up import Since
 from blackbox.subscriber.start_position import Beginning, beginning_of
 from blackbox.testing import RawPublisher, wait_until
-from tests.archive.archives import Sent, archive_of, archived_feed
+from tests.archive.archives import Sent, archive_of, archived_feed, keep_silent
 from tests.archive.recorders import MIB, days, feed_of, wait_recorded
 from tests.examples import first_of
 from tests.journals import Day, Put, Row
@@ -194,16 +194,17 @@ def test_joining_waits_while_archives_return_only_unwanted_keys(
 ) -> None:
     """This takes longer than `repair_wait`. Messages recorded later are delivered, not reported lost."""
     feed, elsewhere = archived_feed(key_bytes=2), feed_of(key_bytes=2)
-    has_no_more, real = threading.Event(), Pieces.read
+    has_no_more, real, passed_s = threading.Event(), Pieces.read, [0.0]
 
     def read(pieces: Pieces, *arguments: Any) -> Any:
-        time.sleep(0.05)
         found = real(pieces, *arguments)
+        passed_s[0] += 100.0 * (found.piece.state == "more")
         if found.piece.state == "later" and not found.blocks:
             has_no_more.set()
         return found
 
     monkeypatch.setattr(Pieces, "read", read)
+    monkeypatch.setattr(block_reader, "awake_s", lambda: time.monotonic() + passed_s[0])
     monkeypatch.setattr(piece_reading, "PIECE_BLOCKS", 1)
     recording = msgspec.structs.replace(elsewhere, archives=feed.archives)
     with (
@@ -215,7 +216,7 @@ def test_joining_waits_while_archives_return_only_unwanted_keys(
             recorded.send(recorded.encode([(key, b"")] * 5))
         wait_recorded(recorder, 255)
         live.sequences, live.ends = [260], [{b"AA": End(260, 10)}]
-        subscriber = Subscriber(feed, repair_wait=2)
+        subscriber = Subscriber(feed, repair_wait=60)
         heard, _ = Heard(subscriber, b"AA"), Heard(subscriber, b"C")
         subscriber.start(since=0)
         live.heartbeat()
@@ -269,18 +270,19 @@ def test_a_number_of_messages_back_over_days_and_epochs(tmp_path: Path, back: in
     ],
 )
 def test_messages_back_are_counted_from_the_last_that_any_archive_has(
-    tmp_path: Path, ranges: list[tuple[int, int] | None], back: int, expected: int
+    tmp_path: Path, ranges: list[tuple[int, int] | None], back: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = archived_feed(2)
     with ExitStack() as stack:
         for endpoint, held in zip(feed.archives, ranges, strict=True):
-            if held is not None:
-                directory = tmp_path / endpoint[-5:] / feed.name
-                day = Day(directory / "2026-11-20", feed)
-                day.put(0, *(Put((Row(b"T", b""),), sequence, epoch=5) for sequence in range(*held)))
-                stack.enter_context(ArchiveServer(directory, (endpoint,)))
-        timeout = 5 if None in ranges else 60
-        begin = beginning_of(feed, ArchiveClient(feed, timeout=timeout), Beginning(back=back), 60)
+            if held is None:
+                keep_silent(monkeypatch, {endpoint})
+                continue
+            directory = tmp_path / endpoint[-5:] / feed.name
+            day = Day(directory / "2026-11-20", feed)
+            day.put(0, *(Put((Row(b"T", b""),), sequence, epoch=5) for sequence in range(*held)))
+            stack.enter_context(ArchiveServer(directory, (endpoint,)))
+        begin = beginning_of(feed, ArchiveClient(feed, timeout=60), Beginning(back=back), 60)
         assert begin is not None
         assert begin(0) == Since(Position(5, expected))
 
@@ -293,7 +295,7 @@ def test_messages_back_are_counted_over_days_with_more_slices(tmp_path: Path) ->
         for slice_id in range(slices):
             day.put(slice_id, *(Put((Row(b"T", b""),), sequence, epoch=5) for sequence in range(first, first + 3)))
     with ArchiveServer(directory, feed.archives):
-        begin = beginning_of(feed, ArchiveClient(feed), Beginning(back=5), 60)
+        begin = beginning_of(feed, ArchiveClient(feed, timeout=60), Beginning(back=5), 60)
         assert begin is not None
         assert begin(0) == Since(Position(5, 1))
 
@@ -450,7 +452,7 @@ def test_messages_that_archives_lack_before_live_are_a_gap(tmp_path: Path, befor
 
 
 def test_a_subscriber_that_needs_an_absent_archive_ends() -> None:
-    subscriber = Subscriber(feed := archived_feed(), repair_wait=0.4)
+    subscriber = Subscriber(feed := archived_feed(), repair_wait=0.1)
     subscriber.on(b"")(nothing)
     with (
         RawPublisher(feed),

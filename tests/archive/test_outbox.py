@@ -233,7 +233,9 @@ def test_what_on_demand_publishes_takes_no_sequence_of_a_block_that_is_sent_agai
     assert gaps == []
 
 
-def test_only_blocks_that_no_archive_has_are_sent_again_up_to_a_limit(tmp_path: Path) -> None:
+def test_only_blocks_that_no_archive_has_are_sent_again_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     feed = archived_feed(key_bytes=1)
     recorder = Recorder(feed, tmp_path / "recorded", serve=True)
     with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
@@ -245,7 +247,9 @@ def test_only_blocks_that_no_archive_has_are_sent_again_up_to_a_limit(tmp_path: 
         wait_until(lambda: len(said_in(tmp_path / "recorded", feed)) == 1_000)
         copied = killed(publisher, tmp_path / "outbox", tmp_path / "copied")
         limited = shutil.copytree(copied, tmp_path / "limited")
-        box = opened(Outbox(copied), feed)
+        with monkeypatch.context() as patched:
+            patched.setattr(outbox_module, "_ASK_S", 60.0)
+            box = opened(Outbox(copied), feed)
         assert (box.sequence, box.again) == (1_000, [])
         assert box.ends == {b"A": End(1_000, 1_000)}
     recorder.stop()

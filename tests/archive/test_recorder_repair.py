@@ -54,7 +54,8 @@ def publish(publisher: Publisher, first: int, count: int) -> None:
     publisher.publish_many((b"A.t", b"B.t", b"C.t", b"D.t"), numpy.arange(count, dtype=numpy.int32) % 4, payloads)
 
 
-def test_a_restarted_recorder_fetches_what_it_missed(tmp_path: Path) -> None:
+def test_a_restarted_recorder_fetches_what_it_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumption, "_ANSWER_S", 60.0)
     first, second = two_archives()
     with Publisher(first, when_full="wait") as publisher, recorder_of(second, tmp_path / "second") as other:
         with recorder_of(first, tmp_path / "first") as recorder:

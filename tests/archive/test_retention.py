@@ -149,7 +149,7 @@ def test_an_interrupted_deletion_is_finished_the_next_time(tmp_path: Path) -> No
     (place / ".deleted").mkdir()
     (place / names[0]).rename(place / ".deleted" / names[0])  # as after a kill
     with ArchiveServer(place, feed.archives):
-        assert ArchiveClient(feed).about().days == names[1:]
+        assert ArchiveClient(feed, timeout=60).about().days == names[1:]
     assert Deleter(place, feed, Retention(days=2)).look() == [names[1]]
     assert not (place / ".deleted").exists()
     assert days_of(place) == names[2:]
@@ -189,7 +189,7 @@ def test_an_archive_reports_deleted_messages(tmp_path: Path) -> None:
     place = tmp_path / feed.name
     Deleter(place, feed, Retention(days=1)).look()
     with ArchiveServer(place, feed.archives):
-        client = ArchiveClient(feed)
+        client = ArchiveClient(feed, timeout=60)
         found = list(client.blocks(0, start=(first, 300)))
         assert client.about().deleted == second_day
     gone = [each for each in found if isinstance(each, Gone)]
@@ -197,7 +197,8 @@ def test_an_archive_reports_deleted_messages(tmp_path: Path) -> None:
     assert [each.block.epoch for each in found if not isinstance(each, Gone)] == [last] * (len(found) - 2)
 
 
-def test_days_are_kept_until_a_consumer_has_passed_them(tmp_path: Path) -> None:
+def test_days_are_kept_until_a_consumer_has_passed_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.subscriber.consumer._ANSWER_S", 60.0)
     feed = archived_feed(key_bytes=2)
     (old_day, epoch), days = aged(tmp_path, feed, 3), tmp_path / feed.name
     begin_at(tmp_path, feed, epoch)
@@ -217,7 +218,8 @@ def test_days_are_kept_until_a_consumer_has_passed_them(tmp_path: Path) -> None:
         assert got == [*((epoch, n) for n in range(500, COUNT)), *((publisher.epoch, n) for n in range(COUNT))]
         assert told is not None
         assert told.slices == {0: (publisher.epoch, COUNT)}
-        assert Deleter(days, feed, Retention(days=1)).look() == [old_day]
+        Deleter(days, feed, Retention(days=1)).look()  # unless the recorder has deleted it
+        assert old_day not in days_of(days)
 
 
 def test_a_consumer_gets_a_gap_for_deleted_days(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -248,7 +250,7 @@ def test_archives_that_delete_nothing_store_no_consumers_and_wrong_limits_are_re
     recorded(tmp_path, feed, COUNT)
     place = tmp_path / feed.name
     with ArchiveServer(place, feed.archives):
-        ArchiveClient(feed).tell("strategy-1", {0: Position(1, 1)})
+        ArchiveClient(feed, timeout=60).tell("strategy-1", {0: Position(1, 1)})
     assert not (place / CONSUMERS).exists()
     with pytest.raises(ValueError, match="days was 0, expected 1 to"):
         Recorder(feed, tmp_path, retention=Retention(days=0))
@@ -277,7 +279,7 @@ def serving(place: Path, feed: Feed, ring: Keyring | None) -> Iterator[ArchiveSe
 
 
 def as_owner(feed: Feed, ring: Keyring | None, name: str) -> ArchiveClient:
-    return ArchiveClient(feed if ring is None else ring.feed(feed, name, archives=("archive",)))
+    return ArchiveClient(feed if ring is None else ring.feed(feed, name, archives=("archive",)), timeout=60)
 
 
 def kept_in(place: Path) -> dict[str, dict[int, Position]]:
@@ -363,7 +365,7 @@ def test_positions_after_the_end_or_of_unknown_slices_are_rejected(tmp_path: Pat
     epoch = recorded(tmp_path, feed, COUNT)
     place, secret = tmp_path / feed.name, secrets.token_bytes(32)
     with serving(place, feed, None):
-        client = ArchiveClient(feed)
+        client = ArchiveClient(feed, timeout=60)
         wrong: list[tuple[dict[int, Position], str]] = [
             ({0: Position(FAR, 0)}, "beyond"),
             ({0: Position(epoch, COUNT + 1)}, rf"beyond Position\(epoch={epoch}, sequence={COUNT}\), the end"),

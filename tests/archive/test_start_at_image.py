@@ -144,6 +144,7 @@ def publish_of_many_keys(publisher: Publisher, recorder: Recorder, keys: int) ->
         publisher.publish(b"%03d.t" % number, b"")
     publisher.flush()
     wait_recorded(recorder, keys)
+    publisher.wait_recorded(60)
 
 
 def test_there_is_no_position_during_an_image(tmp_path: Path) -> None:

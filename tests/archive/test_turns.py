@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -27,7 +30,7 @@ def test_readers_that_receive_nothing_delay_no_other_and_are_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first has too few waiting requests to be disconnected for their number."""
-    monkeypatch.setattr(turns, "STUCK_S", 1.0)
+    monkeypatch.setattr(turns, "STUCK_S", 3_600.0)
     monkeypatch.setattr(turns, "RepeatedLog", partial(RepeatedLog, every_s=0.0))  # each is logged
     feed = archived_feed()
     request = ENCODER.encode(AskBlocks(slice_id=0, start=Position(recorded(tmp_path, feed, 100_000), 0)))
@@ -40,7 +43,8 @@ def test_readers_that_receive_nothing_delay_no_other_and_are_disconnected(
             hog.connect(feed.archives[0])
             for _ in range(requests):
                 hog.send_multipart([b"", request])
-        assert all_numbers(ArchiveClient(feed).blocks(0)) == list(range(100_000))
+        assert all_numbers(ArchiveClient(feed, timeout=60).blocks(0)) == list(range(100_000))
+        monkeypatch.setattr(turns, "STUCK_S", 0.5)
         for why in ("it received nothing for", f"{turns.MOST_WAITING} requests waited and it read no answer"):
             wait_until(lambda why=why: f"was disconnected: {why}" in caplog.text, 60)  # type: ignore[misc]
         assert archive.statistics().disconnected >= 2
@@ -149,7 +153,7 @@ def test_no_request_is_lost_where_many_wait(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_closing_archive_answers_those_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_GOODBYE_S", 3.0)
+    monkeypatch.setattr(server, "_GOODBYE_S", 300.0)
     feed = archived_feed()
     recorded(tmp_path, feed, 10)
     archive = ArchiveServer(tmp_path / feed.name, feed.archives)
@@ -162,7 +166,11 @@ def test_a_closing_archive_answers_those_that_wait(tmp_path: Path, monkeypatch: 
             reader.connect(feed.archives[0])
             reader.send_multipart([b"", ENCODER.encode(AskAbout())])
         wait_until(lambda: len(archive._turns._prompt) == 3)
-        archive._later_at = time.monotonic()
-        archive.close()
-        assert all(reader.poll(10_000) for reader in readers)
+        archive._later_at = math.inf
+        closing = threading.Thread(target=archive.close)
+        closing.start()
+        answered = [bool(reader.poll(60_000)) for reader in readers]
+        monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: math.inf, sleep=time.sleep))  # it ends
+        closing.join()
+        assert all(answered)
         context.destroy()

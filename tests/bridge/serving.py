@@ -34,7 +34,7 @@ def serve_while(bridge: BridgeT, work: Callable[[BridgeT, str], Coroutine[Any, A
         await asyncio.wait((serves, begun), return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()
         if not serves.done():
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(200):
                 await work(bridge, f"ws://127.0.0.1:{bridge.port}")
         if not ends:
             serves.cancel()
@@ -51,4 +51,4 @@ async def told(connection: ClientConnection) -> dict[str, Any]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    await asyncio.to_thread(wait_until, condition, 30)
+    await asyncio.to_thread(wait_until, condition)

@@ -14,6 +14,8 @@ from bench.rivals.servers import Server
 from blackbox import ConfigError, Feed, Publisher
 from blackbox.errors import BridgeError
 from blackbox.feed.schema.schema import load_schema
+from blackbox.services.bridge import hub_inlet
+from blackbox.services.bridge.carrier import AGAIN_S
 from blackbox.services.bridge.redis import connection as redis_connection
 from blackbox.services.bridge.redis.group import RedisGroup
 from blackbox.services.bridge.redis.streams import RedisStreams
@@ -50,15 +52,18 @@ def test_each_entry_is_stored_once_when_the_bridge_is_killed(
         fill(there, 3_000, 3_100)
         with RedisGroup(feed, server.url):
             wait_until(lambda: hub.statistics().stored == 3_100, 60)
-    assert pending(there) == 0
+            wait_until(lambda: pending(there) == 0)
     assert [payload for *_, payload in published(tmp_path / "hub", feed)] == [b"%d" % number for number in range(3_100)]
 
 
-def test_an_unreachable_hub_is_waited_for(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_waited_for(
+    server: Server, there: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Redis keeps entries that the hub does not have, even if the bridge ends; those removed meanwhile are counted."""
     feed = hub_feed("orders", slices=1)
     fill(there, 0, 10)
-    with RedisGroup(feed, server.url) as bridge:
+    with monkeypatch.context() as patch, RedisGroup(feed, server.url) as bridge:
+        patch.setattr(hub_inlet, "LAST_S", 0.1)
         wait_until(lambda: len(bridge._on_their_way) == 10)
     assert pending(there) == 10
     there.xtrim("orders", maxlen=4, approximate=False)
@@ -146,12 +151,12 @@ def test_a_late_redis_is_waited_for(
     try:
         with Hub(feed, tmp_path), RedisGroup(feed, server.url) as bridge:
             wait_until(lambda: "is unreachable" in caplog.text)
-            monkeypatch.setattr(redis_connection, "SOCKET_S", 5.0)  # on a busy machine it answers late
+            wait_until(lambda: bridge._pause_s > 2 * AGAIN_S)  # it was tried again
+            assert caplog.text.count("is unreachable, retrying") == 1
             os.kill(server.pid, signal.SIGCONT)
-            wait_until(lambda: bridge.statistics()["messages put"] == 10)
+            wait_until(lambda: bridge.statistics()["messages put"] >= 10)  # more if it answers late again
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert caplog.text.count("is unreachable, retrying") == 1
 
 
 def test_wrong_settings_are_reported(server: Server, there: redis.Redis) -> None:
@@ -178,15 +183,18 @@ def test_entries_trimmed_while_the_bridge_was_down_are_counted(
     with Hub(feed, tmp_path) as hub:
         with RedisGroup(feed, server.url) as bridge:
             wait_until(lambda: hub.statistics().stored == 70)
+            wait_until(lambda: pending(there) == 0)
             assert missing(bridge) == 0, "entries removed before the group was created do not count"
         fill(there, 100, 1_110)
         there.xtrim("orders", maxlen=100, approximate=False)
         with RedisGroup(feed, server.url) as bridge:
             wait_until(lambda: hub.statistics().stored == 170)
+            wait_until(lambda: pending(there) == 0)
             assert missing(bridge) == 910
         with RedisGroup(feed, server.url) as bridge:
             fill(there, 1_110, 1_111)
             wait_until(lambda: hub.statistics().stored == 171)
+            wait_until(lambda: pending(there) == 0)
             assert missing(bridge) == 0, "they count once"
         fill(there, 1_111, 1_120)
         there.xtrim("orders", maxlen=0, approximate=False)
@@ -210,7 +218,7 @@ def test_entries_trimmed_while_the_bridge_runs_are_counted(server: Server, there
         wait_until(lambda: hub.statistics().stored + missing(bridge) >= 5_000, 60)
         assert hub.statistics().stored + missing(bridge) == 5_000
         assert missing(bridge) > 0
-    assert pending(there) == 0
+        wait_until(lambda: pending(there) == 0)
 
 
 def test_entries_deleted_one_by_one_are_counted(server: Server, there: redis.Redis, tmp_path: Path) -> None:
@@ -220,6 +228,7 @@ def test_entries_deleted_one_by_one_are_counted(server: Server, there: redis.Red
         with RedisGroup(feed, server.url):
             fill(there, 0, 10)
             wait_until(lambda: hub.statistics().stored == 10)
+            wait_until(lambda: pending(there) == 0)
         fill(there, 10, 20)
         names = [name for name, _ in there.xrange("orders")]
         there.xdel("orders", *names[12:15], names[3])

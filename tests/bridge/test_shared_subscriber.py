@@ -12,7 +12,6 @@ from websockets.asyncio.client import ClientConnection
 
 from blackbox import Feed, Publisher
 from blackbox.errors import RightsError
-from blackbox.services.bridge.websocket import clients as websocket
 from blackbox.services.bridge.websocket.clients import WebSocketBridge
 from tests.bridge.serving import told, until
 from tests.bridge.test_websocket import ask, client, payloads, serving
@@ -21,12 +20,6 @@ from tests.keyring import Keyring
 
 def quotes(**settings: int) -> Feed:
     return msgspec.structs.replace(Feed.local("quotes", slices=1, key_bytes=4), heartbeat_ns=100_000_000, **settings)
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow a busy machine more time for confirmations than the bridge does."""
-    monkeypatch.setattr(websocket, "_CONFIRM_S", 60.0)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,6 +23,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from blackbox import Feed, Publisher
 from blackbox.services.bridge.websocket import clients as websocket
+from blackbox.services.bridge.websocket import server as websocket_server
 from blackbox.services.bridge.websocket.clients import WebSocketBridge
 from blackbox.testing import RawPublisher
 from tests.bridge.serving import serve_while, told, until
@@ -332,12 +332,13 @@ def narrow_socket(port: int) -> socket.socket:
     return narrow
 
 
-def test_the_end_does_not_wait_for_a_client_that_does_not_read() -> None:
+def test_the_end_does_not_wait_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket_server, "_CLOSE_S", 0.1)
     feed = Feed.local("bridged", slices=1)
     bridge = WebSocketBridge(feed)
     index, payload = numpy.arange(20_000) % 2, numpy.zeros((20_000, 200), numpy.uint8)
 
-    async def work() -> float:
+    async def work() -> int:
         bound = asyncio.Event()
         serves = asyncio.ensure_future(bridge.serve(bound.set))
         await bound.wait()
@@ -345,15 +346,16 @@ def test_the_end_does_not_wait_for_a_client_that_does_not_read() -> None:
         async with client(f"ws://127.0.0.1:{bridge.port}", "", sock=sock, max_queue=1) as slow:
             for _ in range(10):
                 await asyncio.to_thread(publisher.publish_many, (b"A", b"B"), index, payload)
-            begin = time.monotonic()
             serves.cancel()
-            await asyncio.wait((serves,))
-            took = time.monotonic() - begin
+            turns = 0  # a busy machine has fewer of them in a second
+            while not serves.done():
+                await asyncio.sleep(0.1)
+                turns += 1
             slow.transport.abort()
-        return took
+        return turns
 
     with Publisher(feed, when_full="wait") as publisher:
-        assert asyncio.run(work()) < 9, "websockets waits 10 s for a close frame"
+        assert asyncio.run(work()) < 50, "websockets waits 10 s for a close frame"
 
 
 def test_the_queue_of_a_client_is_bounded_over_all_its_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:

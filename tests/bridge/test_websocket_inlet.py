@@ -38,7 +38,7 @@ def serving(feed: Feed, work: Work, ends: bool = False, **settings: Any) -> WebS
 
 
 async def send(connection: ClientConnection, topic: str, **asked: Any) -> None:
-    await connection.send(json.dumps({"do": "put", "topic": topic} | asked))
+    await connection.send(json.dumps({"do": "put", "topic": topic, "timeout_s": 300} | asked))
 
 
 async def put(connection: ClientConnection, topic: str, **asked: Any) -> dict[str, Any]:
@@ -263,10 +263,10 @@ def test_refused_puts_of_one_client_do_not_affect_another(tmp_path: Path) -> Non
     async def work(bridge: WebSocketInlet, url: str) -> None:
         async with connect(url) as one, connect(url) as other:
             for number, topic in enumerate("ABCAD"):
-                await send(one, topic, text=f"{number}", number=number, timeout_s=30)
+                await send(one, topic, text=f"{number}", number=number, timeout_s=300)
             await until(lambda: bridge._client._sender._queue.unanswered == 5)
             for topic in "BA":
-                await send(other, topic, text="other", timeout_s=30)
+                await send(other, topic, text="other", timeout_s=300)
             await until(lambda: bridge._client._sender._queue.unanswered == 7)
             with Hub(feed, tmp_path):
                 answers = {answer["number"]: answer for answer in [await told(one) for _ in range(5)]}

@@ -23,7 +23,7 @@ from blackbox.feed.routing.key_rule import setting_of
 from blackbox.testing import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-_COMPILES = "warning: compiling functions at their first use"
+_COMPILES = "compiling functions at their first use"
 """Begin of a line that a command writes only if nothing has compiled them before."""
 
 
@@ -135,7 +135,7 @@ class Place(NamedTuple):
 def write_feed(feed: Feed, path: Path) -> Path:
     """Return the feed as TOML."""
     lines = [f'name = "{feed.name}"', f'schema = "{feed.schema}"']
-    lines += [f"heartbeat_ns = {feed.heartbeat_ns}"]
+    lines += [f"heartbeat_ns = {feed.heartbeat_ns}", f"max_lag_ns = {feed.max_lag_ns}"]
     lines += [f"{name} = {value}" for name, value in setting_of(feed.key_rule).items()]
     lines += [f"archives = {list(feed.archives)}"] if feed.archives else []
     lines += [f'hub = "{feed.hub}"'] if feed.hub else []

@@ -34,7 +34,7 @@ def endpoint(controls: Controls) -> Iterator[str]:
 
 
 def control(endpoint: str, *words: str) -> ReplayStatus:
-    ended = invoke("control", endpoint, *words, "--json")
+    ended = invoke("control", endpoint, *words, "--json", "--timeout", 60)
     assert ended.status == 0, ended.errors
     return msgspec.json.decode(ended.out, type=ReplayStatus)
 
@@ -56,17 +56,17 @@ def test_each_command_is_obeyed(endpoint: str, controls: Controls) -> None:
 def test_the_table_shows_the_status(endpoint: str, controls: Controls) -> None:
     controls.wait(START)
     controls.played(1_234, START)
-    shown = invoke("control", endpoint).out
+    shown = invoke("control", endpoint, "--timeout", 60).out
     for text in (endpoint, "playing", "2x", "2019-12-30T14:30:00.000000Z", "1,234", "1,800 s"):
         assert text in shown, shown
     ((other,),) = free_endpoints("tcp", "control", 1, 1)
     with ControlSocket(Controls(2.0, clock=ManualClock()), other):
-        shown = invoke("control", other).out
+        shown = invoke("control", other, "--timeout", 60).out
     assert "ready" in shown
     assert "1970" not in shown
 
 
 def test_refusal_is_one_line(endpoint: str) -> None:
-    ended = invoke("control", endpoint, "seek", "noon")
+    ended = invoke("control", endpoint, "seek", "noon", "--timeout", 60)
     assert ended.status == 1
     assert_one_line(ended, "error: time was 'noon', expected ns since 1970, a date-time such as")

@@ -50,7 +50,7 @@ def test_put_and_get_while_the_hub_is_killed_and_restarted(place: Path) -> None:
     with Command("hub", place / "hub.toml") as hub:
         hub.read_error("takes puts at")
         assert invoke("subscribe", "--prefix", "orders.", "--durable", "--name", "desk", *durable).status == 0
-        first = invoke("put", "orders.new", "one", "--id", "1", *feed)
+        first = invoke("put", "orders.new", "one", "--id", "1", "--timeout", "60", *feed)
         assert first.status == 0, first.errors
         assert first.out.split(":")[0::2] == ["0", "0\n"]
         hub.process.kill()
@@ -107,7 +107,7 @@ def test_a_signal_before_a_message_is_printed_does_not_lose_it(place: Path, monk
         hub.read_error("takes puts at")
         assert invoke("subscribe", "--durable", *durable).status == 0
         for text in ("one", "two"):
-            assert invoke("put", "A", text, *feed).status == 0
+            assert invoke("put", "A", text, "--timeout", "60", *feed).status == 0
         monkeypatch.setattr("blackbox.cli.hub.get.print_message", print_after_signal)
         ended = [invoke("get", *durable, "--count", count, "--timeout", 60) for count in (2, 1)]
     assert [each.status for each in ended] == [130, 0], ended

@@ -55,8 +55,8 @@ def test_metrics_of_a_recorder_and_a_relay_while_they_run(place: Place, tmp_path
         record = stack.enter_context(Command("record", "--feed", place.path, "--out", tmp_path / "days", *words))
         relay = stack.enter_context(Command("relay", place.path, below, *words))
         recorder_at, relay_at = url_of(record), url_of(relay)
-        wait_until(lambda: roles(recorder_at) == ["recorder"], what="the recorder")
-        wait_until(lambda: roles(relay_at) == ["relay"], what="the relay")
+        wait_until(lambda: roles(recorder_at) == ["recorder"], 200, "the recorder")
+        wait_until(lambda: roles(relay_at) == ["relay"], 200, "the relay")
         publisher.wait_for_subscribers(timeout=200)  # else messages are not wanted, and not sent
         for _ in range(5):
             publisher.publish(b"A.t", b"1")

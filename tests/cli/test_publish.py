@@ -36,7 +36,7 @@ def publish(place: Place, *words: object) -> tuple[Ended, Subscriber, list[int]]
     received: list[int] = []
     subscriber.on(b"")(lambda message: received.append(message.ts_event))
     with beside(lambda: subscriber.run(until_end=True, timeout=200)):
-        ended = invoke("publish", *words, "--feed", place.path)
+        ended = invoke("publish", *words, "--timeout", 200, "--feed", place.path)
     return ended, subscriber, received
 
 
@@ -61,7 +61,7 @@ def test_publish_without_waiting_for_subscribers(place: Place, monkeypatch: pyte
 
 
 def test_a_publisher_that_waits_names_the_slices_that_lack_subscribers(place: Place) -> None:
-    with Command("publish", "synthetic:1000", "--feed", place.path) as publisher:
+    with Command("publish", "synthetic:1000", "--timeout", 300, "--feed", place.path) as publisher:
         publisher.read_error(
             "feed 'cli' (2 slices): slice 0 has 0, slice 1 has 0; to publish without them: --wait-for 0"
         )
@@ -217,7 +217,7 @@ def test_live_source_is_published_until_a_signal(
     ):
 
         def is_received() -> bool:
-            for first in (1, second):
+            for first in (1, second)[: 1 + len(received)]:  # the first datagram heard begins the session
                 venue.sendto(mold(first, [itch("A", ns=first)]), ("127.0.0.1", port))
             return len(received) >= 2
 

@@ -14,12 +14,12 @@ import pytest
 
 from blackbox import Feed, Publisher
 from blackbox.archive.record.recorder import Recorder
-from blackbox.block.form.format import HEARTBEAT_KEY
 from blackbox.cli.ui import progress
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import RawPublisher, wait_until
 from tests.cli.commands import Command, Place, Screen, assert_one_line, beside, invoke, write_feed
+from tests.cli.test_subscribe import accepts
 from tests.examples import first_of
 from tests.journals import stored
 
@@ -86,7 +86,7 @@ def test_gaps_are_status_4_when_it_should_run_until_the_end(tmp_path: Path) -> N
     with RawPublisher(feed) as publisher:
 
         def publish() -> None:
-            wait_until(lambda: {b"", HEARTBEAT_KEY} <= publisher.subscriptions(0), 60, "the subscription")
+            wait_until(lambda: accepts(publisher.subscriptions(0)), 60, "the acceptance")
             publisher.send(publisher.encode([(b"T", b"")]))
             publisher.encode([(b"T", b"")] * 3)
             publisher.send(publisher.encode([(b"T", b"")]))

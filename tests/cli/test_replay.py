@@ -56,7 +56,7 @@ def replay(feed: Feed, *words: object) -> tuple[str, Collector]:
     """Replay to a subscriber; return the output and the messages."""
     subscriber, collector = collected(feed)
     with beside(lambda: subscriber.run(until_end=True, timeout=200)):
-        ended = invoke("replay", *words)
+        ended = invoke("replay", *words, "--timeout", 200)
     assert ended.status == Status.OK, ended.errors
     return ended.out, collector
 
@@ -93,13 +93,13 @@ def test_it_is_stopped_by_the_control_socket(tmp_path: Path, feed: Feed) -> None
     subscriber, collector = collected(feed)
 
     def stop() -> None:
-        with subscriber.start(60):
+        with subscriber.start(200):
             collector.wait(2)
             assert ask(endpoint, GetStatus()).state == "playing"
             ask(endpoint, Stop())
 
     with beside(stop):
-        ended = invoke("replay", tmp_path, "--speed", "0.001", "--control", endpoint)
+        ended = invoke("replay", tmp_path, "--speed", "0.001", "--control", endpoint, "--timeout", 200)
     assert ended.status == Status.OK, ended.errors
     assert "replayed 2 messages" in ended.out
 
@@ -113,8 +113,8 @@ def test_keys_control_it_in_a_terminal_until_a_signal(
 ) -> None:
     write_days(tmp_path, feed)
     subscriber, collector = collected(feed)
-    with Command("replay", tmp_path, "--speed", "0.001", stdin=screen.program) as command, subscriber.start(60):
-        collector.wait(2)
+    with Command("replay", tmp_path, "--speed", "0.001", stdin=screen.program) as command, subscriber.start(200):
+        collector.wait(2, 200)
         screen.type(b"s")
         collector.wait(3)
         ended = command.interrupt(number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 
 from blackbox.cli.ui.status import Status
+from blackbox.feed.endpoint import _free_ports
 from blackbox.feed.venue_url import Address
 from blackbox.replay.control_socket import Pause, Seek, Stop, ask
 from tests.cli.commands import Command, assert_one_line, beside, invoke
@@ -72,9 +72,7 @@ def test_the_control_socket_pauses_moves_and_stops_it(tmp_path: Path, client: Cl
 
 def test_clients_of_soupbintcp_are_waited_for(tmp_path: Path) -> None:
     day = recorded(tmp_path, MESSAGES).path
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = Address(*free.getsockname())
+    address = Address("127.0.0.1", *_free_ports(1))
     url = f"soupbintcp://{address}?linger=0"
     ended = invoke("replay", day, "--serve", url, "--timeout", "0")
     assert ended.status == Status.ERROR

@@ -52,7 +52,7 @@ def test_published_messages_are_shown_and_counted(place: Place, monkeypatch: pyt
 def test_prefixes_and_processes(place: Place) -> None:
     words = ("--prefix", "AAPL.", "--prefix", "MSFT.", "--processes", "--show", 2)
     with Command("subscribe", "--feed", place.path, "--until-end", *words) as subscriber:
-        published = invoke("publish", "synthetic:20000", "--feed", place.path)
+        published = invoke("publish", "synthetic:20000", "--timeout", 200, "--feed", place.path)
         ended = subscriber.end()
     assert (published.status, ended.status) == (0, 0), published.errors + ended.errors
     assert (ended.text("schema"), ended.value("symbols")) == ("itch50", 2)

@@ -147,10 +147,11 @@ def test_a_port_that_is_in_use_is_not_offered(monkeypatch: pytest.MonkeyPatch) -
 
 def test_concurrent_processes_are_offered_different_ports() -> None:
     script = (
-        "from blackbox.feed import endpoint as e; print(*(port for (port,) in e.free_endpoints('tcp', '', 500, 1)))"
+        "from blackbox.feed import endpoint as e; e._LOCK_TRIES = 100_000; "
+        "print(*(port for (port,) in e.free_endpoints('tcp', '', 500, 1)))"
     )
     processes = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(2)]
-    offered = [process.communicate(timeout=60)[0].split() for process in processes]
+    offered = [process.communicate(timeout=200)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert len(set(offered[0] + offered[1])) == 1_000
 
@@ -175,7 +176,8 @@ def test_concurrent_users_are_offered_different_ports(monkeypatch: pytest.Monkey
     assert len(offered) > 10
 
 
-def test_a_process_stopped_while_taking_a_turn_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_stopped_while_taking_a_turn_blocks_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(ports, "_LOCK_TRIES", 2)
     Feed.local("demo")
     with ports._turns_path().open("r+b") as file:

@@ -40,7 +40,7 @@ def run(tmp_path: Path, name: str, source: str) -> Path:
         Command("record", "--feed", path, "--out", tmp_path / "recordings", "--until-end") as recorder,
         Command("publish", source, "--feed", path) as publisher,
     ):
-        published, done = publisher.end(), recorder.end()
+        published, done = publisher.end(300), recorder.end(300)
     assert (published.status, done.status) == (0, 0), published.errors + done.errors
     assert published.value("messages") == done.value("recorded")
     (day,) = (tmp_path / "recordings" / name).glob("*-*-*")

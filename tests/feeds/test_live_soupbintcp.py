@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Self
 
 import pytest
+from blackbox_feeds.itch50 import live_soupbintcp
 from blackbox_feeds.itch50.live_soupbintcp import PASSWORD_VARIABLE, SoupBinTcpClient
 from blackbox_feeds.itch50.soupbintcp import (
     DEBUG,
@@ -171,12 +174,15 @@ def test_attempts_before_the_first_connection_are_logged_and_are_no_reconnects(
     assert (found, source.statistics().reconnects) == (MESSAGES[:4], 0)
 
 
-def test_silent_server_is_noticed_and_heartbeats_are_sent() -> None:
+def test_silent_server_is_noticed_and_heartbeats_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    late_s = 0.0
+    monkeypatch.setattr(live_soupbintcp, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late_s))
+
     def answer(_login: Login, number: int) -> bytes:
         return Accepted("S1", 1).pack() + (sequenced(1, 3) + packet(END_OF_SESSION) if number > 1 else b"")
 
     listener = socket.create_server(("127.0.0.1", 0))
-    source = SoupBinTcpClient(f"//bob@127.0.0.1:{listener.getsockname()[1]}?retry=0.001&stale=5", "2019-12-30")
+    source = SoupBinTcpClient(f"//bob@127.0.0.1:{listener.getsockname()[1]}?retry=0.001&stale=60", "2019-12-30")
     found: list[bytes] = []
     errors: list[BlackBoxError] = []
 
@@ -197,7 +203,9 @@ def test_silent_server_is_noticed_and_heartbeats_are_sent() -> None:
                 connected.sendall(answer(Login("", ""), number))
                 if number == 1:
                     wait_until(lambda: source.statistics().connected)
-                    assert connected.recv(100) == packet(b"R")
+                    late_s = 2.0
+                    assert connected.recv(3, socket.MSG_WAITALL) == packet(b"R")
+                    late_s = 100.0
                     wait_until(lambda: source.statistics().stale == 1)
                 else:
                     thread.join()

@@ -13,7 +13,7 @@ import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
-from blackbox_feeds.table import Csv, Parquet, source
+from blackbox_feeds.table import Csv, Parquet, rejected, source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -208,18 +208,23 @@ def test_values_that_python_cannot_hold_reject_their_row(tmp_path: Path) -> None
     assert str(file.rejected.rows[0]).startswith("row 2: column 'ts_event' had '[ 14645-06-30 15:06:40.000000 ]': ")
 
 
-def test_an_import_ends_after_a_thousand_wrong_rows_from_the_first_on(tmp_path: Path) -> None:
+def test_an_import_ends_after_a_thousand_wrong_rows_from_the_first_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (source._MANY_ROWS, rejected._MOST_KEPT) == (1_000, 1_000)
+    monkeypatch.setattr(source, "_MANY_ROWS", 100)  # a thousand take long
+    monkeypatch.setattr(rejected, "_MOST_KEPT", 100)
     path = tmp_path / "a.csv"
     head = "ts_event,symbol,price,size,rate\n"
     good, bad = f"{BEGIN},A,1,1,1\n", f"{BEGIN},A,1,many,1\n"
-    path.write_text(head + "short\n" + bad * 2_000)
+    path.write_text(head + "short\n" + bad * 200)
     file = Csv(str(path), schema=SCHEMA, message_type="tick")
-    with pytest.raises(SourceError, match="the first 1000 rows were rejected, row 1: it was 'short'"):
+    with pytest.raises(SourceError, match="the first 100 rows were rejected, row 1: it was 'short'"):
         messages_of(file)
-    assert file.rejected.count == 1_001  # with the row of the wrong length, which is found earlier
-    path.write_text(head + bad * 999 + good + bad * 500 + good)
+    assert file.rejected.count == 101  # with the row of the wrong length, which is found earlier
+    path.write_text(head + bad * 99 + good + bad * 50 + good)
     assert len(messages_of(file)) == 2
-    assert (file.rejected.count, len(file.rejected.rows), file.rejected.rows[-1].row) == (1_499, 1_000, 1_001)
+    assert (file.rejected.count, len(file.rejected.rows), file.rejected.rows[-1].row) == (149, 100, 101)
 
 
 def test_a_file_of_another_kind_or_without_a_column_is_an_error(tmp_path: Path) -> None:

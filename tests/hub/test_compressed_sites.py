@@ -21,7 +21,7 @@ from tests.hub.test_sites import WAIT_S, got, here
 
 ORDER = b'{"account": "desk-1", "symbol": "AAPL", "side": "%s", "quantity": %d, "price": "187.%02d", "number": %d}'
 
-NOTICE_SILENCE = ("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=1")
+NOTICE_SILENCE = ("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=3")
 
 
 def order(number: int) -> bytes:

@@ -179,7 +179,8 @@ def test_no_answer_is_dropped_for_a_late_reader(tmp_path: Path) -> None:
             socket.connect(endpoint)
             sends = [socket.send(b'{"number": %d, "do": "nothing"}' % number) for number in range(count)]
             await asyncio.wait_for(asyncio.gather(*sends[:3_000]), 60)
-            found = {msgspec.json.decode(await asyncio.wait_for(socket.recv(), 20))["number"] for _ in range(count)}
+            async with asyncio.timeout(200):
+                found = {msgspec.json.decode(await socket.recv())["number"] for _ in range(count)}
         serves.cancel()
         await asyncio.wait((serves,))
         return found

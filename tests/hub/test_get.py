@@ -379,9 +379,15 @@ def test_several_subscriptions_take_turns_and_none_starves(tmp_path: Path) -> No
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
         for prefix in (b"A.", b"B."):
             client.subscribe(prefix)
-        put_numbers(client, 0, 100, b"A.x")
-        put_numbers(client, 0, 100, b"B.x")
-        first = client.get(b"A.", WAIT_S), client.get(b"B.", WAIT_S)  # both have arrived
+        for topic in (b"A.x", b"B.x"):
+            put_numbers(client, 0, 1, topic)
+        first = client.get(b"A.", WAIT_S), client.get(b"B.", WAIT_S)
+        for topic in (b"A.x", b"B.x"):
+            put_numbers(client, 1, 100, topic)
+        inboxes = client._durable._inboxes.values()
+        wait_until(
+            lambda: all(each._opening and each._opening.stream._queue.messages == 99 for each in inboxes), WAIT_S
+        )
         rest = [client.get([b"A.", b"B."], WAIT_S) for _ in range(198)]
         for topic in (b"A.x", b"B.x"):
             assert [int(each.payload) for each in (*first, *rest) if each.topic == topic] == list(range(100))

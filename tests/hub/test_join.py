@@ -98,7 +98,7 @@ def assert_comes(feed: Feed, seen: Feed, directory: Path) -> None:
 
 
 def test_hubs_that_ask_one_hub_find_all_and_forward_each_other(tmp_path: Path) -> None:
-    feeds = {site: hub_feed(site, slices=1) for site in SITES}
+    feeds = {site: hub_feed(site, slices=1) for site in SITES[:3]}
     with ExitStack() as stack:
         hubs = {
             site: stack.enter_context(
@@ -109,7 +109,7 @@ def test_hubs_that_ask_one_hub_find_all_and_forward_each_other(tmp_path: Path) -
             for site, feed in feeds.items()
         }
         for site, hub in hubs.items():
-            others = [each for each in SITES if each != site]
+            others = [each for each in feeds if each != site]
             seen = wait_found(tmp_path / site, *others)
             wait_until(lambda: len(hub.sites.relays) == len(others), WAIT_S)
             for other, feed in zip(others, seen, strict=True):
@@ -161,7 +161,7 @@ def test_two_sites_of_one_name_are_logged_and_the_first_one_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ams, ldn, other = hub_feed("ams", slices=1), hub_feed("ldn", slices=1), hub_feed("ldn", slices=1)
-    patient = joining(tmp_path / "ams", every_ns=20 * EVERY_NS)  # a busy hub must not be taken for one that is down
+    patient = joining(tmp_path / "ams", every_ns=10**11)  # a busy hub must not be taken for one that is down
     with (
         Hub(ams, tmp_path / "ams", join=patient) as hub,
         Hub(ldn, tmp_path / "ldn", join=joining(tmp_path / "ldn", ams)),
@@ -465,6 +465,8 @@ def test_a_hub_that_names_no_sites_is_not_down_and_logged_once_per_question_and_
         with Hub(ams, tmp_path / "ams", join=join):
             for question in range(4):
                 peer, asked = socket.recv_multipart()
+                while socket.poll(0):  # any answer counts as one to the last question
+                    peer, asked = socket.recv_multipart()
                 number = msgspec.msgpack.decode(asked)[1]
                 for count in range(3):
                     socket.send_multipart([peer, ENCODER.encode(answer(number, 3 * question + count))])

@@ -180,6 +180,10 @@ def test_only_wanted_keys_cross_while_they_have_a_reader(tmp_path: Path) -> None
         def filters() -> int:
             return sum(line.filters_above for line in peer.statistics().lines)
 
+        def has_withdrawn() -> bool:
+            upstreams = [line.upstream for each in peer._slices for line in each.lines]
+            return all(each.is_confirmed(each.version) for each in upstreams)
+
         put_all(0)
         assert (filters(), peer.statistics().messages) == (0, 0)
         with sites.reader("one") as one, sites.reader("two") as two:
@@ -195,11 +199,12 @@ def test_only_wanted_keys_cross_while_they_have_a_reader(tmp_path: Path) -> None
                 assert found == wanted
             assert peer.statistics().messages == sum(topic[:KEY_BYTES] in (b"S03", b"S04") for topic, *_ in said) == 20
             two.unsubscribe(b"S04.")
-            wait_until(lambda: filters() == 1 and passes_on(peer), WAIT_S)
+            wait_until(lambda: filters() == 1 and passes_on(peer) and has_withdrawn(), WAIT_S)
             put_all(2)
             assert [one.get(b"S03.x", WAIT_S).payload for _ in range(5)] == [b"2"] * 5
+            wait_until(lambda: peer.statistics().messages >= 30, WAIT_S)
             assert peer.statistics().messages == 30
-        wait_until(lambda: filters() == 0, WAIT_S)
+        wait_until(lambda: filters() == 0 and has_withdrawn(), WAIT_S)
         put_all(3)
         assert peer.statistics().messages == 30
 

@@ -386,7 +386,7 @@ def test_a_hub_that_lost_its_data_learns_it_from_its_clients(tmp_path: Path, fee
     with Hub(feed, tmp_path / "first"):
         client.put(b"A.x", b"1")
     with Hub(feed, tmp_path / "second"), pytest.raises(HubError, match="client 'desk' was not known"):
-        client.put(b"A.x", b"2", timeout=30)
+        client.put(b"A.x", b"2", timeout=60)
     with pytest.raises(HubError, match="client 'desk' was not known"):
         client.close()
 

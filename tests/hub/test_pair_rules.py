@@ -23,6 +23,7 @@ from blackbox.services.hub.pair.protocol import LEADS, Follow, Lead, Pair, Stand
 from blackbox.services.hub.protocol import ENCODER
 from blackbox.services.hub.server import client_table as table_module
 from blackbox.services.hub.server import judge as judge_module
+from blackbox.services.hub.server.deadlines import Deadlines
 from blackbox.services.hub.server.history import History
 from blackbox.testing import wait_until
 from blackbox.transport.security.curve import keys_of_line, use_keys
@@ -70,7 +71,7 @@ class Backup:
         self._asks.connect(link)
         self._feed, self._number = feed, 0
 
-    def ask(self, run: int, after: Lead | None = None, wait_s: float = 30.0, **changes: object) -> Lead:
+    def ask(self, run: int, after: Lead | None = None, wait_s: float = 60.0, **changes: object) -> Lead:
         """Ask as process `run`, which has stored all entries of the answer `after`; return the answer."""
         self._number += 1
         standing = Standing(self._feed.name, "backup", run, 0, 0, False, False, VERSION)
@@ -274,13 +275,15 @@ def test_a_hub_file_of_one_of_two(file_of: Callable[..., Path], feed: Feed) -> N
 
 
 def test_deadlines_survive_changes_between_one_hub_and_a_pair(
-    tmp_path: Path, feed: Feed, links: tuple[str, ...]
+    tmp_path: Path, feed: Feed, links: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = (msgspec.structs.replace(feed.slices[0], endpoints=feed.slices[0].endpoints[:1]),)
     single = msgspec.structs.replace(feed, hub_backup="", archives=feed.archives[:1], slices=lines)
-    with Hub(single, tmp_path / "primary"), HubClient(single) as client:
-        client.put(b"A", b"1", ttl=0.1)
-        client.put(b"B", b"1", ttl=3_600)
+    with monkeypatch.context() as patch:
+        patch.setattr(Deadlines, "due", lambda *_: [])  # the next hub is to end A
+        with Hub(single, tmp_path / "primary"), HubClient(single) as client:
+            client.put(b"A", b"1", ttl=0.1)
+            client.put(b"B", b"1", ttl=3_600)
     with hub_of(feed, tmp_path, links, alone=True) as hub, HubClient(feed) as client:
         wait_until(lambda: hub.statistics().ended == 1, 60)
         client.put(b"B", b"2", ttl=0.1, timeout=60)

@@ -43,15 +43,16 @@ def pair() -> tuple[PairState, PairState]:
 
 
 def test_a_new_epoch_is_later_than_all_that_either_hub_has() -> None:
-    """The clock of the hub that leads may be behind."""
+    """The clock of the hub that leads may be behind. Epochs of the primary are odd, as its terms."""
     less, more = state(epoch=2_000), state("backup", epoch=5_000)
     assert less.hears(more.standing)
     assert less.is_behind
     assert less.next_epoch(3_000) == 5_001
-    assert less.next_epoch(7_000) == 7_000
+    assert less.next_epoch(7_000) == 7_001
     assert more.hears(less.standing)
     assert not more.is_behind
-    assert more.next_epoch(3_000) == 5_001
+    assert more.next_epoch(3_000) == 5_002
+    assert more.next_epoch(7_000) == 7_000
 
 
 def test_a_turn_is_appended_once_the_peer_has_it() -> None:

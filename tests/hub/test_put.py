@@ -64,7 +64,7 @@ def test_a_put_without_a_time_is_now_and_0_is_unknown(tmp_path: Path) -> None:
     with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A.x", b"")
         client.put(b"A.x", None)
-        client.put_soon(b"A.x", b"").result(20)
+        client.put_soon(b"A.x", b"").result(60)
         client.put_many(["A.x"], [0, 0], numpy.zeros((2, 1), "u1"))
         asyncio.run(put())
         client.put(b"A.x", b"", ts_event=0)
@@ -315,7 +315,7 @@ def test_a_payload_that_is_no_record_fails_only_its_own_put(tmp_path: Path) -> N
             client.put_soon(b"AAPL.P", b"bad")
         last = client.put_soon(b"AAPL.P", record)
         with Hub(feed, tmp_path):
-            assert [first.result(30).sequence, last.result(30).sequence] == [0, 1]
+            assert [first.result(60).sequence, last.result(60).sequence] == [0, 1]
 
 
 DEFAULTS: Final[dict[str, dict[str, Any]]] = {

@@ -32,7 +32,7 @@ def test_a_put_calls_and_wakes_as_any_future() -> None:
     with pytest.raises(TimeoutError):
         put.result(0.0)
     threading.Timer(0.05, put.set_result, [PLACE]).start()
-    assert wait([put], 30.0).done == {put}
+    assert wait([put], 60.0).done == {put}
     assert (put.result(), put.exception(), called) == (PLACE, None, [put])
 
 
@@ -64,8 +64,8 @@ def test_a_task_awaits_a_put() -> None:
 def test_threads_that_begin_to_wait_while_results_arrive_get_all() -> None:
     puts = [new() for _ in range(2_000)]
     with ThreadPoolExecutor(4) as pool:
-        waits = [pool.submit(lambda: [put.result(30.0) for put in puts]) for _ in range(2)]
-        waits += [pool.submit(lambda: [put.result() for put in as_completed(puts, 30.0)]) for _ in range(2)]
+        waits = [pool.submit(lambda: [put.result(60.0) for put in puts]) for _ in range(2)]
+        waits += [pool.submit(lambda: [put.result() for put in as_completed(puts, 60.0)]) for _ in range(2)]
         for put in puts:
             put.set_result(PLACE)
         assert [each.result() for each in waits] == [[PLACE] * len(puts)] * 4

@@ -78,7 +78,7 @@ def test_a_message_is_stored_under_all_topics_and_delivered_once(tmp_path: Path)
         second = client.put_soon(["A.2", "A.3"], b"two", ts_event=7).result(WAIT_S)
         third = client.put(("A.4",), b"three")
         assert [place.sequence for place in (first, second, third)] == [0, 3, 5]
-        assert table.wait(third, 20)
+        assert table.wait(third, WAIT_S)
         assert dict(table) == {
             b"B.1": b"one",
             b"A.1": b"one",
@@ -338,6 +338,7 @@ def test_a_recorded_message_is_replayed_once(tmp_path: Path) -> None:
         for number in range(100):
             client.put_soon((b"A.1", b"B.1", b"A.2", b"B.2", b"C.1"), b"%d" % number, ts_event=number + 1)
             client.put_soon(b"A.1", b"single", ts_event=number + 1)
+        client.flush()
     (day,) = (tmp_path / feed.name).glob("*/manifest.json")
     orders: list[Literal["event", "sent"]] = ["event", "sent"]
     for order in orders:

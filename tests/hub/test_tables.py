@@ -43,13 +43,13 @@ def test_puts_and_deletions_reach_every_table(tmp_path: Path, feed: Feed) -> Non
     with Hub(feed, tmp_path), kept(feed) as table, kept(feed, b"A") as part:
         assert table.revision(b"A.x") == NOWHERE
         places = [table.put(topic, topic.lower()) for topic in (b"A.x", b"B.x", b"A.y")]
-        assert all(table.wait(place, 20) for place in places)
+        assert all(table.wait(place, 60) for place in places)
         assert [table.revision(topic) for topic in (b"A.x", b"B.x", b"A.y")] == places
         assert dict(table) == {b"A.x": b"a.x", b"B.x": b"b.x", b"A.y": b"a.y"}
         gone = part.delete(b"A.x")
-        assert part.wait(gone, 20)
+        assert part.wait(gone, 60)
         assert part.snapshot()[0] == {b"A.y": b"a.y"}
-        assert table.wait(gone, 20)
+        assert table.wait(gone, 60)
         with kept(feed) as late:
             assert late.digest() == table.digest()
 
@@ -218,7 +218,7 @@ def test_a_topic_that_columns_name_twice_is_judged_by_its_last_message(tmp_path:
         client.put(b"B", b"", if_at=NOWHERE)  # from now on the hub knows the place of each topic
         places = client.put_many((b"A", b"A"), [1, 1, 0], rows, ttl=[3_600, 3_600, 0.5])
         newest = Place(*places[2][["slice", "epoch", "sequence"]].tolist())
-        assert table.wait(newest, 20)
+        assert table.wait(newest, 60)
         assert table.revision(b"A") == newest
         with pytest.raises(ConflictError):
             client.put(b"A", b"stale", if_at=Place(*places[1][["slice", "epoch", "sequence"]].tolist()))

@@ -143,7 +143,8 @@ class _Hook(BaseHTTPRequestHandler):
         pass
 
 
-def test_events_are_posted_to_a_webhook_and_failures_are_counted() -> None:
+def test_events_are_posted_to_a_webhook_and_failures_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "_WEBHOOK_S", 60.0)
     server = HTTPServer(("127.0.0.1", 0), _Hook)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -170,6 +171,8 @@ def test_a_command_gets_each_event_and_a_slow_one_delays_nothing(
     out = tmp_path / "events"
     script = tmp_path / "script.py"
     script.write_text(f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + chr(10))")
+    monkeypatch.setattr(forward, "_END_S", 60.0)
+    monkeypatch.setattr(forward, "_COMMAND_S", 60.0)
     runner = forward.command(f"{sys.executable} {script}")
     runner.put(event(1))
     runner.put(event(2))

@@ -138,6 +138,8 @@ def test_a_process_with_a_full_cache_compiles_nothing(tmp_path: Path) -> None:
         from pathlib import Path
         from numba.core import event
         from tests.native.test_kernel_cache import published_recorded_replayed
+        from tests.patience import be_patient
+        be_patient()
         with event.install_recorder("numba:compile") as compiled:
             print(published_recorded_replayed(Path({str(tmp_path)!r}, "there")))
         print([each.data["dispatcher"].py_func.__name__ for _, each in compiled.buffer])

@@ -12,6 +12,8 @@ from tests.patience import MAX_LAG_NS
 ROOT = Path(__file__).resolve().parents[2]
 _IN_TURN = """
 import runpy, sys, traceback
+from tests.patience import be_patient
+be_patient()
 for path in sys.argv[1:]:
     print("#", path, flush=True)
     sys.argv = [path]

@@ -176,7 +176,7 @@ def test_the_plain_client_of_the_page_reads_a_message_of_a_plain_relay() -> None
             publisher.publish(b"AAPL.trade", b"189.98", ts_event=17)
             return "payload" in names
 
-        wait_until(has_come, 30)
+        wait_until(has_come)
     client.join()
     assert (names["topic"], names["payload"], names["ts_event"]) == (b"AAPL.trade", [b"189.98"], b"\x11" + bytes(7))
 
@@ -251,7 +251,7 @@ def test_the_hub_of_the_page_stores_the_puts_of_the_page(tmp_path: Path, monkeyp
     feed = Feed.load("feed.toml")
     with Hub(feed, HubSettings.load("hub.toml").directory):
         names: dict[str, Any] = {}
-        run(put, names)
+        run(put.replace("timeout=5.0", "timeout=200.0"), names)
         assert names["message"].payload == b"buy 100 AAPL"
         with HubClient(feed, "columns") as client:
             names = {"client": client, "numpy": numpy}

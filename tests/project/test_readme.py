@@ -104,7 +104,7 @@ def test_the_scripts_type_check(place: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=350,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

@@ -15,6 +15,7 @@ from blackbox import Recordings
 from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import Ended, invoke
 from tests.feeds.dbn_reference import expected_messages
+from tests.patience import MAX_LAG_NS
 from tests.project.scripts import ROOT, in_turn, start
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
@@ -31,6 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "back_test.py").write_text(BACK_TEST)
     ((endpoint,),) = free_endpoints("tcp", "tutorial", 1, 1)
     monkeypatch.setenv("BLACKBOX_FEED_SLICES_0_ENDPOINTS", endpoint)
+    monkeypatch.setenv("BLACKBOX_FEED_MAX_LAG_NS", str(MAX_LAG_NS))  # the recording keeps it for the live strategy
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

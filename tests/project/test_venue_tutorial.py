@@ -5,23 +5,24 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from blackbox import Recordings
-from blackbox.feed.endpoint import free_endpoints
+from blackbox.cli.ui.status import Status
+from blackbox.feed.endpoint import _free_ports, free_endpoints
 from blackbox.testing import wait_until
 from tests.cli.commands import invoke
-from tests.feeds.serving.test_moldudp64_server import free_port
 from tests.project.scripts import ROOT, start
 
 PAGE = (ROOT / "docs" / "venue-tutorial.md").read_text()
 LINES = re.findall(r"^ {4}(\S.*)$", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL), re.MULTILINE)
 (STRATEGY,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 PORTS = ("26400", "26401", "26402")
-_PATIENCE_S = 120.0
+_PATIENCE_S = 180.0
 
 
 @pytest.fixture
@@ -31,9 +32,8 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     ((endpoint,),) = free_endpoints("tcp", "tutorial", 1, 1)
     monkeypatch.setenv("BLACKBOX_FEED_SLICES_0_ENDPOINTS", endpoint)
     monkeypatch.chdir(tmp_path)
-    text = "\n".join(LINES)
-    for port in PORTS:
-        text = text.replace(port, str(free_port()))
+    free = dict(zip(PORTS, map(str, _free_ports(len(PORTS))), strict=True))
+    text = re.sub("|".join(PORTS), lambda found: free[found[0]], "\n".join(LINES))
     return [shlex.split(line) for line in text.splitlines()]
 
 
@@ -58,12 +58,13 @@ def test_from_a_file_to_a_venue_a_feed_a_strategy_and_back(
         start("-m", "blackbox.cli", *publish, "--wait-for", "2", cwd=tmp_path) as client,
     ):
         wait_until(lambda: all(map(is_bound, client_ports)), _PATIENCE_S, "the client listens")
-        served = invoke(*replay)
-        assert served.status == 0, served.errors
-        assert "answers 0" not in served.out
-        for process in (client, recorder):
-            _, errors = process.communicate(timeout=_PATIENCE_S)
-            assert process.returncode == 0, errors
+        with start("-m", "blackbox.cli", *replay[:-1], f"{replay[-1]}&linger={_PATIENCE_S:g}", cwd=tmp_path) as venue:
+            for process in (client, recorder):
+                _, errors = process.communicate(timeout=_PATIENCE_S)
+                assert process.returncode == 0, errors
+            venue.send_signal(signal.SIGINT)  # while it still answers
+            served, errors = venue.communicate(timeout=_PATIENCE_S)
+        assert (venue.returncode, "answers 0" in served) == (Status.INTERRUPTED, False), errors
         out, errors = strategy.communicate(timeout=_PATIENCE_S)
     assert "lost: 0" in out, errors
     for words in results:

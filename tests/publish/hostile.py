@@ -54,7 +54,7 @@ def acceptance(nonce: bytes, epoch: int, line: int = 0) -> bytes:
 
 
 _PATIENCE_S = 60.0
-_TAKES_NO_MORE_S = 5
+_TAKES_NO_MORE_S = 5.0
 
 
 class Peer:
@@ -72,9 +72,9 @@ class Peer:
         self.read(64)
         self.read_frame()
 
-    def send(self, *data: bytes) -> bool:
-        """Send raw bytes. Return False if the publisher has closed the connection or stopped reading."""
-        self.socket.settimeout(_TAKES_NO_MORE_S)
+    def send(self, *data: bytes, timeout: float = _TAKES_NO_MORE_S) -> bool:
+        """Send raw bytes. Return False if the publisher has closed the connection or reads nothing for `timeout`."""
+        self.socket.settimeout(timeout)
         try:
             self.socket.sendall(b"".join(data))
         except (ConnectionError, TimeoutError):

@@ -224,7 +224,7 @@ def test_publishing_only_wanted_topics_loses_nothing_for_confirmed_subscribers(r
                     published[topic] += 1
                     publisher.publish(topic, b"%d" % published[topic])
 
-    with Publisher(feeds[0]) as publisher, relayed(feeds):
+    with Publisher(feeds[0], hwm_blocks=100_000) as publisher, relayed(feeds, hwm_blocks=100_000):
         thread = threading.Thread(target=publish)
         thread.start()
         try:

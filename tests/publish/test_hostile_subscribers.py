@@ -238,6 +238,7 @@ def test_the_longest_deaf_peers_are_disconnected_first(
                 peers.append(Peer(feed))
                 peers[-1].send(subscription(b""), subscription(b"%d" % number))
                 wait_until(lambda number=number: found_deaf() > number, 60, "one more deaf peer")  # type: ignore[misc]
+            wait_until(lambda: found_deaf() and looks.put_out >= 2, 60, "two are disconnected")
         assert peers[0].was_ended()
         assert peers[1].was_ended()
         put_out(publisher, 2)
@@ -318,7 +319,7 @@ def test_a_peer_that_repeats_filters_forever_is_disconnected(words: bytes, monke
     with Publisher(feed) as publisher, Peer(feed) as honest, Peer(feed) as peer:
         honest.send(*(subscription(b"%02d" % number) for number in range(100)))
         honest.ask()
-        while peer.send(words * 10_000):
+        while peer.send(words * 10_000, timeout=60):
             pass
         put_out(publisher, 1)
         honest.ask()
@@ -380,6 +381,7 @@ def test_filters_longer_than_any_key_are_not_kept_and_a_guard_that_fails_once_go
 
 def test_a_peer_already_deaf_gets_the_full_patience_of_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "_DEAF_S", 0.5)
+    monkeypatch.setattr(traffic, "PATIENCE_S", 120.0)
     feed = one_slice(block_bytes=65_536)
     with Publisher(feed, hwm_blocks=8) as publisher, Peer(feed) as peer:
         looks = publisher._slices[0].sender.sockets.guard
@@ -392,7 +394,7 @@ def test_a_peer_already_deaf_gets_the_full_patience_of_close(monkeypatch: pytest
         wait_until(lambda: deaf_of(looks), what="a deaf peer")
         for record in tuple(looks._traffic.values()):
             record.moved_at -= 3_600
-        with beside(threading.Thread(target=publisher.close)):
+        with beside(threading.Thread(target=publisher.close, args=(200.0,))):
             wait_until(lambda: math.inf > looks.limits.closing_since < looks.limits.now, what="a look while it closes")
             wait_until(lambda: len(looks._traffic) == 1 and looks.limits.deaf(looks._traffic) == [])
             assert looks.put_out == 0

@@ -85,7 +85,8 @@ def test_endless_subscriptions_stop_at_the_limit_and_others_go_on(
     feed = one_slice(key_bytes=8, max_subscriptions=1_000)
     with Publisher(feed) as publisher, Peer(feed) as greedy:
         for start in range(0, 200_000, 10_000):
-            if not greedy.send(*(subscription(b"%08d" % number) for number in range(start, start + 10_000))):
+            filters = (subscription(b"%08d" % number) for number in range(start, start + 10_000))
+            if not greedy.send(*filters, timeout=60):
                 break
             serves(publisher, feed, 10)
         statistics = publisher.statistics()

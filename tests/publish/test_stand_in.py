@@ -129,7 +129,7 @@ def test_new_epochs_between_messages_sent_by_publishing_threads(linger_ns: int) 
             published += 1
             time.sleep(0.0001)  # so that the sender falls asleep
 
-    with delivered(idle_feed(linger_ns=linger_ns), when_full="drop") as (publisher, got):
+    with delivered(idle_feed(linger_ns=linger_ns), when_full="drop", hwm_blocks=100_000) as (publisher, got):
         thread = threading.Thread(target=publish)
         thread.start()
         for _ in range(30):

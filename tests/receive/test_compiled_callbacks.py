@@ -61,16 +61,19 @@ def test_a_hung_compiled_callback_causes_a_lag_alert_and_is_left_behind(
     policy = SlowPolicy("warn", max_lag=0.05, on_alert=heard.append, grace=0.1, start_grace=0)
     subscriber = Subscriber(feed := one_slice(), slow=policy)
     held = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64), worker=worker)(hold)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        for _ in range(3):
-            publisher.send(publisher.encode([(b"T", b"")]))
-        wait_until(lambda: heard, what="an alert while the callback runs")
-        wait_until(lambda: held.states[0][1] == 1, what="the callback has a block")
-        subscriber.terminate()
-    assert "policy warn" in heard[0]
-    assert " and was left behind in its thread" in caplog.text
-    held.states[0][0] = 1
+    try:
+        with RawPublisher(feed) as publisher:
+            subscriber.start()
+            for _ in range(3):
+                publisher.send(publisher.encode([(b"T", b"")]))
+            wait_until(lambda: heard, what="an alert while the callback runs")
+            wait_until(lambda: held.states[0][1] == 1, what="the callback has a block")
+            subscriber.terminate()
+        assert "policy warn" in heard[0]
+        assert " and was left behind in its thread" in caplog.text
+    finally:
+        for state in held.states.values():
+            state[0] = 1
     wait_until(lambda: subscriber._supervisor.slices.is_done, what="its thread has ended once it returned")
 
 

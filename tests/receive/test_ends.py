@@ -67,7 +67,7 @@ def test_stop_delivers_received_messages_and_terminate_does_not(
     end: Callable[[Subscriber], None], most: int, is_sharer: bool
 ) -> None:
     feed, gate, got = one_slice(), Gate(), Collector()
-    owner = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=100, workers=2)
+    owner = Subscriber(feed, slow=SlowPolicy(max_lag=3_600, grace=60), queue_blocks=100, workers=2)
     others = Collector()
     if is_sharer:
         owner.on(b"")(others.message)
@@ -103,7 +103,7 @@ def test_stop_delivers_received_messages_and_terminate_does_not(
 
 
 def test_stop_gives_up_a_callback_that_does_not_return() -> None:
-    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy(max_lag=3_600))
+    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy(max_lag=3_600, grace=0.1))
     gate = Gate()
     subscriber.on(b"")(gate.message)
     with RawPublisher(feed) as publisher:
@@ -113,7 +113,8 @@ def test_stop_gives_up_a_callback_that_does_not_return() -> None:
         with pytest.raises(SubscriberError, match="stop was not done in 0.3 s: a callback did not keep up"):
             subscriber.stop(timeout=0.3)
         gate.open.set()
-        wait_until(lambda: subscriber.state is SubscriberLife.ENDED)
+        wait_until(lambda: subscriber.is_done)
+        assert subscriber.state is SubscriberLife.ENDED
 
 
 @pytest.mark.parametrize(
@@ -347,7 +348,7 @@ def test_run_that_is_stopped_or_terminated_between_two_slices_ends_both_so(
 
 def test_a_start_that_is_stopped_does_not_wait_forever_for_a_callback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_slices, "_STOP_S", 0.1)
-    gate, subscriber = Gate(), Subscriber(feed := one_slice())
+    gate, subscriber = Gate(), Subscriber(feed := one_slice(), slow=SlowPolicy(grace=0.1))
     subscriber.on(b"")(gate.message)
     with RawPublisher(feed) as publisher, ThreadPoolExecutor(1) as pool:
         publisher.confirms = False
@@ -359,10 +360,11 @@ def test_a_start_that_is_stopped_does_not_wait_forever_for_a_callback(monkeypatc
         with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
             starting.result(60)
         gate.open.set()
+        wait_until(lambda: subscriber.is_done)
 
 
 def test_signals_received_by_its_threads_change_nothing() -> None:
-    feed = one_slice()
+    feed, others = one_slice(), set(threading.enumerate())
     got, subscriber = Collector(), Subscriber(feed)
     subscriber.on(b"")(got.message)
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
@@ -370,7 +372,7 @@ def test_signals_received_by_its_threads_change_nothing() -> None:
         with Publisher(feed, when_full="wait") as publisher:
             subscriber.start()
             names = ("blackbox-sender", "blackbox-slice", "blackbox-worker")
-            threads = [t for t in threading.enumerate() if t.name.startswith(names)]
+            threads = [t for t in set(threading.enumerate()) - others if t.name.startswith(names)]
             for number in range(1_000):
                 for thread in threads:
                     signal.pthread_kill(thread.ident or 0, signal.SIGUSR1)

@@ -34,7 +34,7 @@ def send(publisher: RawPublisher, *payloads: bytes, epoch: int = 1, sequence: in
 
 def test_a_forgery_on_each_line_changes_nothing_however_late_one_is(caplog: pytest.LogCaptureFixture) -> None:
     """The block on line A that disproves the first forgery may arrive after the second one, on line B."""
-    subscriber, got = subscribed(feed := one_slice(lines=2))
+    subscriber, got = subscribed(feed := one_slice(lines=2, heartbeat_ns=SELDOM_NS))
     with publishing(feed, subscriber, 100) as publisher:
         publisher.send(publisher.encode([(b"T", b"0")]), (0, 1))
         got.wait(1)
@@ -53,7 +53,7 @@ def test_a_forgery_on_each_line_changes_nothing_however_late_one_is(caplog: pyte
 
 
 def test_a_forgery_between_two_late_blocks_of_the_earlier_epoch_changes_nothing() -> None:
-    subscriber, got = subscribed(feed := one_slice(lines=2))
+    subscriber, got = subscribed(feed := one_slice(lines=2, heartbeat_ns=SELDOM_NS))
     with publishing(feed, subscriber, 100) as publisher:
         publisher.send(publisher.encode([(b"T", b"old")]), (0, 1))
         wait_until(lambda: subscriber.statistics().received.duplicates == 1, what="both copies")
@@ -74,7 +74,7 @@ def test_a_forgery_between_two_late_blocks_of_the_earlier_epoch_changes_nothing(
 @pytest.mark.parametrize(("early", "late"), [(0, 1), (1, 0)])
 def test_the_first_blocks_of_an_epoch_on_both_lines_are_delivered_in_order(early: int, late: int) -> None:
     """One line begins with the epoch's first message, the other with its third; both are unconfirmed at first."""
-    subscriber, got = subscribed(feed := one_slice(lines=2), line_wait=60)
+    subscriber, got = subscribed(feed := one_slice(lines=2, heartbeat_ns=SELDOM_NS), line_wait=60)
     with publishing(feed, subscriber, 100) as publisher:
         publisher.send(publisher.encode([(b"T", b"before")]), (0, 1))
         got.wait(1)

@@ -15,6 +15,7 @@ from blackbox import Feed, SlowPolicy
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
 from blackbox.errors import GapError
+from blackbox.receive.supervise import confirmation_wait
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.receive.subscribers import SECOND_NS, numbers_of, one_slice, publishing, subscribed
 
@@ -65,7 +66,7 @@ def of_numbers(numbers: list[int]) -> Block:
 
 @pytest.mark.parametrize("lines", [1, 2])
 def test_sequences_left_out_of_a_block_are_neither_lost_nor_delivered_twice(lines: int) -> None:
-    subscriber, got = subscribed(feed := one_slice(lines=lines), slow=SlowPolicy("warn"), line_wait=1_000)
+    subscriber, got = subscribed(feed := two_line_feed(lines=lines), slow=SlowPolicy("warn"), line_wait=1_000)
     held = [[50, 60]] if lines == 2 else []
     with publishing(feed, subscriber) as publisher:
         blocks = [[0, 10, 20], [21, 30], [25, 30, 40], [5, 30], *held, [41, 49], [61, 70]]
@@ -145,12 +146,16 @@ def test_a_held_block_does_not_wait_for_a_line_of_an_earlier_epoch() -> None:
     assert subscriber.statistics().received.gaps == 1
 
 
-def test_a_subscriber_starts_on_one_line_if_the_other_has_no_publisher(caplog: pytest.LogCaptureFixture) -> None:
-    subscriber, got = subscribed(feed := two_line_feed(heartbeat_ns=10**9))
+def test_a_subscriber_starts_on_one_line_if_the_other_has_no_publisher(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirmation_wait, "_SECOND_LINE_S", 0.3)
+    subscriber, got = subscribed(feed := two_line_feed(heartbeat_ns=100_000_000))  # line B soon counts as dead
     with RawPublisher(feed) as publisher:
         publisher.close_line(B)
-        subscriber.start(timeout=3.0)
-        assert "only 1 of 2 lines have a publisher" in caplog.text
+        subscriber.start()
+        subscriber.wait_confirmed(0.1)
+        assert caplog.text.count("only 1 of 2 lines have a publisher") == 2
         publisher.send(publisher.encode([(b"T", b"0"), (b"T", b"1")]), [A])
         got.wait(2)
         publisher.heartbeat(end=True, lines=[A])
@@ -159,7 +164,7 @@ def test_a_subscriber_starts_on_one_line_if_the_other_has_no_publisher(caplog: p
 
 
 def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> None:
-    subscriber, _ = subscribed(feed := two_line_feed(key_bytes=1), b"K", line_wait=10)
+    subscriber, _ = subscribed(feed := two_line_feed(key_bytes=1), b"K", line_wait=1_000)
     drop = Collector()
     subscriber.on(b"L")(drop.message)
     with RawPublisher(feed) as publisher:

@@ -17,9 +17,19 @@ from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.callbacks import count_rows
 from tests.gate import Gate
-from tests.receive.subscribers import LATE_NS, PATIENT, numbers_of, one_slice, published, publishing, sliced, subscribed
+from tests.receive.subscribers import (
+    LATE_NS,
+    PATIENT,
+    SECOND_NS,
+    numbers_of,
+    one_slice,
+    published,
+    publishing,
+    sliced,
+    subscribed,
+)
 
-FOREVER = SlowPolicy(max_lag=3_600)
+FOREVER = SlowPolicy(max_lag=3_600, grace=60)
 
 
 def checked(subscriber: Subscriber) -> DeliveryStatistics:
@@ -31,7 +41,7 @@ def checked(subscriber: Subscriber) -> DeliveryStatistics:
 
 
 def terminate_behind(gate: Gate, subscriber: Subscriber) -> None:
-    ending = threading.Thread(target=subscriber.terminate)
+    ending = threading.Thread(target=subscriber.terminate, args=(60.0,))
     ending.start()
     wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
     gate.open.set()
@@ -40,7 +50,7 @@ def terminate_behind(gate: Gate, subscriber: Subscriber) -> None:
 
 def test_terminate_counts_everything_queued_anywhere() -> None:
     """In a worker, in its queue, in the slice thread's queue, and held for the other line."""
-    feed = one_slice(lines=2, key_bytes=1)
+    feed = one_slice(lines=2, key_bytes=1, heartbeat_ns=60 * SECOND_NS)  # no line counts as dead
     subscriber = Subscriber(feed, workers=1, slow=FOREVER, queue_blocks=4, line_wait=1_000)
     gate = Gate()
     subscriber.on(b"A")(gate.message)
@@ -67,7 +77,7 @@ def test_terminate_counts_everything_queued_anywhere() -> None:
 
 def test_a_slow_subscriber_that_ends_counts_undelivered_messages() -> None:
     feed, gate = one_slice(), Gate()
-    slow = SlowPolicy(max_lag=0.2, on_alert=lambda _: gate.open.set(), start_grace=0)
+    slow = SlowPolicy(max_lag=0.2, grace=60, on_alert=lambda _: gate.open.set(), start_grace=0)
     subscriber = Subscriber(feed, slow=slow, queue_blocks=2)
     subscriber.on(b"")(gate.message)
     with pytest.raises(SlowSubscriberError), publishing(feed, subscriber) as publisher:
@@ -110,7 +120,7 @@ def test_only_wanted_messages_of_late_blocks_are_counted(action: Literal["raise"
 
 def test_terminate_while_conflating_counts_the_newest_undelivered_messages() -> None:
     feed, gate = one_slice(), Gate()
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag=3_600, start_grace=0), queue_blocks=2)
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag=3_600, grace=60, start_grace=0), queue_blocks=2)
     subscriber.on(b"")(gate.message)
     subscriber.on_batch(b"T")(gate.batch)
     rows = [(b"%c%d" % (b"TU"[n % 2], n % 26), b"") for n in range(100)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import select
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from blackbox.receive.publishers.flood_guard import FloodGuard
 from blackbox.receive.publishers.lines import Lines
 from blackbox.receive.slices.options import Options, SliceSettings
 from blackbox.receive.slices.slice_status import SliceStatus
+from blackbox.receive.supervise import confirmation_wait
 from blackbox.testing import RawPublisher, wait_until
 from blackbox.transport.tcp_info import Connection
 from blackbox.transport.wakeup import Pipe
@@ -203,25 +205,30 @@ def test_first_messages_of_a_key_lost_with_their_connection_are_a_gap(is_killed:
     assert subscriber.statistics().received.gaps == 5
 
 
-def send_without_end(publisher: PlainPublisher) -> int:
-    """Send one endless message to the next subscriber; return the MiB sent until it disconnected.
+def send_parts(peer: socket.socket, most_mib: int) -> int:
+    """Send parts of an endless message; return the MiB sent until the peer disconnected, at most `most_mib`.
 
     Its replies are read: a peer that disconnects with a full window may otherwise be noticed a minute later.
     """
-    with publisher.accept() as peer:
-        peer.setblocking(False)
-        poller, sent = select.poll(), 0
-        poller.register(peer, select.POLLIN | select.POLLOUT)
-        while sent < MOST_MIB * len(PART):
-            events = dict(poller.poll(60_000)).get(peer.fileno(), 0)
-            try:
-                if events & ~select.POLLOUT and not peer.recv(1 << 16):
-                    break
-                if events & select.POLLOUT:
-                    sent += peer.send(PART[sent % len(PART) :])
-            except OSError:
+    peer.setblocking(False)
+    poller, sent = select.poll(), 0
+    poller.register(peer, select.POLLIN | select.POLLOUT)
+    while sent < most_mib * len(PART):
+        events = dict(poller.poll(60_000)).get(peer.fileno(), 0)
+        try:
+            if events & ~select.POLLOUT and not peer.recv(1 << 16):
                 break
+            if events & select.POLLOUT:
+                sent += peer.send(PART[sent % len(PART) :])
+        except OSError:
+            break
     return sent // len(PART)
+
+
+def send_without_end(publisher: PlainPublisher) -> int:
+    """Send one endless message to the next subscriber; return the MiB sent until it disconnected."""
+    with publisher.accept() as peer:
+        return send_parts(peer, MOST_MIB)
 
 
 def test_a_message_that_never_ends_costs_the_connection(caplog: pytest.LogCaptureFixture) -> None:
@@ -237,14 +244,15 @@ def test_a_message_that_never_ends_costs_the_connection(caplog: pytest.LogCaptur
     assert f"slice 0: closed the connection to {feed.slices[0].endpoints[0][6:]}: " in caplog.text
 
 
-def test_the_other_line_of_an_endless_message_continues() -> None:
+def test_the_other_line_of_an_endless_message_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirmation_wait, "_SECOND_LINE_S", 0.3)
     feed = one_slice(lines=2, heartbeat_ns=3_600 * 10**9)  # a silent line would reconnect
     one_line = Feed(name=feed.name, slices=(Slice(endpoints=feed.slices[0].endpoints[:1]),))
     subscriber, got = subscribed(feed, hwm_blocks=16)
     sent: list[int] = []
     with PlainPublisher(feed.slices[0].endpoints[1]) as other, RawPublisher(one_line) as publisher:
         flooding = threading.Thread(target=lambda: sent.append(send_without_end(other)))
-        subscriber.start(timeout=3.0)  # with one line only
+        subscriber.start()  # with one line only
         flooding.start()
         number = 0
         while flooding.is_alive():
@@ -279,7 +287,6 @@ class Flooded:
             sub.connect(endpoint)
             sub.subscribe(b"")
             self._peer = stack.enter_context(publisher.accept())
-            self._peer.settimeout(5)  # a peer with a full window does not see the end of its connection for a minute
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Flooded:
@@ -289,9 +296,7 @@ class Flooded:
         self._stack.close()
 
     def flood(self, mib: int) -> None:
-        with suppress(OSError):
-            for _ in range(mib):
-                self._peer.sendall(PART)
+        send_parts(self._peer, mib)
 
 
 def test_no_peer_is_disconnected_while_the_slice_thread_does_not_read() -> None:

@@ -226,9 +226,11 @@ def test_a_hung_callback_in_its_process_alerts_in_the_parent_once_and_does_not_b
 
         sending = threading.Thread(target=send_on)
         sending.start()
-        with pytest.raises(SlowSubscriberError, match="slice 1 lags"):
-            subscriber.run()
-        is_over.set()
-        sending.join()
+        try:
+            with pytest.raises(SlowSubscriberError, match="slice 1 lags"):
+                subscriber.run()
+        finally:
+            is_over.set()
+            sending.join()
     assert len(heard) == 1
     assert children_of(subscriber) == []

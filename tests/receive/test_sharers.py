@@ -224,7 +224,7 @@ def test_a_sharer_whose_slice_has_no_publisher_does_not_affect_the_others() -> N
 
         def start() -> None:
             with pytest.raises(NotConfirmedError, match="slice 1: no publisher"):
-                second.start(timeout=3.0)
+                second.start(timeout=1.0)
             refused.set()
 
         refused = threading.Event()

@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 from blackbox import Feed, Subscriber
+from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.slice import Slice
 from blackbox.services.monitor.heartbeats import Heartbeats
 from blackbox.testing import Collector, wait_until
@@ -41,9 +42,10 @@ def test_every_transport_carries_everything_on_two_lines(transport: Literal["tcp
 
 
 def test_an_ipv6_address_carries_everything() -> None:
+    port = int(free_endpoints("tcp", "six", 1, 1)[0][0].rpartition(":")[2])
     try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
-            port = probe.getsockname()[1]
+        with socket.create_server(("::1", port), family=socket.AF_INET6):
+            pass
     except OSError:
         pytest.skip("this machine has no IPv6")
     feed = Feed(name="six", slices=(Slice(endpoints=(f"tcp://[::1]:{port}",)),), heartbeat_ns=20_000_000)

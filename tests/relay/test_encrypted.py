@@ -51,13 +51,13 @@ def deliver(publisher: Publisher, feed: Feed, *payloads: bytes) -> None:
     subscriber.stop()
 
 
-def refused(feed: Feed) -> str:
+def refused(feed: Feed, *prefixes: bytes) -> str:
     """Check that a subscriber with this feed gets no confirmation and no message; return its error.
 
     Without a known reason it gets more time: a busy machine is slow.
     """
-    for seconds in (WAIT_S, 2 * WAIT_S, 5 * WAIT_S, PATIENCE_S):
-        subscriber, got = collected(feed)
+    for seconds in (0.5, WAIT_S, 5 * WAIT_S, PATIENCE_S):
+        subscriber, got = collected(feed, *prefixes)
         with pytest.raises(NotConfirmedError) as caught:
             subscriber.start(seconds)
         assert len(got) == 0
@@ -78,7 +78,7 @@ def test_refused_peers_get_nothing_and_both_ends_log_it(ring: Keyring, caplog: p
         text = refused(ring.feed(feed, "stranger", "exchange"))
         assert f" s: it refused our key {ring.public['stranger']}" in text
         told(f"feed 'quotes' slice 0: refused key {ring.public['stranger']} at 127.0.0.1: not among allowed")
-        assert publisher.statistics().refused_peers >= 1
+        wait_until(lambda: publisher.statistics().refused_peers >= 1, what="the refusal is counted")
         text = refused(ring.feed(feed, "desk", "london"))
         assert f"it ended the handshake: expected the key {ring.public['london']} (server_keys)" in text
         told("slice 0 line A: refused a peer that has another key for us: its server_keys need our public key")
@@ -109,16 +109,15 @@ def test_a_key_may_read_one_slice_and_not_the_other(ring: Keyring, tmp_path: Pat
         publisher.publish(b"AAPL.trade", b"for you")
         assert got.wait(1, PATIENCE_S)[0].payload == b"for you"
         subscriber.stop()
-        subscriber, got = collected(archive, b"B")
-        with pytest.raises(NotConfirmedError, match=r"slice 1: .*it refused our key"):
-            subscriber.start(WAIT_S)
-        assert len(got) == 0
+        text = refused(archive, b"B")
+        assert "slice 1: " in text
+        assert "it refused our key" in text
 
 
 def test_the_endpoint_accepts_only_curve(ring: Keyring) -> None:
     feed = quotes()
     host, _, port = feed.slices[0].endpoints[0].removeprefix("tcp://").rpartition(":")
-    with Publisher(ring.feed(feed, "exchange")), socket.create_connection((host, int(port)), 10) as peer:
+    with Publisher(ring.feed(feed, "exchange")), socket.create_connection((host, int(port)), 60) as peer:
         peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01")  # the mechanism follows
         greeting = b""
         while len(greeting) < 64 and (part := peer.recv(64)):
@@ -143,9 +142,10 @@ def test_a_line_with_another_key_that_rejected_a_running_subscriber_is_retried(
     ring: Keyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blackbox.receive.publishers.lines._UNHEARD_NS", 500_000_000)
+    monkeypatch.setattr("blackbox.receive.supervise.confirmation_wait._SECOND_LINE_S", 0.2)
     with two_lines(ring) as (publisher, feed, relay):
         subscriber, _ = collected(feed)
-        subscriber.start(2 * WAIT_S)  # with line A only
+        subscriber.start()  # with line A only
         wait_until(lambda: relay.statistics().refused_peers > 0)
         assert relay.statistics().subscribers == 0
         ring.allow("archive", "desk")
@@ -205,7 +205,7 @@ def test_a_relay_has_separate_keys_for_both_sides(ring: Keyring, caplog: pytest.
             deliver(publisher, ring.feed(below, "desk", "london"))
             text = refused(ring.feed(below, "stranger", "london"))
             assert f"it refused our key {ring.public['stranger']}" in text
-            assert relay.statistics().refused_peers >= 1
+            wait_until(lambda: relay.statistics().refused_peers >= 1, what="the refusal is counted")
             wait_until(lambda: f"slice 0: refused key {ring.public['stranger']} at 127.0.0.1" in caplog.text)
         with Relay(ring.feed(above, "stranger", "exchange"), below) as relay:
             why = f"it refused our key {ring.public['stranger']}, expected that among its allowed_keys"
@@ -232,8 +232,8 @@ def test_a_recorder_its_archive_and_its_readers_require_keys(
         assert all_numbers(asked) == list(range(500))
         began = time.monotonic()
         with pytest.raises(ArchiveError, match="it refused our key"):
-            ArchiveClient(of("stranger"), timeout=60).about()
-        assert time.monotonic() - began < 30, "a refusal must not wait for the timeout"
+            ArchiveClient(of("stranger"), timeout=240).about()
+        assert time.monotonic() - began < 120, "a refusal must not wait for the timeout"
         wait_until(lambda: f"quotes: refused key {ring.public['stranger']} at 127.0.0.1" in caplog.text)
         with pytest.raises(ArchiveError, match="it requires CURVE, and this feed file has no"):
             ArchiveClient(feed, timeout=60).about()

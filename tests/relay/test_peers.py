@@ -19,8 +19,9 @@ def test_a_flood_of_subscriptions_costs_its_sender_the_connection() -> None:
     feeds = chain(key_bytes=4, max_topics=1_000)
     with Publisher(feeds[0]) as publisher, relayed(feeds) as (relay,), Peer(feeds[-1]) as peer:
         number = 0
-        while peer.send(*[subscription(b"%04d" % (number % 10_000)) for number in range(number, number + 1_000)]):
-            number += 1_000
+        filters = [subscription(b"%04d" % number) for number in range(10_000)]
+        while peer.send(*filters[number : number + 1_000], timeout=PATIENCE_S):
+            number = (number + 1_000) % 10_000
         wait_until(lambda: relay.statistics().put_out == 1, PATIENCE_S)
         wait_until(lambda: line_of(relay).filters_above == 0, PATIENCE_S, "its filters are removed with it")
         subscriber, got = collected(feeds[-1], b"AAPL")
@@ -91,9 +92,14 @@ def test_a_recorder_behind_relays_acknowledges_to_the_source(tmp_path: Path) -> 
     with Publisher(feeds[0]) as publisher, relayed(feeds):
         publisher.publish(b"before", b"anybody listens")
         with Recorder(feeds[-1], tmp_path, fsync="block").start(timeout=PATIENCE_S):
+            wait_until(
+                lambda: [(each.recorded, each.synced) for each in publisher.statistics().recorders] == [(1, 1)],
+                PATIENCE_S,
+                "its first acknowledgement",
+            )
             for wait in (publisher.wait_recorded, publisher.wait_synced):
                 with pytest.raises(NotRecordedError, match="began at 1"):
-                    wait(0.5)
+                    wait(0.1)
             for number in range(5):
                 publisher.publish(b"%02d.x" % number, b"x")
                 publisher.wait_recorded(PATIENCE_S)

@@ -62,7 +62,7 @@ def test_subscribers_of_a_restarted_relay_continue_and_report_gaps() -> None:
             publisher.publish(b"B", b"lost %d" % number)
         publisher.flush()
         with Relay(feeds[1], feeds[2]) as relay:
-            wait_until(lambda: line_of(relay).is_confirmed and line_of(relay).filters_above, PATIENCE_S)
+            wait_until(lambda: line_of(relay).filters_above and line_of(relay).is_confirmed, PATIENCE_S)
             publisher.publish(b"A", b"10")
             got.wait(11)
             publisher.close()

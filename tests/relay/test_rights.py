@@ -199,7 +199,7 @@ def test_a_relay_refuses_what_it_may_not_read_and_others_miss_nothing(
         assert "refused the topics b'OURS':" in refused(desk, b"OURS")
         subscriber, got = collected(desk, b"AAPL.")
         subscriber.start(PATIENCE_S)
-        assert [peer.key for peer in relay.statistics().peers] == ["desk"]
+        wait_until(lambda: [peer.key for peer in relay.statistics().peers] == ["desk"], PATIENCE_S, "one peer")
         assert relay.statistics().refused_below > 0
         changes = changes_of(publisher)
         for prefix in (b"MSFT", b"AAP", b""):

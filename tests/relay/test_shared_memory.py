@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from contextlib import ExitStack
@@ -211,6 +212,7 @@ def test_a_waiting_relay_waits_for_a_stopped_reader_and_not_for_a_killed_one() -
 def test_a_killed_relay_releases_memory_and_name_for_the_next_one() -> None:
     source, below = shm_chain()
     reader = Blocks(below)
+    gc.collect()  # mappings of earlier tests
     before = mapped()
     with Publisher(source, when_full="wait") as publisher:
         with relay_script(source, below) as first:

@@ -121,5 +121,5 @@ def test_subscriptions_are_read_while_traced_blocks_wait() -> None:
         sub.connect(feeds[1].slices[0].lines[0])
         sub.subscribe(b"")
         addresses = each._addresses(numpy.zeros(2 * (1 + ITEMS_OF_LINE), numpy.int64))
-        until = time.monotonic_ns() + 10**10
+        until = time.monotonic_ns() + 10**11
         assert forward_until(addresses, each.below.readers, line.upstream.keys, until) == SUBSCRIPTIONS

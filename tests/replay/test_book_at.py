@@ -63,6 +63,19 @@ def depths_before(messages: list[tuple[bytes, int, bytes]], kind: Any, time_ns: 
     return {symbol: book.depths() for symbol, book in books.items() if any(book.depths())}
 
 
+def depths_at(messages: list[tuple[bytes, int, bytes]], kind: Any, times: list[int]) -> list[Depths]:
+    """Return the depths before each of these rising times, in one pass over the messages in order of time."""
+    books: dict[bytes, Any] = {}
+    found, place = list[Depths](), 0
+    for time_ns in times:
+        while place < len(messages) and messages[place][1] < time_ns:
+            topic, _, payload = messages[place]
+            books.setdefault(topic.rpartition(b".")[0], kind()).apply(payload)
+            place += 1
+        found.append({symbol: book.depths() for symbol, book in books.items() if any(book.depths())})
+    return found
+
+
 def depths_of(books: Books) -> Depths:
     found = {symbol: books.levels(symbol, DEEP) for symbol in books.symbols}
     return {symbol: (depth.bids, depth.asks) for symbol, depth in found.items() if any(depth)}
@@ -91,9 +104,10 @@ def test_books_at_random_times(day: tuple[str, Recording, Any]) -> None:
     name, recording, messages = day
     kind = SlowDbn if name == "esh4" else SlowItch
     end_ns = messages[-1][1] + 1
-    at_end, synced_at_end = depths_before(messages, kind, end_ns), recording.book_at(end_ns).synced
-    for time_ns in chosen_times(messages, name):
-        expected = depths_before(messages, kind, time_ns)
+    times, synced_at_end = chosen_times(messages, name), recording.book_at(end_ns).synced
+    depths = depths_at(messages, kind, times)
+    at_end = depths[-1]  # the last time is after all messages
+    for time_ns, expected in zip(times, depths, strict=True):
         books = recording.book_at(time_ns)
         assert depths_of(books) == expected
         assert books.synced or name == "esh4"

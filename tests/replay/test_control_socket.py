@@ -181,12 +181,12 @@ def test_only_an_allowed_key_controls_a_replay_of_a_feed_with_keys(controls: Con
     ring, feed = Keyring(tmp_path, "exchange", "desk", "stranger"), Feed.local("quotes", slices=1)
     ring.allow("exchange", "desk")
     with ControlSocket(controls, free_endpoint(), feed=ring.feed(feed, "exchange")) as socket:
-        assert ask(socket.endpoint, Pause(), 30, ring.feed(feed, "desk", "exchange")).state == "paused"
+        assert ask(socket.endpoint, Pause(), 200, ring.feed(feed, "desk", "exchange")).state == "paused"
         with pytest.raises(ControlError, match="it may not allow our key"):
             ask(socket.endpoint, Resume(), 0.5, ring.feed(feed, "stranger", "exchange"))
         with pytest.raises(ControlError, match="no replay answered"):
             ask(socket.endpoint, Resume(), 0.5)
-        assert ask(socket.endpoint, GetStatus(), 30, ring.feed(feed, "desk", "exchange")).state == "paused"
+        assert ask(socket.endpoint, GetStatus(), 200, ring.feed(feed, "desk", "exchange")).state == "paused"
 
 
 @pytest.mark.parametrize("answer", [b"hello", b"{}"])

@@ -254,9 +254,9 @@ def test_an_error_in_compiled_code_ends_the_replay_or_is_logged(
 
 
 def spin(batch: Any, state: Any) -> None:
-    """Compute for some hundredths of a second per batch."""
+    """Compute for some tenths of a second per batch."""
     word = numpy.int64(1)
-    for turn in range(10_000_000):
+    for turn in range(100_000_000):
         word = (word * 31) ^ (word >> 7) ^ turn
     state[1] = word
     state[0] += len(batch.rows)

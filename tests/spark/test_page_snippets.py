@@ -26,17 +26,23 @@ NAMES = {"tops": "tops", "xnas": "itch"}
 
 @pytest.fixture
 def shown(captured: Callable[[str], Path], shared_data: Path, tmp_path: Path) -> Callable[[str], list[str]]:
-    """Return a page's snippets, with the date of the recorded day, and relative paths and `/mnt` below `tmp_path`."""
+    """Return a page's snippets, with the dates of the recorded days, and relative paths and `/mnt` below `tmp_path`."""
     feeds = {name: captured(capture) for name, capture in NAMES.items()}
     recordings = tmp_path / "recordings"
     recordings.mkdir()
     for name, path in feeds.items():
         (recordings / name).symlink_to(path)
     record(recordings, "iex", lambda: Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz"))
-    (day,) = {manifest.parent.name for path in feeds.values() for manifest in path.glob("*/manifest.json")}
+    days = {name: sorted(day.parent.name for day in path.glob("*/manifest.json")) for name, path in feeds.items()}
+
+    def dated(code: str) -> str:
+        """Replace dates by recorded days: midnight may be between two recordings."""
+        code = re.sub(r"(recordings/(\w+)/)[\d-]{10}", lambda at: at[1] + days[at[2]][-1], code)
+        code = re.sub(r'\bfirst="[\d-]{10}"', f'first="{days["tops"][0]}"', code)
+        return re.sub(r'\blast="[\d-]{10}"', f'last="{days["tops"][-1]}"', code)
 
     def of(page: str) -> list[str]:
-        codes = (re.sub(r"\d{4}-\d\d-\d\d", day, code) for code in snippets(page))
+        codes = map(dated, snippets(page))
         return [re.sub(r'"(?:/mnt/)?(recordings/|bars/|ckpt|out)', rf'"{tmp_path}/\1', code) for code in codes]
 
     return of

@@ -207,7 +207,7 @@ def test_stream_continues_from_its_checkpoint(spark: SparkSession, tmp_path: Pat
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     query = writer.trigger(processingTime="0 seconds").start()
     try:
-        wait_until(lambda: query.lastProgress and query.lastProgress["batchId"] >= 0, 60)
+        wait_until(lambda: query.lastProgress and query.lastProgress["batchId"] >= 0, 200)
     finally:
         query.stop()
     growing.grow("2026-11-20", 1, blocks=2)

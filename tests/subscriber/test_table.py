@@ -296,10 +296,10 @@ def test_a_wait_for_a_message_ends_once_the_table_has_it(tmp_path: Path) -> None
         place = Place(0, publisher.epoch, 1)
         assert not table.wait(Place(0, 0, 0), 0.01), "it is not synced"
         subscriber.start(snapshot="latest")
-        assert table.wait(Place(0, publisher.epoch, 0), 20)
+        assert table.wait(Place(0, publisher.epoch, 0), 60)
         assert not table.wait(place, 0.01)
         seen = list[tuple[bool, bytes]]()
-        waiting = threading.Thread(target=lambda: seen.append((table.wait(place, 20), table[b"A"])))
+        waiting = threading.Thread(target=lambda: seen.append((table.wait(place, 60), table[b"A"])))
         waiting.start()
         publisher.publish(b"A", b"2")
         waiting.join(60)

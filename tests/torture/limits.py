@@ -57,7 +57,7 @@ def prepare():
             globals()["try_" + kind](feed, directory)
 
 def work(kind, what, more, directory):
-    signal.alarm(30)
+    signal.alarm(150)
     print("began", flush=True)
     if what == "descriptors":
         used = {int(name) for name in os.listdir("/proc/self/fd")}

@@ -44,8 +44,8 @@ def test_it_answers_until_it_is_stopped(context: zmq.Context[zmq.Socket[bytes]])
             socket.send(text)
             assert socket.recv() == text.upper()
         socket.linger = 0
-    assert server.end(10)
-    assert server.end(10)
+    assert server.end(60)
+    assert server.end(60)
     assert server.life is ServerLife.ENDED
 
 
@@ -55,7 +55,7 @@ def test_start_raises_if_the_endpoint_is_in_use(context: zmq.Context[zmq.Socket[
         server = server_of(context, lambda frames: b"")
         with pytest.raises(EndpointError, match=f"endpoint {ENDPOINT} is in use"):
             server.start()
-        assert server.end(10)
+        assert server.end(60)
     assert server.life is ServerLife.ENDED
 
 
@@ -77,4 +77,4 @@ def test_an_answer_that_raises_ends_it_and_is_logged(
         socket.send(b"")
         wait_until(lambda: server.life is ServerLife.ENDED)
     assert caplog.messages == ["server failed"]
-    assert server.end(10)
+    assert server.end(60)

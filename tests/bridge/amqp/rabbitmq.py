@@ -17,7 +17,7 @@ from blackbox.services.bridge.amqp.connection import Address, hang_up
 from blackbox.services.bridge.carrier import Away
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-_START_S: Final = 90.0
+_START_S: Final = 200.0
 _PLACES: Final = (ROOT / ".servers", Path("/"))
 _HOW: Final = "`make servers` (Debian and Ubuntu), or apt install rabbitmq-server"
 _WITH_US: Final = ("setpriv", "--pdeathsig", "KILL")

@@ -13,9 +13,11 @@ from blackbox_feeds.binance.live.source import BinanceWs, BinanceWss
 from blackbox_feeds.dbn.live.source import KEY_VARIABLE, DbnLive
 from blackbox_feeds.live import inbox as inbox_module
 from blackbox_feeds.live.inbox import Inbox, Mark
+from blackbox_feeds.live.retries import Retries
 from websockets.sync.server import ServerConnection
 
 from blackbox.errors import ConfigError, SourceError
+from blackbox.feed.endpoint import _free_ports
 from blackbox.feed.source import open_source
 from blackbox.testing import wait_until
 from tests.feeds.binance_live.venue import (
@@ -38,7 +40,8 @@ def loses(connection: ServerConnection) -> None:
     connection.socket.close()
 
 
-def test_frames_arrive_as_sent_with_topics_and_times() -> None:
+def test_frames_arrive_as_sent_with_topics_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots_module, "_FIRST_S", 60.0)  # no second request while the first answer is processed
     frames = [
         trade(1),
         candle(1),
@@ -75,9 +78,7 @@ def test_after_a_lost_connection_the_missing_trades_are_counted_and_other_frames
 
 
 def test_a_refused_connection_is_tried_again_until_the_venue_is_there() -> None:
-    venue = Venue(sends(trade(1)))
-    port = venue.start()
-    venue.stop()
+    (port,) = _free_ports(1)
     with Received(source(port, "a@trade")) as received:
         later = Venue(sends(trade(1)))
         later.start(port)
@@ -117,14 +118,26 @@ def test_invalid_frames_are_counted_and_the_others_are_delivered(monkeypatch: py
     venue = Venue(script, sends(trade(3)))
     with running(venue) as port, Received(source(port, "a@trade")) as received:
         received.wait(lambda: len(received.frames) == 3)
-        now = received.source.statistics()
+    now = received.source.statistics()
     assert received.frames == [trade(1), trade(2), trade(3)]
     assert received.gaps == []
     assert now.malformed == len(bad)
     assert now.reconnects == 1
 
 
-def test_an_order_book_is_requested_again_after_a_break_and_if_it_is_too_old() -> None:
+def limit_requests(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Make this many requests of an order book without long delays, and no further one."""
+
+    class Few(Retries):
+        def delay_s(self) -> float:
+            self.failed += 1
+            return 0.01 if self.failed < count else 2 * PATIENCE_S
+
+    monkeypatch.setattr(snapshots_module, "Retries", Few)
+
+
+def test_an_order_book_is_requested_again_after_a_break_and_if_it_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_requests(monkeypatch, 4)
     go_on = threading.Event()
 
     def script(connection: ServerConnection) -> None:
@@ -140,9 +153,14 @@ def test_an_order_book_is_requested_again_after_a_break_and_if_it_is_too_old() -
     venue.books = [500, book % 8, 429, book % 9, book % 19]
     with running(venue) as port, Received(source(port, "a@depth")) as received:
         received.wait(lambda: b"a.snapshot" in received.topics)
+        snapshots_of = received.source._client._snapshots
+        assert snapshots_of is not None
+        queue = snapshots_of._queue
+        wait_until(lambda: not queue._wanted, PATIENCE_S)
+        queue._earliest.clear()  # the next request may follow at once
         go_on.set()
         received.wait(lambda: received.topics.count(b"a.snapshot") == 2)
-        now = received.source.statistics()
+    now = received.source.statistics()
     snapshots = [frame for frame in received.frames if b"@snapshot" in frame]
     assert [frame.partition(b'"data":')[2] for frame in snapshots] == [book % 9 + b"}", book % 19 + b"}"]
     assert [count for _, count in received.gaps] == [1]
@@ -152,7 +170,7 @@ def test_an_order_book_is_requested_again_after_a_break_and_if_it_is_too_old() -
 
 
 def test_an_answer_that_is_no_order_book_is_counted_and_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots_module, "_FIRST_S", 0.01)
+    limit_requests(monkeypatch, 6)
     venue = Venue(sends(depth(5, 9)))
     bad = [
         b'{"code":-1003,"msg":"x"}',
@@ -180,10 +198,16 @@ def test_a_failed_task_of_order_books_ends_the_source(monkeypatch: pytest.Monkey
 
 
 def test_a_silent_connection_is_replaced() -> None:
-    venue = Venue(sends(trade(1)), sends(trade(2)))
-    with running(venue) as port, Received(source(port, "a@trade", "&stale=0.5")) as received:
-        received.wait(lambda: len(received.frames) == 2)
-        now = received.source.statistics()
+    arrived: list[Received] = []
+
+    def script(connection: ServerConnection) -> None:
+        sends(trade(2) if arrived[0].frames else trade(1))(connection)
+
+    with running(Venue(script)) as port:
+        arrived.append(Received(source(port, "a@trade", "&stale=0.3")))
+        with arrived[0] as received:
+            received.wait(lambda: len(received.frames) == 2)
+            now = received.source.statistics()
     assert now.stale >= 1
     assert now.reconnects >= 1
     assert received.gaps == []
@@ -216,7 +240,7 @@ def test_a_connection_that_is_about_to_end_is_replaced_without_a_loss(monkeypatc
     venue = Venue(first, second)
     with running(venue) as port, Received(source(port, "a@trade/a@kline_1m")) as received:
         received.wait(lambda: len(received.frames) == 241)
-        now = received.source.statistics()
+    now = received.source.statistics()
     frames = [frame for frame in received.frames if frame != shutdown]
     assert frames == [each for n in range(120) for each in both(n)]
     assert received.gaps == []

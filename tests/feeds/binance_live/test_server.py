@@ -19,14 +19,12 @@ import msgspec
 import numpy
 import pytest
 from blackbox_feeds.binance import Binance
+from blackbox_feeds.binance.live import snapshots as snapshots_module
 from blackbox_feeds.binance.server import books as books_module
 from blackbox_feeds.binance.server import hall as hall_module
 from blackbox_feeds.binance.server.books import Book, RecordedBooks
 from blackbox_feeds.binance.server.connection import Connection
 from blackbox_feeds.binance.server.server import BinanceServer
-from blackbox_feeds.binance.server.session import Session
-from hypothesis import given
-from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -96,7 +94,7 @@ class Client:
 
     def __init__(self, port: int, path: str, *requests: str) -> None:
         self.connection: ClientConnection = connect(
-            f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None
+            f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None, open_timeout=PATIENCE_S, ping_interval=None
         ).__enter__()
         self.frames: list[bytes] = []
         for request in requests:
@@ -170,7 +168,8 @@ def test_clients_get_the_recorded_bytes_of_their_streams(day: Recording) -> None
     assert counts["messages_without_stream"] == 1
 
 
-def test_our_own_client_receives_a_served_day_whole(day: Recording) -> None:
+def test_our_own_client_receives_a_served_day_whole(day: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots_module, "_FIRST_S", 60.0)  # no second request while the first answer is processed
     streams = "/".join(streams_of(STREAMED))
     with serving(day) as server, Received(source(server.port, streams)) as received:
         play(server, day, 1)
@@ -182,9 +181,19 @@ def test_our_own_client_receives_a_served_day_whole(day: Recording) -> None:
     assert received.gaps == []
 
 
-def test_a_client_that_does_not_read_is_disconnected_and_the_others_get_everything(day: Recording) -> None:
-    lines = [b"%d %b\n" % (NS, wrapped("a@trade", {"t": n, "p": "1" * 60_000})) for n in range(800)]
-    with serving(day, patience_s=10.0) as server:
+def test_a_client_that_does_not_read_is_disconnected_and_the_others_get_everything(
+    day: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [b"%d %b\n" % (NS, wrapped("a@trade", {"t": n, "p": "1" * 60_000})) for n in range(400)]
+    has_progressed = Connection.has_progressed
+
+    def judge(connection: Connection) -> bool:
+        assert connection._transport is not None
+        is_reader = connection._transport.get_extra_info("peername")[1] == reads.connection.local_address[1]
+        return has_progressed(connection) or is_reader  # which may be late on a busy machine
+
+    monkeypatch.setattr(Connection, "has_progressed", judge)
+    with serving(day, patience_s=0.5) as server:
         reads = Client(server.port, "/stream?streams=a@trade")
         sleeps = socket.create_connection(("127.0.0.1", server.port))
         sleeps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -201,10 +210,11 @@ def test_a_client_that_does_not_read_is_disconnected_and_the_others_get_everythi
                 numpy.full(len(lines), NS), addresses, lengths, numpy.zeros(len(lines), numpy.int32), (b"a.trade",)
             )
         )
+        wait_until(lambda: len(reads.frames) == len(lines), PATIENCE_S)
         server.end(at_once=False)
         counts = server.counts()
     sleeps.close()
-    assert [json.loads(frame)["data"]["t"] for frame in reads.join()] == list(range(800))
+    assert [json.loads(frame)["data"]["t"] for frame in reads.join()] == list(range(len(lines)))
     assert counts["slow_clients"] == 1
 
 
@@ -288,10 +298,15 @@ def test_a_client_without_a_handshake_is_silent_and_one_without_streams_is_not(
     day: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hall_module, "_PING_S", 0.1)
-    monkeypatch.setattr(hall_module, "_PONG_S", 5.0)
     with serving(day) as server:
         quiet = Client(server.port, "/ws")
+        (answers,) = server._hall._connections
+        since = answers.answered_at
+        wait_until(lambda: answers.answered_at > since, PATIENCE_S)
         idle = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
+        wait_until(lambda: len(server._hall._connections) == 2, PATIENCE_S)
+        (silent,) = server._hall._connections - {answers}
+        silent.answered_at -= 1_000.0
         with idle, suppress(ConnectionResetError):
             assert idle.recv(1) == b""
         quiet.connection.send('{"method":"SUBSCRIBE","params":["btcusdt@trade"],"id":1}')
@@ -387,37 +402,6 @@ def test_a_book_of_a_recorded_file_agrees_with_the_best_prices_that_binance_sent
             assert (*now["bids"][0], *now["asks"][0]) == best[book.update_id]
             seen += 1
     assert seen > 100
-
-
-@given(
-    st.binary(max_size=80) | st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists).map(compact)
-)
-def test_any_request_has_an_answer(text: bytes) -> None:
-    session = Session(["a@trade"], is_combined=True)
-    assert set(json.loads(session.answer(text))) & {"error", "result"}
-
-
-def test_requests_and_faults_have_binances_form() -> None:
-    session = Session.of_path("/ws/a@trade/b@trade")
-    assert session is not None
-    for request, answer in (
-        ('{"method":"LIST_SUBSCRIPTIONS","id":3}', '{"result":["a@trade","b@trade"],"id":3}'),
-        ('{"method":"SUBSCRIBE","params":["c@depth"],"id":null}', '{"result":null,"id":null}'),
-        ('{"method":"UNSUBSCRIBE","params":["a@trade"],"id":-1}', '{"result":null,"id":-1}'),
-        ('{"method":"LIST_SUBSCRIPTIONS","id":"x1"}', '{"result":["b@trade","c@depth"],"id":"x1"}'),
-        ('{"method":"GET_PROPERTY","params":["combined"],"id":4}', '{"result":false,"id":4}'),
-        ('{"method":"SET_PROPERTY","params":["combined",true],"id":4}', '{"result":null,"id":4}'),
-        ('{"method":"GET_PROPERTY","params":["combined"],"id":5}', '{"result":true,"id":5}'),
-        ('{"method":"GET_PROPERTY","params":["speed"],"id":5}', '{"error":{"code":0,"msg":"Unknown property"},"id":5}'),
-    ):
-        assert session.answer(request.encode()).decode() == answer
-    assert json.loads(session.answer(b"{"))["error"]["code"] == 3
-    many = {"method": "SUBSCRIBE", "params": [f"x{n}@trade" for n in range(1_024)], "id": 1}
-    assert json.loads(session.answer(compact(many)))["error"]["code"] == 2
-    long = {"method": "SUBSCRIBE", "params": ["x" * 257], "id": 1}
-    assert json.loads(session.answer(compact(long)))["error"]["code"] == 2
-    assert Session.of_path("/api/v3/depth") is None
-    assert Session.of_path("/stream?streams=" + "/".join(f"x{n}@trade" for n in range(1_025))) is None
 
 
 def test_a_wrong_option_is_an_error(day: Recording) -> None:

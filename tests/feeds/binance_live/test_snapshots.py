@@ -12,6 +12,8 @@ import pytest
 from blackbox_feeds.binance.live import snapshots as snapshots_module
 from blackbox_feeds.binance.live.snapshots import Snapshots, request
 
+from tests.patience import PATIENCE_S
+
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n"
 
 
@@ -43,6 +45,7 @@ def server(head: bytes, *, drips: bool) -> Iterator[str]:
 
 def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots_module, "_TOTAL_S", 0.1)
+    monkeypatch.setattr(snapshots_module, "_STEP_S", PATIENCE_S)
     with server(HEAD + b"\r\n{", drips=True) as url:
         assert request(url).fault == "the answer took longer than 0.1 s"
 
@@ -55,6 +58,7 @@ def test_a_body_that_was_cut_is_no_order_book() -> None:
 
 def test_headers_that_never_end_are_given_up_and_few_requests_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots_module, "_TOTAL_S", 0.1)
+    monkeypatch.setattr(snapshots_module, "_STEP_S", PATIENCE_S)
 
     async def work() -> None:
         with server(HEAD + b"X: ", drips=True) as url:
@@ -63,6 +67,7 @@ def test_headers_that_never_end_are_given_up_and_few_requests_wait_for_them(monk
         assert faults == ["no whole answer came in 0.1 s"] * 4 + ["4 earlier requests still wait for an answer"]
         while asking._waiting:  # noqa: ASYNC110 - until the threads have ended
             await asyncio.sleep(0.01)
+        monkeypatch.setattr(snapshots_module, "_TOTAL_S", PATIENCE_S)
         assert "refused" in (await asking._request(url)).fault
 
     asyncio.run(work())

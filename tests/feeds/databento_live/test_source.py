@@ -5,11 +5,14 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy
 import pytest
+from blackbox_feeds.dbn.live import session
 from blackbox_feeds.dbn.live.resumption import MARGIN_NS, Resumption
 from blackbox_feeds.dbn.live.source import KEY_VARIABLE, DbnLive
+from blackbox_feeds.live.retries import Retries
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +27,7 @@ TRADES = [trade(number) for number in range(100)]
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
+    monkeypatch.setattr(session, "Retries", partial(Retries, 0.01))  # short delays
 
 
 class Received:

@@ -67,6 +67,7 @@ def test_soupbintcp_until_the_end_of_the_session(tmp_path: Path, monkeypatch: py
     messages = mold.messages_of(MANY)
     recording = mold.recorded(tmp_path, messages)
     source = SoupBinTcpClient(f"//bob@127.0.0.1:{port}?retry=0.01", "2026-11-20")
+    source.compile()
     found: list[bytes] = []
 
     def run() -> None:

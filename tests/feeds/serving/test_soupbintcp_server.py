@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 import pytest
-from blackbox_feeds.itch50 import soupbintcp_server
+from blackbox_feeds.itch50 import soupbintcp, soupbintcp_server
 from blackbox_feeds.itch50.soupbintcp import Accepted, Login, packet
 from blackbox_feeds.itch50.soupbintcp_connection import Connection, ConnectionLife, Lost
 from blackbox_feeds.itch50.soupbintcp_server import PASSWORD_VARIABLE, SoupBinTcpServer, SoupOptions
@@ -22,6 +22,7 @@ from blackbox_feeds.serving.sent_stream import Framing, SentStream
 
 from blackbox import Recording
 from blackbox.errors import BlackBoxError, ConfigError, EndpointError, NoSubscriberError
+from blackbox.feed.endpoint import _free_ports
 from blackbox.feed.venue_url import Address
 from blackbox.replay.play.venue_server import VenueMessages
 from blackbox.testing import wait_until
@@ -79,14 +80,14 @@ class Client:
 
 @contextmanager
 def served(recording: Recording, **options: Any) -> Iterator[tuple[SoupBinTcpServer, Address]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = Address(*free.getsockname())
+    (port,) = _free_ports(1)
+    address = Address("127.0.0.1", port)
     with SoupBinTcpServer(address, [recording], SoupOptions(**{"linger": 0.0} | options)) as server:
         yield server, address
 
 
-def test_clients_get_all_messages_from_their_sequence_on(tmp_path: Path) -> None:
+def test_clients_get_all_messages_from_their_sequence_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soupbintcp, "SILENCE_S", 600.0)  # the clients send no heartbeats, and `play` may compile
     messages = messages_of(1_000)
     recording = recorded(tmp_path, messages)
     with served(recording) as (server, address):
@@ -126,7 +127,8 @@ def test_a_client_that_connects_after_the_end_catches_up(tmp_path: Path) -> None
         client.close()
 
 
-def test_an_idle_session_has_heartbeats(tmp_path: Path) -> None:
+def test_an_idle_session_has_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soupbintcp, "HEARTBEAT_S", 0.1)
     with served(recorded(tmp_path, messages_of(1))) as (_, address):
         client = Client(address)
         client.log_in()

@@ -51,6 +51,7 @@ def test_packages_of_other_projects_read_moldudp64_and_itch(tmp_path: Path) -> N
 
 IN_NAMESPACE = """
 import subprocess
+import time
 from pathlib import Path
 from blackbox import Recording
 from blackbox.feed.venue_url import Address
@@ -62,7 +63,7 @@ subprocess.run(["ip", "route", "add", "224.0.0.0/4", "dev", "lo"], check=True)
 recording = Recording.open({day!r})
 tcpdump = None
 if {tcpdump!r}:
-    command = [{tcpdump!r}, "-Z", "root", "-i", "any", "-U", "-w", {capture!r}, "udp"]
+    command = [{tcpdump!r}, "-Z", "root", "-i", "any", "--immediate-mode", "-U", "-w", {capture!r}, "udp"]
     tcpdump = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while "listening on" not in (line := tcpdump.stderr.readline()):
         assert line, "tcpdump has ended"
@@ -75,9 +76,8 @@ with Client(group="239.1.1.1") as client:
 print(sum(len(packet.messages) for packet in packets), flush=True)
 Path({sent!r}).write_bytes(b"".join(message for packet in packets for message in packet.messages))
 if tcpdump:
-    size = sum(len(packet.data) for packet in packets)
-    while Path({capture!r}).stat().st_size < size:
-        pass
+    while packets[-1].data not in Path({capture!r}).read_bytes():
+        time.sleep(0.01)
     tcpdump.terminate()
     tcpdump.wait()
 """

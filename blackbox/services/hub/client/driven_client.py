@@ -71,16 +71,16 @@ class DrivenClient:
             socket.setsockopt(zmq.MAXMSGSIZE, MOST_ASKED_BYTES)
             bind(socket, self._endpoint, "endpoint")
             bound()
-            running = set[asyncio.Task[None]]()
+            running, room = set[asyncio.Task[None]](), asyncio.Semaphore(2 * _MOST_AT_ONCE)
             async with asyncio.TaskGroup() as group:
                 while True:
-                    if len(running) >= 2 * _MOST_AT_ONCE:
-                        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    await room.acquire()
                     *envelope, text = await socket.recv_multipart()
                     is_room = len(running) < _MOST_AT_ONCE
                     task = group.create_task(self._answer(socket, envelope, text, is_room=is_room))
                     running.add(task)
                     task.add_done_callback(running.discard)
+                    task.add_done_callback(lambda _: room.release())
 
     async def _answer(self, socket: zmq.asyncio.Socket, envelope: list[bytes], text: bytes, *, is_room: bool) -> None:
         try:
