@@ -1,4 +1,4 @@
-"""Detect steps that got slower or faster: `make bench-check`, also at the end of CI.
+"""Detect steps that got slower or faster: `make bench-check`, on a quiet machine.
 
     step, fixed loop, step, fixed loop, …  ──> fastest of each ──> ratio ──> compared with bench/baseline.json
 

@@ -29,7 +29,7 @@ def record(
     feed = msgspec.structs.replace(Feed.local(name, slices), schema=make().schema.name, **settings)
     now_ns = time.time_ns()
     if (left_s := (day_end_ns(feed, session_date(feed, now_ns)) - now_ns) / 1e9) < 60:
-        time.sleep(left_s + 0.1)  # over midnight it would have two days
+        time.sleep(left_s + 0.1)  # a recording over midnight would have two days
     for _ in range(runs):
         recorder = Recorder(feed, directory)
         with Publisher(feed, when_full="wait") as publisher:

@@ -208,6 +208,7 @@ def test_days_are_kept_until_a_consumer_has_passed_them(tmp_path: Path, monkeypa
             publisher.flush()
             wait_recorded(recorder, COUNT)
             assert Deleter(days, feed, Retention(days=1)).look() == []
+            kept = days_of(days)[1:]
             subscriber, got = consumer(feed, tmp_path / "positions")
             subscriber.start()
             wait_until(lambda: got[-1:] == [(publisher.epoch, COUNT - 1)])
@@ -218,8 +219,8 @@ def test_days_are_kept_until_a_consumer_has_passed_them(tmp_path: Path, monkeypa
         assert got == [*((epoch, n) for n in range(500, COUNT)), *((publisher.epoch, n) for n in range(COUNT))]
         assert told is not None
         assert told.slices == {0: (publisher.epoch, COUNT)}
-        Deleter(days, feed, Retention(days=1)).look()  # unless the recorder has deleted it
-        assert old_day not in days_of(days)
+        assert Deleter(days, feed, Retention(days=1)).look() in ([], [old_day])  # the recorder may have deleted it
+        assert days_of(days) == kept
 
 
 def test_a_consumer_gets_a_gap_for_deleted_days(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

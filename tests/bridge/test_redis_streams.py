@@ -130,8 +130,9 @@ def test_while_redis_does_not_answer_it_is_waited_for(
             with starting.result() as bridge:
                 publisher.publish(b"A", b"0")
                 wait_until(lambda: bridge.statistics().added + bridge.statistics().known == 1)
-                os.kill(server.pid, signal.SIGSTOP)
+                wait_until(lambda: not bridge.away)
                 caplog.clear()
+                os.kill(server.pid, signal.SIGSTOP)
                 for number in range(1, 100):
                     publisher.publish(b"A", b"%d" % number)
                 wait_until(lambda: "is unreachable" in caplog.text)
@@ -151,8 +152,9 @@ def test_a_bridge_ends_without_redis(
     feed = feed_of()
     bridge = RedisStreams(feed, server.url)
     with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, bridge:
+        wait_until(lambda: not bridge.away)  # it may have answered late at the start
+        caplog.clear()
         os.kill(server.pid, signal.SIGSTOP)
-        caplog.clear()  # it may have answered late at the start
         try:
             publisher.publish(b"A", b"0")
             wait_until(lambda: "is unreachable" in caplog.text)

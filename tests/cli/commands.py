@@ -24,7 +24,7 @@ from blackbox.testing import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 _COMPILES = "compiling functions at their first use"
-"""Begin of a line that a command writes only if nothing has compiled them before."""
+"""Text in a line that a command writes only if nothing has compiled them before."""
 
 
 class Ended(NamedTuple):

@@ -212,7 +212,7 @@ def test_an_import_ends_after_a_thousand_wrong_rows_from_the_first_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (source._MANY_ROWS, rejected._MOST_KEPT) == (1_000, 1_000)
-    monkeypatch.setattr(source, "_MANY_ROWS", 100)  # a thousand take long
+    monkeypatch.setattr(source, "_MANY_ROWS", 100)  # a thousand rows take long
     monkeypatch.setattr(rejected, "_MOST_KEPT", 100)
     path = tmp_path / "a.csv"
     head = "ts_event,symbol,price,size,rate\n"

@@ -465,7 +465,7 @@ def test_a_hub_that_names_no_sites_is_not_down_and_logged_once_per_question_and_
         with Hub(ams, tmp_path / "ams", join=join):
             for question in range(4):
                 peer, asked = socket.recv_multipart()
-                while socket.poll(0):  # any answer counts as one to the last question
+                while socket.poll(0):  # the hub takes any answer for one to its last question
                     peer, asked = socket.recv_multipart()
                 number = msgspec.msgpack.decode(asked)[1]
                 for count in range(3):

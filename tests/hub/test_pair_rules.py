@@ -280,7 +280,7 @@ def test_deadlines_survive_changes_between_one_hub_and_a_pair(
     lines = (msgspec.structs.replace(feed.slices[0], endpoints=feed.slices[0].endpoints[:1]),)
     single = msgspec.structs.replace(feed, hub_backup="", archives=feed.archives[:1], slices=lines)
     with monkeypatch.context() as patch:
-        patch.setattr(Deadlines, "due", lambda *_: [])  # the next hub is to end A
+        patch.setattr(Deadlines, "due", lambda *_: [])  # this hub ends nothing: the next one must end A
         with Hub(single, tmp_path / "primary"), HubClient(single) as client:
             client.put(b"A", b"1", ttl=0.1)
             client.put(b"B", b"1", ttl=3_600)

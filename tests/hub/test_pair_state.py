@@ -43,7 +43,7 @@ def pair() -> tuple[PairState, PairState]:
 
 
 def test_a_new_epoch_is_later_than_all_that_either_hub_has() -> None:
-    """The clock of the hub that leads may be behind. Epochs of the primary are odd, as its terms."""
+    """The clock of the hub that leads may be behind. Epochs of the primary are odd, like its terms."""
     less, more = state(epoch=2_000), state("backup", epoch=5_000)
     assert less.hears(more.standing)
     assert less.is_behind

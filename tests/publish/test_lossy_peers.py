@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
 import pytest
@@ -40,9 +41,9 @@ def test_the_drops_of_a_peer_are_counted_and_those_of_others_are_none() -> None:
             got.wait(sent)
         assert of(publisher, slow.address).how_sure is Certainty.BEHIND
         at_least, blocks = of(publisher, slow.address).dropped_blocks, publisher.statistics().blocks
-        received = 0
-        is_quiet = False
+        received, is_quiet, until = 0, False, time.monotonic() + 200
         while not (is_quiet and of(publisher, slow.address).how_sure is Certainty.SETTLED):
+            assert time.monotonic() < until, of(publisher, slow.address)
             is_quiet = not readable(slow.socket.fileno(), timeout=2.0)
             if not is_quiet:
                 received += slow.read_block()[0] == b""  # heartbeats come every minute

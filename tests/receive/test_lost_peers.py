@@ -215,6 +215,7 @@ def send_parts(peer: socket.socket, most_mib: int) -> int:
     poller.register(peer, select.POLLIN | select.POLLOUT)
     while sent < most_mib * len(PART):
         events = dict(poller.poll(60_000)).get(peer.fileno(), 0)
+        assert events, "it neither reads nor disconnects"
         try:
             if events & ~select.POLLOUT and not peer.recv(1 << 16):
                 break

@@ -143,7 +143,7 @@ def test_the_console_learns_which_callback_is_slow_and_which_error_ended_a_subsc
             raise ValueError(message.payload)
 
         with pytest.raises(CallbackError), subscriber.start():
-            late(publisher, b"bad", -LATE_NS)  # of a clock ahead: it is not late, however long it takes
+            late(publisher, b"bad", -LATE_NS)  # stamped by a clock that is ahead, so never late
             assert gate.entered.wait(60)
             for _ in range(2):
                 publisher.send(publisher.encode([(b"T", b"bad")]))
@@ -177,7 +177,7 @@ def test_a_process_with_a_callback_that_hangs_with_the_interpreter_ends_itself()
         # While the callback hangs, the slice thread checks for silent lines, which needs the GIL.
         looks_at = time.monotonic() + 3 * feed.heartbeat_ns / 1e9
         wait_until(lambda: time.monotonic() > looks_at - 0.5)
-        late(publisher, b"0", -LATE_NS)  # of a clock ahead: it is not late, however long it takes
+        late(publisher, b"0", -LATE_NS)  # stamped by a clock that is ahead, so never late
         script.expect("hangs")
         publisher.send(publisher.encode([(b"T", b"1")]))
         status, _, errors = script.finish(timeout=60)

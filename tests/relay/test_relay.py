@@ -136,9 +136,9 @@ def test_the_other_line_is_a_spare_of_a_relay_with_one_line_below() -> None:
     slow = 2_000_000_000  # a source with a spare is left after three silent heartbeats
     above, below = chain(0, lines=2, heartbeat_ns=slow)[0], chain(0, heartbeat_ns=slow)[0]
     subscriber, got = collected(below)
-    with RawPublisher(above) as publisher, Relay(above, below, name="one line") as relay:
-        lines = above.slices[0].lines
-        assert line_of(relay).source == lines[0]
+    relay, lines = Relay(above, below, name="one line"), above.slices[0].lines
+    assert relay._slices[0].lines[0].upstream.source.address == lines[0]
+    with RawPublisher(above) as publisher, relay:
         subscriber.start(PATIENCE_S)
         publisher.send(publisher.encode([(b"T", b"1")]), lines=(0, 1))
         got.wait(1)
@@ -156,15 +156,16 @@ def test_the_other_line_is_a_spare_of_a_relay_with_one_line_below() -> None:
 def test_a_relay_switches_to_its_spare_when_its_source_is_silent() -> None:
     source, first, second, below = chain(3, heartbeat_ns=1_000_000_000)
     subscriber, got = collected(below)
+    relay = Relay(first, below, name="below", spares=[second])
+    assert relay._slices[0].lines[0].upstream.source.address == first.slices[0].lines[0]
     with (
         Publisher(source) as publisher,
         Relay(source, first, name="first") as one,
         Relay(source, second, name="second") as two,
-        Relay(first, below, name="below", spares=[second]) as relay,
+        relay,
     ):
-        assert line_of(relay).source == first.slices[0].lines[0]
         subscriber.start(PATIENCE_S)
-        # the second only if the first stood still
+        # it is the second only if the first was silent for long
         ways: dict[tuple[str, ...], Relay] = {("first", "below"): one, ("second", "below"): two}
         wait_until(lambda: line_of(relay).path in ways)
         publisher.publish(b"T", b"1")

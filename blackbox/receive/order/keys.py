@@ -1,4 +1,4 @@
-"""Forget keys of earlier epochs: a publisher has at most `max_keys` in each, and the table has room for those of two.
+"""Forget keys of earlier epochs: a publisher has at most `max_keys` in each, and the table holds those of two epochs.
 
 Compiled, without I/O.
 """

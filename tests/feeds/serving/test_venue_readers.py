@@ -63,7 +63,8 @@ subprocess.run(["ip", "route", "add", "224.0.0.0/4", "dev", "lo"], check=True)
 recording = Recording.open({day!r})
 tcpdump = None
 if {tcpdump!r}:
-    command = [{tcpdump!r}, "-Z", "root", "-i", "any", "--immediate-mode", "-U", "-w", {capture!r}, "udp"]
+    room = ["-s", "2048", "-B", "32768"]  # thousands of packets, if it is late
+    command = [{tcpdump!r}, "-Z", "root", "-i", "any", "--immediate-mode", *room, "-U", "-w", {capture!r}, "udp"]
     tcpdump = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while "listening on" not in (line := tcpdump.stderr.readline()):
         assert line, "tcpdump has ended"
@@ -77,6 +78,7 @@ print(sum(len(packet.messages) for packet in packets), flush=True)
 Path({sent!r}).write_bytes(b"".join(message for packet in packets for message in packet.messages))
 if tcpdump:
     while packets[-1].data not in Path({capture!r}).read_bytes():
+        assert tcpdump.poll() is None, "tcpdump has ended"
         time.sleep(0.01)
     tcpdump.terminate()
     tcpdump.wait()
