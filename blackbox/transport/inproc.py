@@ -1,4 +1,4 @@
-"""Detect that an inproc endpoint was bound again by a new socket.
+"""Unique inproc endpoints; detect that one was bound again by a new socket.
 
 libzmq has no events for inproc and does not reconnect. Reconnecting after mere silence would lose the messages of a
 slow peer.
@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from itertools import count
 
 _bound: Counter[str] = Counter()
 _lock = threading.Lock()
+_numbers = count()
+
+
+def new_endpoint(what: str) -> str:
+    """Return an endpoint that nothing else has: a closed socket or monitor keeps its own for some time."""
+    return f"inproc://blackbox-{what}-{next(_numbers)}"
 
 
 def is_inproc(address: str) -> bool:

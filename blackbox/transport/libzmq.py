@@ -7,6 +7,7 @@ aligned, that hold a `zmq_msg_t`. A socket belongs to the thread that uses it.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable, Sized
 
 import llvmlite.binding
 import numpy
@@ -153,6 +154,11 @@ def is_descriptor_readable(scratch: int) -> bool:
 def wire_bytes(size: int) -> int:
     """Return the bytes that a frame takes on a connection without encryption."""
     return size + (2 if size <= MOST_SHORT_BYTES else 9)
+
+
+def wire_bytes_of(frames: Iterable[Sized]) -> int:
+    """Return the bytes that the frames of a block take together."""
+    return sum(wire_bytes.py_func(len(frame)) for frame in frames)
 
 
 @njit(nogil=True, cache=True)

@@ -15,10 +15,11 @@ import termios
 from collections import Counter
 from contextlib import suppress
 from enum import Enum
-from itertools import count
 from typing import Any, Final
 
 import zmq
+
+from blackbox.transport.inproc import new_endpoint
 
 _EVENT: Final = struct.Struct("=Hi")
 """First frame of a message of a socket's monitor: event and value."""
@@ -202,9 +203,6 @@ def _port_of(endpoint: str) -> int:
     return int(endpoint.rpartition(":")[2])
 
 
-_numbers = count()
-
-
 def event_of(frames: list[bytes]) -> tuple[int, int, str]:
     """Return event, value and endpoint of a message of a socket's monitor. `zmq.utils.monitor` imports asyncio."""
     head, endpoint = frames
@@ -225,8 +223,7 @@ class Connections:
         self._of: dict[int, Connection] = {}
         self.failures: Counter[Failure] = Counter()
         self.retries = 0
-        # Unique: a closed monitor keeps its name for some time.
-        endpoint = f"inproc://blackbox-connections-{next(_numbers)}"
+        endpoint = new_endpoint("connections")
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | FAILURE_EVENTS
         of.monitor(endpoint, events | zmq.EVENT_CONNECT_RETRIED if counts_retries else events)
         self.news: zmq.Socket[bytes] = of.context.socket(zmq.PAIR)

@@ -12,6 +12,7 @@ import zmq
 from blackbox import ConfigError, Feed, Publisher, Relay
 from blackbox.block.form.format import HEARTBEAT_KEY
 from blackbox.errors import EndpointError, RelayError
+from blackbox.native.compile import compiling
 from blackbox.services.relay import slice_relay
 from blackbox.services.relay.forward_loop import CLOSED
 from blackbox.services.relay.relay import RelayLife
@@ -292,9 +293,9 @@ def test_compiling_does_not_count_as_starting_up_to_a_bound(monkeypatch: pytest.
 
     monkeypatch.setattr(slice_relay, "start_thread", lambda _: None)
     monkeypatch.setattr(slice_relay, "_LOOK_S", 0.0)
-    monkeypatch.setattr(slice_relay, "is_compiling", compiles)
+    monkeypatch.setattr(compiling, "is_compiling", compiles)
     each.start(timeout=0.0)
     each._ready.clear()
-    monkeypatch.setattr(slice_relay, "COMPILE_S", 0.0)
+    monkeypatch.setattr(compiling, "COMPILE_S", 0.0)
     with pytest.raises(RelayError, match="did not start in 0.0 s"):
         each.start(timeout=0.0)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy
 
 from blackbox.block.form.layout import VERSION
-from blackbox.services.hub.client.put_queue import ids_of
 from blackbox.services.hub.protocol import (
     ANYWHERE,
     CONDITION,
@@ -22,6 +21,7 @@ from blackbox.services.hub.protocol import (
     Refused,
     Stored,
     Welcome,
+    ids_of,
     unpack_places,
 )
 from blackbox.services.hub.server.judge import Answer, Request

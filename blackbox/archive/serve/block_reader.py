@@ -105,7 +105,8 @@ class BlockReader:
             if has_waited or not (may_answer or cursor.may_come):
                 yield from cursor.pass_on()
             if cursor.position != waits.position:
-                self._wait_s /= 1 + was_in_vain  # all such waits together are short, however many gaps follow
+                if was_in_vain:
+                    self._wait_s /= 2  # all such waits together are short, however many gaps follow
                 yield Passed(cursor.position)
                 continue
             yield Passed(cursor.position, cursor.may_come or cursor.are_all_closed, has_waited)

@@ -39,3 +39,15 @@ def is_compiling() -> bool:
 def compiled_seconds() -> float:
     """Return the seconds that this process has spent compiling or loading from a cache."""
     return _compilations.seconds
+
+
+class StartLimit:
+    """Limit for the time of a start, in seconds, to which up to COMPILE_S of compiling is added."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._until, self._compiled_s = time.monotonic() + limit_s, compiled_seconds()
+
+    def is_over(self) -> bool:
+        """Return True if the start has taken longer."""
+        more_s = COMPILE_S if is_compiling() else compiled_seconds() - self._compiled_s
+        return time.monotonic() > self._until + more_s

@@ -20,7 +20,7 @@ from blackbox.publish.listeners.peers import Why
 from blackbox.publish.listeners.subscriptions import Subscriptions
 from blackbox.publish.send.control_blocks import cast_heartbeat, send_control
 from blackbox.publish.send.sender_state import Sender, SenderState
-from blackbox.transport.libzmq import wire_bytes
+from blackbox.transport.libzmq import wire_bytes_of
 
 _BYTES_PER_S: Final = 256 << 20
 """Bandwidth limit for the confirmations of all subscribers together."""
@@ -94,9 +94,10 @@ class ControlLine:
             return False
         finally:
             self.socket.setsockopt(zmq.XPUB_NODROP, self.waits)
-        size = sum(wire_bytes.py_func(len(frame)) for frame in block.frames)
-        self.state.wire_bytes += 0 if self.line else size
-        self.state.wire_bytes_b += size if self.line else 0
+        if self.line:
+            self.state.wire_bytes_b += wire_bytes_of(block.frames)
+        else:
+            self.state.wire_bytes += wire_bytes_of(block.frames)
         return True
 
 

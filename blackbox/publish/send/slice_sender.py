@@ -17,7 +17,7 @@ from blackbox.errors import BlackBoxError, PublisherError
 from blackbox.feed.feed import Feed
 from blackbox.feed.slice import Slice
 from blackbox.life import Life
-from blackbox.native.compile.compiling import compiled_seconds, is_compiling
+from blackbox.native.compile.compiling import StartLimit
 from blackbox.native.compile.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.compile.kept_arguments import Kept
 from blackbox.native.system.limits import Needs, start_thread
@@ -125,10 +125,10 @@ class SliceSender:
     def start(self) -> None:
         """Bind the endpoints. Raises EndpointError if one could not be bound."""
         start_thread(self._thread)
-        until, compiled_s = time.monotonic() + _START_S, compiled_seconds()
+        limit = StartLimit(_START_S)
         with self.subscriptions.changed:
             while not self.subscriptions.changed.wait_for(lambda: self.life is not SenderLife.NEW, _LOOK_S):
-                if time.monotonic() > until + compiled_seconds() - compiled_s and not is_compiling():
+                if limit.is_over():
                     raise PublisherError(f"slice {self.slice_id}: sender did not start in {_START_S} s")
         if self.error is not None:
             self._thread.join()

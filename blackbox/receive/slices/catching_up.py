@@ -9,7 +9,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 import numpy
@@ -25,6 +24,7 @@ from blackbox.native.system.priority import give_way, giving_way, let_others_go_
 from blackbox.receive.deliver.arbitration import Note
 from blackbox.receive.order.state import UNKNOWN, Answers, OrderState, Phase
 from blackbox.repeated_log import RepeatedLog
+from blackbox.transport.inproc import new_endpoint
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe, readable
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ _PROBE_S: Final = 1.0
 """Seconds between two attempts to reach a silent archive."""
 _MOST_WAKES: Final = 1_024
 _NOTE: Final = struct.Struct("<qqqq")
-_numbers = count()
 
 
 class Passed(NamedTuple):
@@ -185,7 +184,7 @@ class CatchUp:
 
         `wake` wakes the slice thread. `threads` deliver the blocks.
         """
-        endpoint, has_begun = f"inproc://blackbox-catch-up-{next(_numbers)}", threading.Event()
+        endpoint, has_begun = new_endpoint("catch-up"), threading.Event()
         self.socket.bind(endpoint)
         self._thread = threading.Thread(
             target=self._run,

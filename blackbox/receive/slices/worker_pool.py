@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from itertools import count
 from typing import Final
 
 import zmq
@@ -22,10 +21,10 @@ from blackbox.receive.slices.slice_errors import SliceErrors
 from blackbox.receive.slices.slice_status import SliceStatus
 from blackbox.receive.slices.tables import Tables
 from blackbox.receive.state import Stopping
+from blackbox.transport.inproc import new_endpoint
 
 _ROUTER_WAIT_MS: Final = 20
 _WORKER_END_S: Final = 0.05
-_numbers = count()
 
 
 class WorkerPool:
@@ -39,7 +38,7 @@ class WorkerPool:
     def open(self, context: zmq.Context[zmq.Socket[bytes]], host: CallbackHost) -> None:
         """Open the socket and start the workers, which will connect to it."""
         options = self._settings.options
-        endpoint = f"inproc://blackbox-slice-{next(_numbers)}"  # unique: a closed socket keeps its name for some time
+        endpoint = new_endpoint("slice")
         self._router = router = context.socket(zmq.ROUTER)
         router.router_mandatory = True
         router.sndhwm = 1  # the worker keeps the rest of the queue

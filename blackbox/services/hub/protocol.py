@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,6 +16,8 @@ from blackbox.errors import ConfigError, HubError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import Schema
 
+_DIGEST_BYTES: Final = 16
+"""Size of the hash of an id in those of later rows."""
 MOST_PUTS: Final = 4_096
 """Maximum puts of one request."""
 MOST_BYTES: Final = 1 << 20
@@ -241,6 +244,17 @@ class Columns(msgspec.Struct, frozen=True):
     def has_value(self, row: int) -> bool:
         """Return True if a put has a value."""
         return self.valid is None or bool(self.valid[row])
+
+
+def ids_of(put_id: bytes, count: int) -> list[bytes]:
+    """Return the id of each row of a message with `count` topics. All clients derive the same ones."""
+    digest = blake2b(put_id, digest_size=_DIGEST_BYTES).digest()
+    return [put_id, *(b"\0" + digest + bytes([row]) for row in range(1, count))]
+
+
+def is_derived(put_id: bytes) -> bool:
+    """Return True for the id of a later row of a message, as `ids_of` returns it."""
+    return len(put_id) == 1 + _DIGEST_BYTES + 1 and put_id[0] == 0
 
 
 def wrong_version(peer: str, version: int) -> str:

@@ -17,7 +17,7 @@ from blackbox.publish.listeners.peers import Why
 from blackbox.services.relay.hops import Hop, check_path, decode_path, encode_path, encode_times
 from blackbox.services.relay.line_state import BODY_AT, HEADER_AT, UNWANTED_AT, LineMemory
 from blackbox.services.relay.upstream_socket import UpstreamSocket
-from blackbox.transport.libzmq import message_bytes, wire_bytes
+from blackbox.transport.libzmq import message_bytes, wire_bytes_of
 
 log = logging.getLogger("blackbox")
 
@@ -93,7 +93,7 @@ class Line:
         """Send a control block below. A subscriber without room gets the next one."""
         with suppress(zmq.Again):
             self.xpub.send_multipart(block.frames, zmq.DONTWAIT)
-            self.state.wire_bytes += sum(wire_bytes.py_func(len(frame)) for frame in block.frames)
+            self.state.wire_bytes += wire_bytes_of(block.frames)
 
     def read_refusal(self) -> list[bytes]:
         """Process the refusal in the scratch, if any. Return the newly refused prefixes."""

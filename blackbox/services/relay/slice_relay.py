@@ -20,7 +20,7 @@ from blackbox.errors import BlackBoxError, RelayError
 from blackbox.feed.feed import Feed
 from blackbox.feed.slice import Slice
 from blackbox.life import Life
-from blackbox.native.compile.compiling import COMPILE_S, compiled_seconds, is_compiling
+from blackbox.native.compile.compiling import StartLimit
 from blackbox.native.compile.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.system.limits import Needs, start_thread
 from blackbox.native.system.waits import join
@@ -145,13 +145,12 @@ class SliceRelay:
     def start(self, timeout: float = 120.0) -> None:
         """Bind and connect. Raises EndpointError naming the endpoint that failed.
 
-        `timeout` in seconds, to which up to COMPILE_S of compiling is added.
+        `timeout`: as in `StartLimit`.
         """
         start_thread(self._thread)
-        until, compiled_s = time.monotonic() + timeout, compiled_seconds()
+        limit = StartLimit(timeout)
         while not self._ready.wait(_LOOK_S):
-            more_s = COMPILE_S if is_compiling() else compiled_seconds() - compiled_s
-            if time.monotonic() > until + more_s:
+            if limit.is_over():
                 raise RelayError(f"{self._what}: did not start in {timeout} s")
         if self.error is not None:
             self._thread.join()

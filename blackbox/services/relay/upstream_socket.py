@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from itertools import count
 from typing import Final, NamedTuple
 
 import zmq
@@ -18,7 +17,7 @@ from blackbox.receive.publishers.lines import open_sub
 from blackbox.services.relay.line_state import LineState
 from blackbox.services.relay.requests_up import Upstream
 from blackbox.transport.context import allow_ipv6
-from blackbox.transport.inproc import bound_number, is_bound_anew, is_inproc
+from blackbox.transport.inproc import bound_number, is_bound_anew, is_inproc, new_endpoint
 from blackbox.transport.security.curve import ClientKeys, refusal_of, use_keys
 from blackbox.transport.shared_memory.attached import SharedSource
 from blackbox.transport.tcp_info import FAILURE_EVENTS, Connection, Failure, connection_to, event_of, failure_of
@@ -30,7 +29,6 @@ _RECONNECT_MS: Final = 20, 200
 """First and longest pause between connection attempts, which peers below wait for."""
 _LEAST_WAITING: Final = 1_000
 """Messages waiting for a connection before those that cancel each other are removed."""
-_numbers = count()
 
 
 class Source(NamedTuple):
@@ -89,7 +87,7 @@ class UpstreamSocket:
         # connection then takes the rest of a half-read message, and libzmq aborts.
         self._xsub.sndhwm = 0
         self._xsub.reconnect_ivl, self._xsub.reconnect_ivl_max = _RECONNECT_MS
-        name = f"inproc://blackbox-upstream-{next(_numbers)}"  # unique: a closed monitor keeps its name for some time
+        name = new_endpoint("upstream")
         connected = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         self._xsub.monitor(name, connected | zmq.EVENT_DISCONNECTED | FAILURE_EVENTS)
         self._news.linger = 0

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from hashlib import blake2b
 from itertools import groupby
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from blackbox.services.hub.protocol import (
     MOST_BYTES,
     MOST_PUTS,
     Stored,
+    ids_of,
     offsets_of_one,
     unpack_places,
 )
@@ -215,12 +215,6 @@ def _columns_of_one(put: Put) -> Columns:
         count * _NUMBER.pack(put.ttl_ns) if put.ttl_ns else b"",
         count > 1,
     )
-
-
-def ids_of(put_id: bytes, count: int) -> list[bytes]:
-    """Return the id of each row of a message with `count` topics. All clients derive the same ones."""
-    digest = blake2b(put_id, digest_size=16).digest()
-    return [put_id, *(b"\0" + digest + bytes([row]) for row in range(1, count))]
 
 
 def _tell(puts: list[Put], result: Stored | HubError) -> None:

@@ -11,15 +11,13 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.services.hub.protocol import PlaceRow, Places
+from blackbox.services.hub.protocol import PlaceRow, Places, is_derived
 from blackbox.services.hub.server.notes import Client, Judged, Renewed
 
 _MOST_ANSWER_BYTES: Final = 256 << 20
 _MOST_READ: Final = 100_000
 """Requests before the newest snapshot that a hub reads from its journals at its start. Newer notes have the rest."""
 _SPARE: Final = 10_000
-_DERIVED_BYTES: Final = 18
-"""Size of the id of a later row of a message with several topics."""
 
 
 class Table:
@@ -169,7 +167,10 @@ class Table:
                 self._noted.append((number, 1, (key, ids[row])))
         while len(self._ids) > self._most_ids:
             _, (turn, *_) = self._ids.popitem(last=False)  # with all ids of its message, which is known or new as one
-            while self._ids and _is_later_row(*next(iter(self._ids.items())), turn):
+            while self._ids:
+                (_, put_id), (of_turn, *_) = next(iter(self._ids.items()))
+                if of_turn != turn or not is_derived(put_id):
+                    break
                 self._ids.popitem(last=False)
         if len(self._noted) > 2 * sum(map(len, self._remembered())) + _SPARE:
             self._noted = deque(filter(self._is_remembered, self._noted))
@@ -186,11 +187,6 @@ class Table:
     def _hear(self, client: Client, session: int, last: int) -> None:
         self._clients[client] = session, last
         self._clients.move_to_end(client)
-
-
-def _is_later_row(key: tuple[str, bytes], known: tuple[int, int, PlaceRow], turn: int) -> bool:
-    """Return True for the id of a later row of a message with several topics, as clients derive it, from a turn."""
-    return known[0] == turn and len(key[1]) == _DERIVED_BYTES and key[1][0] == 0
 
 
 def _known(place: PlaceRow) -> PlaceRow:

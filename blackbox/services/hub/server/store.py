@@ -60,7 +60,7 @@ class Store:
             again_bytes=0,  # subscribers fetch unsent messages from its archive
         )
         self.outbox = self._make_outbox()
-        self._is_open = self._is_cut = False
+        self._is_open = False
         self._is_patient = fsync == "interval"
         """True if it appends without syncing."""
 
@@ -68,9 +68,9 @@ class Store:
         """Check the days; after a power cut, recover them. Raises JournalError."""
         make_directory(self.days)
         with closing(Lock(self.days)):
-            self._is_cut = self.has_lost_power()
-            check_days(self.days, len(self.feed.slices), has_lost_power=self._is_cut)
-            if self._is_cut:
+            is_cut = self.has_lost_power()
+            check_days(self.days, len(self.feed.slices), has_lost_power=is_cut)
+            if is_cut:
                 forget_synced(self.days)
                 for day in recorded_days(self.days)[-RECENT_DAYS:]:
                     recover_day(day)
@@ -88,7 +88,7 @@ class Store:
 
         `epoch`: 0 for the one in the journals, or a new one after a power cut.
         """
-        self.outbox = self._make_outbox(serve=serve, epoch=epoch, continues=not self._is_cut)
+        self.outbox = self._make_outbox(serve=serve, epoch=epoch, continues=not self.has_lost_power())
         self.publisher = Publisher(feed, outbox=self.outbox).start()
         self._is_open = True
 
