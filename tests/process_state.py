@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,15 @@ def wait_given_back(before: tuple[int, int], *, collect: bool = True) -> None:
         return all(now <= was for now, was in zip(held(collect=collect), before, strict=True))
 
     wait_until(is_given_back, what=f"{before} threads and descriptors, as before,")
+
+
+def descriptors_of(path: Path) -> int:
+    """Return how many descriptors of this process are of a file; other threads may open and close others."""
+    found = 0
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += each.readlink() == path
+    return found
 
 
 def resident_bytes(pid: int | str = "self") -> int:

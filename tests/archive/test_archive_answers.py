@@ -138,7 +138,7 @@ def test_a_search_by_time_finds_a_block_recorded_during_it(tmp_path: Path, monke
             return found
 
         monkeypatch.setattr(pieces, "_first_received", finds)
-        publisher.wait_for_subscribers(timeout=200)
+        publisher.wait_for_subscribers()
         found = Pieces(tmp_path / feed.name).position_at(0, BEGINNING_NS)
         assert found.is_end
         assert found.position in (Position(0, 0), Position(publisher.epoch, 0))
@@ -352,7 +352,7 @@ def test_the_record_command_serves_its_recording(tmp_path: Path) -> None:
         Publisher(feed) as publisher,
         Command("record", "--feed", path, "--out", tmp_path, "--serve", "--until-end") as recorder,
     ):
-        publisher.wait_for_subscribers(timeout=200)
+        publisher.wait_for_subscribers()
         publish_parts(publisher, 0, 2_000)
         asked = ArchiveClient(feed, timeout=60).blocks(0, start=(publisher.epoch, 0), stop=(publisher.epoch, 2_000))
         assert all_numbers(asked) == list(range(2_000))

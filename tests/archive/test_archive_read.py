@@ -190,20 +190,16 @@ def test_a_gap_of_one_archive_waits_for_another_that_records(tmp_path: Path, mon
     first.put(block(4, 1, SECOND, epoch=7))
     left, pause = [block(2, 3, SECOND, epoch=7)], block_reader._Waits.pause
 
-    def write(journal: Journal) -> None:
-        journal.writer.state.flushed = 0
-        journal.rest()
-
     def record(waits: Any, retry_s: float) -> None:
         while left:
             second.put(left.pop())
-            write(second)
+            second.write()
         pause(waits, retry_s)
 
     monkeypatch.setattr(block_reader._Waits, "pause", record)
     monkeypatch.setattr(client, "_GAP_S", 600.0)
     for journal in journals:
-        write(journal)
+        journal.write()
     with ArchiveServer(places[0], feed.archives[:1]), ArchiveServer(places[1], feed.archives[1:]):
         found = list(ArchiveClient(feed, timeout=60).blocks(0, start=(7, 0), stop=(7, 5), timeout=1_200))
     assert [each.block.count if isinstance(each, Fetched) else each for each in found] == [2, 3]
@@ -221,8 +217,7 @@ def test_waits_for_an_archive_that_records_no_more_are_short_together(
     for number in range(40):
         first.put(block(2 * number, 1, SECOND, epoch=7))
     for journal in journals:
-        journal.writer.state.flushed = 0
-        journal.rest()
+        journal.write()
     now_s = [0.0]
     monkeypatch.setattr(block_reader, "awake_s", lambda: now_s[0])
     monkeypatch.setattr(block_reader._Waits, "pause", lambda _, retry_s: now_s.__setitem__(0, now_s[0] + 0.05))

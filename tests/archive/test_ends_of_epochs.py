@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from blackbox.archive.serve import piece_reading
 from blackbox.archive.serve.archive_days import DAYS_OPEN, ArchiveDays
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
+from blackbox.archive.serve.piece_reading import Read
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import (
     BEGINNING_NS,
@@ -25,6 +27,7 @@ from blackbox.archive.serve.protocol import (
     FoundPosition,
     Gone,
     Outage,
+    Piece,
     RunAbout,
 )
 from blackbox.archive.serve.server import ArchiveServer
@@ -109,8 +112,7 @@ class Model(Walk):
         elif what == "run":
             self._run()
         elif what == "kill":
-            self.journal.writer.state.flushed = 0
-            self.journal.rest()
+            self.journal.write()
             self.killed.append(self.journal)
             self.journal = self._begin()
         elif self.days < 9:
@@ -130,10 +132,25 @@ class Model(Walk):
         self.ends.clear()
 
 
+def after(ask: AskBlocks, piece: Piece) -> AskBlocks:
+    """Return the request for what follows an answer."""
+    return msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed)
+
+
+def answers(archive: Pieces, ask: AskBlocks) -> Iterator[Read]:
+    """Yield answers up to the one after which there is no more."""
+    while True:
+        yield (found := archive.read(ask))
+        if found.piece.state != "more":
+            return
+        ask = after(ask, found.piece)
+
+
 def read_all(archive: Pieces, ask: AskBlocks) -> tuple[list[Fact], str]:
     found: list[Fact] = []
-    while True:
-        piece, blocks = archive.read(ask)
+    state = ""
+    for piece, blocks in answers(archive, ask):
+        state = piece.state
         gone = iter([*piece.gone, (len(blocks) + 1, None)])
         place, lost = next(gone)
         for number in range(len(blocks) + 1):
@@ -143,9 +160,7 @@ def read_all(archive: Pieces, ask: AskBlocks) -> tuple[list[Fact], str]:
             if number < len(blocks):
                 first_row = piece.blocks[number][1]
                 found += [("came", blocks[number].epoch, n) for n in blocks[number].sequences[first_row:].tolist()]
-        if piece.state != "more":
-            return found, piece.state
-        ask = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed)
+    return found, state
 
 
 @few
@@ -173,8 +188,7 @@ def test_received_and_missing_messages_match_a_plain_walk(
         if is_closed:
             model.journal.writer.close()
         else:
-            model.journal.writer.state.flushed = 0
-            model.journal.rest()
+            model.journal.write()
         at = None if start is None else Position(*start)
         begin = at or Pieces(Path(path)).position_at(0, BEGINNING_NS).position
         assert begin is not None
@@ -207,13 +221,12 @@ def test_a_later_epoch_without_messages_ends_the_epoch_before(tmp_path: Path, is
     if is_closed:
         model.journal.writer.close()
     else:
-        model.journal.writer.state.flushed = 0
-        model.journal.rest()
+        model.journal.write()
     archive, ask = Pieces(tmp_path), AskBlocks(slice_id=0, start=Position(1, 0))
     piece, blocks = archive.read(ask)
     assert (len(blocks), piece.gone) == (1, [(1, Gone(1, 3, 5, "not recorded"))])
     assert (piece.state, piece.passed, piece.ended) == ("more", (2, 0), EndOfEpoch(1, 5, 5, {b"A": (5, 5)}))
-    piece, blocks = archive.read(msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed))
+    piece, blocks = archive.read(after(ask, piece))
     assert (blocks, piece.passed, piece.ended) == ([], (2, 0), None)
     assert piece.state == ("done" if is_closed else "later")
     model.close()
@@ -224,13 +237,9 @@ def test_an_epoch_without_messages_ends_before_the_next_one(tmp_path: Path) -> N
     for op in ops_of("rA3 h n h n rA1"):
         model.do(op)
     model.journal.writer.close()
-    archive, ask, state = Pieces(tmp_path), AskBlocks(slice_id=0, start=Position(1, 0)), "more"
-    ended: list[tuple[int, int, Position]] = []
-    while state == "more":
-        piece, _ = archive.read(ask)
-        ended += [(piece.ended.epoch, piece.ended.stop, piece.passed)] if piece.ended else []
-        ask, state = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed), piece.state
-    assert (ended, state) == ([(1, 3, Position(2, 0)), (2, 0, Position(3, 0))], "done")
+    pieces = [piece for piece, _ in answers(Pieces(tmp_path), AskBlocks(slice_id=0, start=Position(1, 0)))]
+    ended = [(each.ended.epoch, each.ended.stop, each.passed) for each in pieces if each.ended]
+    assert (ended, pieces[-1].state) == ([(1, 3, Position(2, 0)), (2, 0, Position(3, 0))], "done")
     model.close()
 
 
@@ -264,12 +273,10 @@ def test_a_waiting_reader_makes_an_archive_look_at_its_last_day_only(
         journal.put(block(number, 1, SECOND))
         if number < 4:
             journal.writer.close()
-    journal.writer.state.flushed = 0
-    journal.rest()
-    archive, ask, state = Pieces(tmp_path), AskBlocks(slice_id=0, start=Position(1, 1)), "more"
-    while state == "more":
-        piece, _ = archive.read(ask)
-        ask, state = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed), piece.state
+    journal.write()
+    archive, ask = Pieces(tmp_path), AskBlocks(slice_id=0, start=Position(1, 1))
+    *_, (last, _) = answers(archive, ask)
+    ask = after(ask, last)
     names, fresh = set[str](), ArchiveDays.fresh
 
     def note(days: ArchiveDays, name: str, slice_id: int | None = None) -> Any:
@@ -313,8 +320,7 @@ def test_an_archive_reports_ends_of_epochs_and_outages(tmp_path: Path) -> None:
     journal.hear({b"": 9}, 8, 40 * SECOND)
     journal.hear({}, 9, 50 * SECOND)
     archive = Pieces(tmp_path)
-    journal.writer.state.flushed = 0
-    journal.rest()
+    journal.write()
     about = archive.about(None).slices[0]
     assert about.runs == [
         RunAbout(epoch=6, last_sequence=0, has_ended=False, heard_ns=0),

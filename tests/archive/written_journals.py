@@ -52,6 +52,11 @@ class Journal:
         self.writer.state.kind = IDLE
         self._append(self.writer.handler.record)
 
+    def write(self) -> None:
+        """Write the buffer, as after a long idle time."""
+        self.writer.state.flushed = 0
+        self.rest()
+
     def _give(self, kind: int, header: bytes, body: bytes, ts_recv: int, held: int = 0, first_row: int = 0) -> None:
         self._kept = numpy.frombuffer(header, numpy.uint8), numpy.frombuffer(body + bytes(8), numpy.uint8)
         given = self.writer.state

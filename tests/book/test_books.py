@@ -323,7 +323,7 @@ def test_callbacks_of_the_group_see_the_books_after_their_message_live_also_when
             wrong.append(message.topic)
 
     with published(feed, subscriber) as publisher:
-        publisher.wait_for_subscribers(b"", timeout=200)
+        publisher.wait_for_subscribers(b"")
         Synthetic(2_000, symbols=5).publish(publisher)
         publisher.new_epoch()
         Synthetic(2_000, symbols=5).publish(publisher)

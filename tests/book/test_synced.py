@@ -386,7 +386,7 @@ def test_run_after_a_restart_is_not_synced_live(more: int, synced: bool) -> None
     subscriber = Subscriber(feed := one_slice(schema="itch50"))
     book = subscriber.book(b"", group="books")
     with published(feed, subscriber) as publisher:
-        publisher.wait_for_subscribers(b"", timeout=200)
+        publisher.wait_for_subscribers(b"")
         publisher.publish(b"A.A", order(1, b"B", 5))
         publisher.publish(b"C.A", order(3, b"B", 5))
         publisher.epoch += more  # like the epoch of another process

@@ -47,7 +47,7 @@ def roles(url: str) -> list[str]:
 
 
 def test_metrics_of_a_recorder_and_a_relay_while_they_run(place: Place, tmp_path: Path) -> None:
-    feed = replace(Feed.local(place.feed.name, slices=len(place.feed.slices)), heartbeat_ns=place.feed.heartbeat_ns)
+    feed = replace(place.feed, slices=Feed.local("cli").slices)
     below = write_feed(feed, tmp_path / "below.toml")
     with ExitStack() as stack:
         publisher = stack.enter_context(Publisher(place.feed))
@@ -57,7 +57,7 @@ def test_metrics_of_a_recorder_and_a_relay_while_they_run(place: Place, tmp_path
         recorder_at, relay_at = url_of(record), url_of(relay)
         wait_until(lambda: roles(recorder_at) == ["recorder"], 200, "the recorder")
         wait_until(lambda: roles(relay_at) == ["relay"], 200, "the relay")
-        publisher.wait_for_subscribers(timeout=200)  # else messages are not wanted, and not sent
+        publisher.wait_for_subscribers()  # else messages are not wanted, and not sent
         for _ in range(5):
             publisher.publish(b"A.t", b"1")
 

@@ -91,7 +91,7 @@ def test_a_closed_pipe_does_not_change_the_status(tmp_path: Path, words: list[st
 def test_a_subscription_whose_output_is_closed_receives_to_the_end(place: Place) -> None:
     def publish() -> None:
         with Publisher(place.feed, when_full="wait") as publisher:
-            publisher.wait_for_subscribers(timeout=200)
+            publisher.wait_for_subscribers()
             for number in range(2_000):
                 publisher.publish(b"A", b"%d" % number)
 

@@ -43,7 +43,7 @@ def test_a_feed_is_recorded_until_its_end(place: Place, tmp_path: Path, monkeypa
     with Publisher(place.feed, when_full="wait") as publisher:
 
         def publish_and_close() -> None:
-            publisher.wait_for_subscribers(timeout=200)
+            publisher.wait_for_subscribers()
             publish(publisher)
             publisher.close()
 
@@ -120,7 +120,7 @@ def test_a_removed_directory_is_an_error_that_names_the_file(place: Place, tmp_p
     with Publisher(place.feed) as publisher:
 
         def remove() -> None:
-            publisher.wait_for_subscribers(timeout=200)
+            publisher.wait_for_subscribers()
             for path in (tmp_path / "cli").glob("*/slice-*/*"):
                 path.unlink()
 

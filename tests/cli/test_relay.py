@@ -25,7 +25,7 @@ from tests.examples import first_of
 def test_a_signal_ends_it_with_totals(
     place: Place, tmp_path: Path, number: signal.Signals, status: int, options: tuple[str, ...]
 ) -> None:
-    feed = replace(Feed.local(place.feed.name, slices=len(place.feed.slices)), heartbeat_ns=place.feed.heartbeat_ns)
+    feed = replace(place.feed, slices=Feed.local("cli").slices)
     below = write_feed(feed, tmp_path / "below.toml")
     subscriber, got = Subscriber(feed), Collector()
     subscriber.on_batch(b"")(got.batch)
@@ -81,7 +81,7 @@ def test_a_signal_ends_a_plain_relay_with_totals(
 
 def test_what_cannot_be_relayed_is_one_line(place: Place, tmp_path: Path) -> None:
     endpoint = free_endpoints("tcp", "plain", 1, 1)[0][0]
-    other = replace(Feed.local(place.feed.name, slices=5), heartbeat_ns=place.feed.heartbeat_ns)
+    other = replace(place.feed, slices=Feed.local("cli", slices=5).slices)
     other_path = write_feed(other, tmp_path / "other.toml")
     with zmq.Context() as context, context.socket(zmq.PUB) as taken:
         taken.bind(endpoint)

@@ -32,7 +32,7 @@ def test_published_messages_are_shown_and_counted(place: Place, monkeypatch: pyt
     def publish() -> None:
         feed = msgspec.structs.replace(place.feed, schema="itch50")
         with Publisher(feed, when_full="wait") as publisher:
-            publisher.wait_for_subscribers(timeout=200)
+            publisher.wait_for_subscribers()
             Synthetic(20_000).publish(publisher)
 
     with beside(publish):
@@ -64,7 +64,7 @@ def test_count_ends_a_subscription(place: Place) -> None:
     with Publisher(place.feed) as publisher:
 
         def publish() -> None:
-            publisher.wait_for_subscribers(timeout=200)
+            publisher.wait_for_subscribers()
             for number in range(500):
                 publisher.publish(b"S%d.t" % (number % 7), b"payload")
 
@@ -82,7 +82,7 @@ def test_tables_on_a_terminal_until_a_signal(
 ) -> None:
     words = ("subscribe", "--prefix", "AAPL.", "--feed", place.path)
     with Publisher(place.feed) as publisher, Command(*words, stderr=screen.program) as subscriber:
-        publisher.wait_for_subscribers(b"AAPL.", timeout=200)
+        publisher.wait_for_subscribers(b"AAPL.")
         publisher.publish(b"AAPL.trade", b"1")
         screen.wait(r"slices.*callbacks.*AAPL\..* 1 ")
         ended = subscriber.interrupt(number)
@@ -96,7 +96,7 @@ def test_slow_subscriber_exits_with_its_own_status(place: Place) -> None:
         Publisher(place.feed) as publisher,
         Command("subscribe", "--feed", place.path, "--max-lag", "0.000001", "--start-grace", "0") as subscriber,
     ):
-        publisher.wait_for_subscribers(timeout=200)
+        publisher.wait_for_subscribers()
         publisher.publish(b"AAPL.t", b"payload")
         ended = subscriber.end()
     assert ended.status == Status.SLOW == EXIT_SLOW

@@ -7,7 +7,6 @@ import random
 import re
 import zipfile
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from blackbox.archive.export.time_order import Messages
 from blackbox.errors import ConfigError, SourceError
 from tests.examples import examples, first_of
 from tests.feeds.build import messages_of
+from tests.process_state import descriptors_of
 from tests.recorded import recorded
 
 ROWS = {
@@ -251,15 +251,6 @@ def test_members_of_an_archive_share_one_descriptor(tmp_path: Path) -> None:
     assert descriptors_of(path) == 1
     assert sum(len(chunk.starts) for chunk in (first, *chunks)) == 100
     assert descriptors_of(path) == 0
-
-
-def descriptors_of(path: Path) -> int:
-    """Return how many descriptors of this process are of a file; other threads may open and close others."""
-    found = 0
-    for each in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found += each.readlink() == path
-    return found
 
 
 def test_topic_template(tmp_path: Path) -> None:

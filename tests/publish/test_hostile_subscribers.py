@@ -206,7 +206,7 @@ def test_a_peer_that_never_reads_does_not_delay_close_until_the_timeout(
     with Peer(feed) as peer:
         peer.send(subscription(b""), subscription(HEARTBEAT_KEY))
         peer.send(acceptance(peer.ask(), publisher.epoch))
-        publisher.wait_for_subscribers(timeout=200)
+        publisher.wait_for_subscribers()
         for _ in range(200):  # messages beyond the kernel's and libzmq's queues stay in the ring
             publisher.publish(b"T", bytes(20_000))
         with caplog.at_level(logging.WARNING, "blackbox"):
@@ -388,7 +388,7 @@ def test_a_peer_already_deaf_gets_the_full_patience_of_close(monkeypatch: pytest
         peer.send(subscription(b""), subscription(HEARTBEAT_KEY))
         nonce = peer.ask()
         peer.send(acceptance(nonce, publisher.epoch))
-        publisher.wait_for_subscribers(timeout=200)
+        publisher.wait_for_subscribers()
         for _ in range(200):
             publisher.publish(b"T", bytes(20_000))
         wait_until(lambda: deaf_of(looks), what="a deaf peer")

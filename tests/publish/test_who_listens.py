@@ -41,18 +41,18 @@ def test_wait_for_subscribers_returns_when_the_prefix_is_wanted() -> None:
             publisher.wait_for_subscribers(b"AAPL.x", timeout=0.05)
         first, _ = collected(feed, b"AAPL.")
         with first:
-            publisher.wait_for_subscribers(b"AAPL.x", timeout=200)
+            publisher.wait_for_subscribers(b"AAPL.x")
             with pytest.raises(NoSubscriberError, match="0 subscribers to b'MSFT.'"):
                 publisher.wait_for_subscribers(b"MSFT.", timeout=0.05)
             other = next(b"S%d." % n for n in range(99) if feed.slices_for(b"S%d." % n) == feed.slices_for(b"AAPL."))
             with collected(feed, other)[0], pytest.raises(NoSubscriberError, match=r"1 subscribers to b'AAPL\.'"):
                 publisher.wait_for_subscribers(b"AAPL.", timeout=0.05, count=2)
-            publisher.wait_for_subscribers(symbols=["AAPL"], timeout=200)
+            publisher.wait_for_subscribers(symbols=["AAPL"])
             with pytest.raises(NoSubscriberError, match="0 subscribers to b'MSFT.'"):
                 publisher.wait_for_subscribers(symbols=["AAPL", "MSFT"], timeout=0.05)
             second, _ = collected(feed, b"AAPL.")
             with second:
-                publisher.wait_for_subscribers(b"AAPL.", timeout=200, count=2)
+                publisher.wait_for_subscribers(b"AAPL.", count=2)
                 assert publisher.statistics().subscribers == 2
         wait_until(lambda: publisher.statistics().subscribers == 0)
 

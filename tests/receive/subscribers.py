@@ -38,6 +38,11 @@ def one_slice(**settings: Any) -> Feed:
     return sliced(1, **settings)
 
 
+def two_line_feed(**settings: Any) -> Feed:
+    """Return a feed whose lines never count as dead."""
+    return one_slice(**{"lines": 2, "heartbeat_ns": 60 * SECOND_NS} | settings)
+
+
 def topic_of_each(feed: Feed) -> list[bytes]:
     """Return a topic of each slice."""
     topics = [b"S%d.t" % number for number in range(100)]

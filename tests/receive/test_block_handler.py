@@ -19,7 +19,7 @@ from blackbox.receive.supervise.shared_slices import Share
 from blackbox.receive.supervise.slice_plan import whole_feed
 from blackbox.receive.supervise.supervisor import Supervisor
 from blackbox.testing import RawPublisher, wait_until
-from tests.receive.subscribers import SECOND_NS, one_slice
+from tests.receive.subscribers import SECOND_NS, one_slice, two_line_feed
 
 ENTRY = 4
 ENTRIES = 1000
@@ -89,7 +89,7 @@ def test_control_blocks_arrive_in_order(log: Log) -> None:
 
 
 def test_a_control_block_reports_blocks_held_for_the_other_line(log: Log) -> None:
-    feed = one_slice(lines=2, heartbeat_ns=60 * SECOND_NS)
+    feed = two_line_feed()
     subscriber = handling(feed, log, line_wait=1_000)
     with RawPublisher(feed) as publisher:
         subscriber.start(None)

@@ -11,19 +11,18 @@ import numpy
 import pytest
 
 from blackbox import Message, Publisher, SlowPolicy, Subscriber
-from blackbox.block.batch.received_block import NO_FEED
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
 from blackbox.native.memory.intrinsics import load_acquire
 from blackbox.receive.callbacks.callbacks import CompiledCallback
 from blackbox.receive.callbacks.compiled_callback import CompiledBatch, has_value, payload, sequence_of
 from blackbox.receive.callbacks.gap_hooks import NO_RULES, GapHooks
-from blackbox.receive.deliver.live_delivery import CallbackHost, LiveDelivery
-from blackbox.receive.state import SliceState, Stopping
+from blackbox.receive.state import Stopping
 from blackbox.receive.statistics import Counters
 from blackbox.testing import RawPublisher, wait_until
 from tests.callbacks import count_rows
 from tests.receive.subscribers import PATIENT, in_both_places, one_slice, publishing
+from tests.receive.test_told_in_place import a_worker
 
 
 def hold(batch: Any, state: Any) -> None:
@@ -107,14 +106,10 @@ def test_a_return_to_the_past_resets_a_compiled_callback_between_messages(worker
 
 
 def test_a_worker_that_is_terminated_at_an_epoch_keeps_the_states_of_its_compiled_callbacks() -> None:
-    state, counters = SliceState(), Counters(1)
-    state.stopping = Stopping.TERMINATE
-    hooks: Any = SimpleNamespace(enter=lambda *_: None)
-    host = CallbackHost(0, NO_FEED, state, counters, hooks, lambda _: True, print)
-    table: Any = SimpleNamespace(timers=())
+    live, _ = a_worker(SimpleNamespace(enter=lambda *_: None), Counters(1))
+    live._host.state.stopping = Stopping.TERMINATE
     callback = CompiledCallback(b"", count_rows, numpy.zeros(1, numpy.int64), None, False)
     callback.state_for(0)[0] = 7
-    live = LiveDelivery(host, 0, table)
     live._gap_hooks = GapHooks([callback], NO_RULES)
     live.delivery.state.epoch, live.delivery.state.next_epoch = 1, 2
     live.enter_epoch()

@@ -17,7 +17,7 @@ from blackbox.block.form.format import ACCEPT_KEY
 from blackbox.receive.order.epochs import AHEAD_NS
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests import wire
-from tests.receive.subscribers import one_slice, publishing, subscribed
+from tests.receive.subscribers import one_slice, publishing, subscribed, two_line_feed
 
 SELDOM_NS = 60 * 10**9
 """A heartbeat interval so long that no line counts as dead."""
@@ -34,7 +34,7 @@ def send(publisher: RawPublisher, *payloads: bytes, epoch: int = 1, sequence: in
 
 def test_a_forgery_on_each_line_changes_nothing_however_late_one_is(caplog: pytest.LogCaptureFixture) -> None:
     """The block on line A that disproves the first forgery may arrive after the second one, on line B."""
-    subscriber, got = subscribed(feed := one_slice(lines=2, heartbeat_ns=SELDOM_NS))
+    subscriber, got = subscribed(feed := two_line_feed())
     with publishing(feed, subscriber, 100) as publisher:
         publisher.send(publisher.encode([(b"T", b"0")]), (0, 1))
         got.wait(1)
@@ -53,7 +53,7 @@ def test_a_forgery_on_each_line_changes_nothing_however_late_one_is(caplog: pyte
 
 
 def test_a_forgery_between_two_late_blocks_of_the_earlier_epoch_changes_nothing() -> None:
-    subscriber, got = subscribed(feed := one_slice(lines=2, heartbeat_ns=SELDOM_NS))
+    subscriber, got = subscribed(feed := two_line_feed())
     with publishing(feed, subscriber, 100) as publisher:
         publisher.send(publisher.encode([(b"T", b"old")]), (0, 1))
         wait_until(lambda: subscriber.statistics().received.duplicates == 1, what="both copies")
@@ -74,7 +74,7 @@ def test_a_forgery_between_two_late_blocks_of_the_earlier_epoch_changes_nothing(
 @pytest.mark.parametrize(("early", "late"), [(0, 1), (1, 0)])
 def test_the_first_blocks_of_an_epoch_on_both_lines_are_delivered_in_order(early: int, late: int) -> None:
     """One line begins with the epoch's first message, the other with its third; both are unconfirmed at first."""
-    subscriber, got = subscribed(feed := one_slice(lines=2, heartbeat_ns=SELDOM_NS), line_wait=60)
+    subscriber, got = subscribed(feed := two_line_feed(), line_wait=60)
     with publishing(feed, subscriber, 100) as publisher:
         publisher.send(publisher.encode([(b"T", b"before")]), (0, 1))
         got.wait(1)
@@ -158,7 +158,7 @@ def test_time_until_a_block_is_accepted_is_not_lag() -> None:
 
 @pytest.mark.parametrize("proof", ["a block", "a heartbeat"])
 def test_an_end_followed_by_any_message_is_withdrawn(proof: str) -> None:
-    subscriber, got = subscribed(feed := one_slice(lines=2, heartbeat_ns=SELDOM_NS))
+    subscriber, got = subscribed(feed := two_line_feed())
     with publishing(feed, subscriber) as publisher:
         lines = subscriber._supervisor.slices.running[0].status.state
         publisher.heartbeat(end=True, lines=[0])

@@ -1,4 +1,4 @@
-"""The key table of a slice drops keys of earlier epochs. Kept blocks, unreported losses and told ends keep theirs.
+"""The key table of a slice drops keys of earlier epochs. Kept blocks, unreported losses and reported ends keep theirs.
 
 See `test_gaps.py` for the table of a whole subscriber.
 """

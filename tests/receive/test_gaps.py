@@ -6,18 +6,17 @@ See also `test_told_in_place.py`; `tests/simulation` checks the decisions with r
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy
 import pytest
 
-from blackbox import Feed, SlowPolicy
+from blackbox import SlowPolicy
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
 from blackbox.errors import GapError
 from blackbox.receive.supervise import confirmation_wait
 from blackbox.testing import Collector, RawPublisher, wait_until
-from tests.receive.subscribers import SECOND_NS, numbers_of, one_slice, publishing, subscribed
+from tests.receive.subscribers import SECOND_NS, numbers_of, one_slice, publishing, subscribed, two_line_feed
 
 A, B = 0, 1
 
@@ -82,11 +81,6 @@ def test_sequences_left_out_of_a_block_are_neither_lost_nor_delivered_twice(line
     received = subscriber.statistics().received
     assert received.messages - received.duplicates == len(expected)
     assert received.gaps == (75 - 71) + (0 if lines == 2 else 61 - 50)
-
-
-def two_line_feed(**settings: Any) -> Feed:
-    """Return a feed whose lines never count as dead."""
-    return one_slice(**{"lines": 2, "heartbeat_ns": 60 * SECOND_NS} | settings)
 
 
 def test_a_held_block_that_came_twice_counts_its_messages_as_duplicates_not_its_sequences() -> None:

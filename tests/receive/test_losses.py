@@ -20,13 +20,13 @@ from tests.gate import Gate
 from tests.receive.subscribers import (
     LATE_NS,
     PATIENT,
-    SECOND_NS,
     numbers_of,
     one_slice,
     published,
     publishing,
     sliced,
     subscribed,
+    two_line_feed,
 )
 
 FOREVER = SlowPolicy(max_lag=3_600, grace=60)
@@ -50,7 +50,7 @@ def terminate_behind(gate: Gate, subscriber: Subscriber) -> None:
 
 def test_terminate_counts_everything_queued_anywhere() -> None:
     """In a worker, in its queue, in the slice thread's queue, and held for the other line."""
-    feed = one_slice(lines=2, key_bytes=1, heartbeat_ns=60 * SECOND_NS)  # no line counts as dead
+    feed = two_line_feed(key_bytes=1)
     subscriber = Subscriber(feed, workers=1, slow=FOREVER, queue_blocks=4, line_wait=1_000)
     gate = Gate()
     subscriber.on(b"A")(gate.message)

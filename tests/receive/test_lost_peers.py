@@ -86,7 +86,7 @@ def test_a_subscriber_on_inproc_reconnects_to_a_restarted_publisher_but_not_to_a
         assert connections == [0]
     wait_for_looks()
     with Publisher(feed) as publisher:
-        publisher.wait_for_subscribers(b"A", timeout=200)
+        publisher.wait_for_subscribers(b"A")
         publisher.publish(b"A", b"2")
     subscriber.run(until_end=True)
     assert got.payloads == [b"1", b"2"]

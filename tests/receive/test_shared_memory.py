@@ -203,7 +203,7 @@ def test_a_killed_reader_releases_everything(when_full: Any) -> None:
     with Publisher(feed, when_full=when_full) as publisher, Script(STUCK, feed) as script:
         survivor.start()
         script.expect("shm")
-        publisher.wait_for_subscribers(count=2, timeout=200)
+        publisher.wait_for_subscribers(count=2)
         publish_numbers(publisher, 0, 1)
         script.expect("stuck")
         publishing = threading.Thread(target=publish_numbers, args=(publisher, 1, 100_000, 128))
@@ -234,7 +234,7 @@ def test_a_stopped_reader_is_not_dead_and_continues() -> None:
     """
     with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher, Script(code, feed) as script:
         script.expect("started")
-        publisher.wait_for_subscribers(timeout=200)
+        publisher.wait_for_subscribers()
         script.process.send_signal(signal.SIGSTOP)
         publishing = threading.Thread(target=publish_numbers, args=(publisher, 0, 100_000, 128))
         publishing.start()
@@ -250,7 +250,7 @@ def test_readers_take_all_blocks_of_an_ended_publisher_and_attach_to_the_next(ki
     feed = shared_feed()
     code = """
         with Publisher(feed) as publisher:
-            publisher.wait_for_subscribers(timeout=200)
+            publisher.wait_for_subscribers()
             for number in range(100):
                 publisher.publish(b"T", b"%d" % number)
             publisher.flush()

@@ -78,7 +78,7 @@ def test_traces_of_a_busy_slice_become_old_enough_to_be_read() -> None:
     subscriber = Subscriber(feed, workers=1, slow=SlowPolicy("warn"))
     subscriber.on_batch(b"")(lambda _: None)
     with Publisher(feed, when_full="wait") as publisher, subscriber:
-        publisher.wait_for_subscribers(timeout=200)
+        publisher.wait_for_subscribers()
 
         def is_read() -> bool:
             for _ in range(KEPT_BLOCKS):

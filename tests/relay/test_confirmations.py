@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from typing import Literal
 
 import pytest
-import zmq
 
 from blackbox import Publisher, Relay
 from blackbox.block.form.block import Block
@@ -24,6 +23,7 @@ from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.examples import examples
 from tests.late_answers import late_answers
 from tests.relay.relays import PATIENCE_S, PLAIN_BEAT_NS, chain, collected, line_of, relayed
+from tests.relay.test_rights import asking
 
 JOINS = examples(10)
 TOPICS = 7
@@ -61,9 +61,7 @@ def test_a_loss_above_a_relay_is_reported_below_after_a_change_of_filters() -> N
 
 def test_a_confirmation_has_the_keys_of_this_run_only() -> None:
     feeds = chain(key_bytes=1, max_topics=4)
-    with relayed(feeds), zmq.Context() as context, context.socket(zmq.SUB) as sub:
-        sub.linger, sub.rcvtimeo = 0, 1_000 * int(PATIENCE_S)
-        sub.connect(feeds[-1].slices[0].lines[0])
+    with relayed(feeds), asking(feeds[-1]) as sub:
         for keys in (b"ABCD", b"EFGH"):
             everything, got = collected(feeds[-1])
             with Publisher(feeds[0]) as publisher:

@@ -103,7 +103,7 @@ def test_a_second_source_replaces_the_first_one_below_a_single_multicast_line() 
             with Publisher(source) as publisher:
                 if number == 1:
                     subscriber.start()
-                publisher.wait_for_subscribers(timeout=200)
+                publisher.wait_for_subscribers()
                 publisher.publish(b"T", b"%d" % number)
                 got.wait(number)
         wait_until(lambda: relay.statistics().lines[0].reconnects > 0)

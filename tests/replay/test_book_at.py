@@ -56,11 +56,7 @@ class SlowDbn(SlowMbo):
 
 
 def depths_before(messages: list[tuple[bytes, int, bytes]], kind: Any, time_ns: int) -> Depths:
-    books: dict[bytes, Any] = {}
-    for topic, ts_event, payload in messages:
-        if ts_event < time_ns:
-            books.setdefault(topic.rpartition(b".")[0], kind()).apply(payload)
-    return {symbol: book.depths() for symbol, book in books.items() if any(book.depths())}
+    return depths_at(sorted(messages, key=lambda message: message[1]), kind, [time_ns])[0]
 
 
 def depths_at(messages: list[tuple[bytes, int, bytes]], kind: Any, times: list[int]) -> list[Depths]:

@@ -134,8 +134,7 @@ class SimClient:
                 self._put()
 
     def _put(self) -> None:
-        world = self._world
-        random, model = world.random, world.model
+        random, model = self._world.random, self._world.model
         rows = []
         for _ in range(random.choice([1, 1, 1, 2, 4])):
             topic = random.choice(TOPICS)
@@ -149,8 +148,13 @@ class SimClient:
         is_one = random.random() < 0.3
         if is_one:
             rows = self._rows_of_one()
-        put = encoded(self.name, self._session, self._next, rows, is_synced=random.random() < 0.5, is_one=is_one)
-        sent = Sent(self.number, put, rows, world.loop.now, model.known())
+        self.put(rows, is_synced=random.random() < 0.5, is_one=is_one)
+
+    def put(self, rows: list[Row], *, is_synced: bool = False, is_one: bool = False) -> None:
+        """Send a put of these rows."""
+        model = self._world.model
+        put = _encoded(self.name, self._session, self._next, rows, is_synced=is_synced, is_one=is_one)
+        sent = Sent(self.number, put, rows, self._world.loop.now, model.known())
         self.sent[self._next] = sent
         self._next += len(rows)
         model.begun(sent)
@@ -235,7 +239,7 @@ class SimClient:
                 self._world.model.lost(self, answer.last + 1)
 
 
-def encoded(name: str, session: int, first: int, rows: list[Row], *, is_synced: bool, is_one: bool) -> Put:
+def _encoded(name: str, session: int, first: int, rows: list[Row], *, is_synced: bool, is_one: bool) -> Put:
     topics = list(dict.fromkeys(row.topic for row in rows))
     payloads = [row.payload or b"" for row in (rows[:1] if is_one else rows)]
     offsets = numpy.zeros(len(payloads) + 1, numpy.int64)

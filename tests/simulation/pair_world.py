@@ -153,19 +153,23 @@ class PairWorld:
         for hub in self.hubs:
             hub.paused_until, hub.journals.killed_after = 0.0, -1
             hub.start()
-        until = loop.now + _SETTLE_S
-        while not self.is_settled and loop.now < until:
-            loop.run(loop.now + 1.0)
-        self.model.check(self.is_settled, f"hangs: {self.lives_of_hubs()}, {[each.is_idle for each in self.clients]}")
+        self.settle(_SETTLE_S)
         self.model.end([hub.disk.kept for hub in self.hubs])
         self._check_memory()
 
-    def lives_of_hubs(self) -> list[str]:
+    def settle(self, most_s: float) -> None:
+        """Run until the hubs are in step and all clients have their answers."""
+        until = self.loop.now + most_s
+        while not self._is_settled and self.loop.now < until:
+            self.loop.run(self.loop.now + 1.0)
+        self.model.check(self._is_settled, f"hangs: {self._lives_of_hubs()}, {[each.is_idle for each in self.clients]}")
+
+    def _lives_of_hubs(self) -> list[str]:
         return ["ended" if hub.machine is None else hub.machine.state.life.value for hub in self.hubs]
 
     @property
-    def is_settled(self) -> bool:
-        if sorted(self.lives_of_hubs()) != ["active", "armed"] or not all(each.is_idle for each in self.clients):
+    def _is_settled(self) -> bool:
+        if sorted(self._lives_of_hubs()) != ["active", "armed"] or not all(each.is_idle for each in self.clients):
             return False
         one, other = (hub.machine.state for hub in self.hubs if hub.machine is not None)
         return one.standing.newest == other.standing.newest and one.proposed == other.proposed == 0

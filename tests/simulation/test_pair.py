@@ -12,7 +12,7 @@ from blackbox.errors import HubError
 from blackbox.services.hub.pair.leadership import PairState
 from blackbox.services.hub.pair.protocol import Kept
 from blackbox.services.hub.protocol import ANYWHERE
-from tests.simulation.pair_client import Row, Sent, SimClient, encoded
+from tests.simulation.pair_client import Row, SimClient
 from tests.simulation.pair_hub import SimHub
 from tests.simulation.pair_world import PairWorld, pair_finding_of
 
@@ -43,21 +43,13 @@ def wait(world: PairWorld, seconds: float) -> None:
     world.loop.run(world.loop.now + seconds)
 
 
-def settle(world: PairWorld) -> None:
-    for _ in range(100):
-        wait(world, 1.0)
-        if world.is_settled:
-            return
-    raise AssertionError(world.lives_of_hubs())
-
-
 def in_step(when_cut: Literal["wait", "go_on"] = "wait") -> tuple[PairWorld, SimHub, SimHub]:
     """Return a world with two clients more, all idle; its active hub; and its armed one."""
     world = PairWorld(0)
     world.are_faults_over = True
     world.pairs = [msgspec.structs.replace(each, when_cut=when_cut) for each in world.pairs]
     world.clients += [SimClient(world, number) for number in (8, 9)]
-    settle(world)
+    world.settle(100.0)
     leads, follows = sorted(world.hubs, key=lambda hub: not state_of(hub).is_active)
     return world, leads, follows
 
@@ -75,12 +67,7 @@ def move(client: SimClient, hub: SimHub) -> None:
 
 def put_at(world: PairWorld, client: SimClient, hub: SimHub) -> None:
     move(client, hub)
-    row = Row(b"A", world.model.new_payload(), b"", ANYWHERE, 0)
-    put = encoded(client.name, client._session, client._next, [row], is_synced=False, is_one=False)
-    sent = client.sent[client._next] = Sent(client.number, put, [row], world.loop.now, world.model.known())
-    client._next += 1
-    world.model.begun(sent)
-    client._send(put)
+    client.put([Row(b"A", world.model.new_payload(), b"", ANYWHERE, 0)])
     wait(world, 1.0)
 
 
@@ -98,7 +85,7 @@ def test_a_hub_that_may_have_been_replaced_answers_no_read() -> None:
         assert state_of(leads).is_active  # it does not know better
         assert reader.hellos
     reader._send_again_in(0.0)
-    settle(world)
+    world.settle(100.0)
 
 
 def test_a_hub_that_gave_way_does_not_lead_when_it_restarts() -> None:
@@ -144,7 +131,7 @@ def test_a_lone_hub_stays_alone_while_it_begins_another_epoch() -> None:
     follows.disk.kept = msgspec.structs.replace(follows.disk.kept, epoch=before + 10**12)
     with patch.object(leads, "keep", noting):
         follows.start()
-        settle(world)
+        world.settle(100.0)
     assert next(each for each in kept if each.epoch != before).is_alone
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import resource
 import socket
 import sys
@@ -17,6 +15,7 @@ import zmq
 from blackbox.testing import wait_until
 from blackbox.transport.send_queue import end_connection, unsent_bytes
 from blackbox.transport.tcp_info import Connection, Connections
+from tests.process_state import descriptors_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counters are Linux's")
 
@@ -86,28 +85,29 @@ def test_a_peer_that_reads_nothing_is_detected(context: zmq.Context[zmq.Socket[b
         wait_until(lambda: connection.look() and connection.taken > taken)
 
 
-def test_a_reused_descriptor_is_left_alone(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_a_reused_descriptor_is_left_alone(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    with connected(context) as (_, connection, _), ours, theirs, open(os.devnull) as file:  # noqa: PTH123
-        gc.collect()  # descriptors of earlier tests
-        before = len(list(Path("/proc/self/fd").iterdir()))
+    path = tmp_path / "file"
+    path.touch()
+    with connected(context) as (_, connection, _), ours, theirs, path.open() as file:
         for fd in (ours.fileno(), file.fileno(), 1_000_000):
             other = Connection(fd, connection.local, connection.peer)
             assert not other.look()
             assert not other.end()
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert descriptors_of(path) == 1
+        assert descriptors_of(Path(f"/proc/self/fd/{ours.fileno()}").readlink()) == 1
         theirs.sendall(b"still open")
         assert ours.recv(100) == b"still open"
 
 
-def test_no_descriptor_stays_open_for_a_connection_that_is_now_a_file() -> None:
-    with open(os.devnull) as file:  # noqa: PTH123
-        gc.collect()  # descriptors of earlier tests
-        before = len(list(Path("/proc/self/fd").iterdir()))
+def test_no_descriptor_stays_open_for_a_connection_that_is_now_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with path.open() as file:
         for _ in range(3):
             assert unsent_bytes(file.fileno(), 7) == 0
             assert not end_connection(file.fileno(), 7)
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert descriptors_of(path) == 1
 
 
 def test_the_other_end_of_a_connection_is_not_mistaken_for_ours(context: zmq.Context[zmq.Socket[bytes]]) -> None:

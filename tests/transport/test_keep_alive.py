@@ -50,7 +50,7 @@ def test_a_vanished_host_is_given_up_after_seconds() -> None:
             publisher.flush()
             say(publisher.statistics().subscribers)  # the guard or TCP itself, whoever came first
             let_loopback_be("up")
-            publisher.wait_for_subscribers(b"", timeout=200)
+            publisher.wait_for_subscribers(b"")
             publisher.publish(b"T", b"after")
             wait_until(lambda: got.payloads[-1:] == [b"after"], 60, "the subscriber is back")
         subscriber.run(until_end=True)
