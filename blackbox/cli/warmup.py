@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -12,7 +16,7 @@ import typer
 from blackbox.cli.ui.feeds import SourceOptions, feed_for, open_with_options
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.progress import LINE_EVERY_S, at_most_every
-from blackbox.cli.ui.status import exit_statuses
+from blackbox.cli.ui.status import ended_at_once, exit_statuses
 from blackbox.cli.ui.terminal import print_json, say, stderr
 from blackbox.feed.feed import Feed
 from blackbox.numbers import counted, duration
@@ -57,7 +61,7 @@ def warmup(
         with draft_in(cache_root(), "warmup-", "compiled kernels cannot be cached"):
             pass  # an error now, instead of after minutes
         began = time.monotonic()
-        with TemporaryDirectory(prefix="blackbox-warmup-") as directory, stderr.status("compiling") as shown:
+        with _directory() as directory, stderr.status("compiling") as shown, ThreadPoolExecutor(1) as thread:
 
             def show(kernel: str) -> None:
                 shown.update(f"compiling {kernel}")
@@ -68,11 +72,11 @@ def warmup(
             with install_listener("numba:compile", compiled):
                 for name, part in warm.PARTS.items():
                     before = compiled.count, warm.count_loaded()
-                    part(Path(directory))
+                    thread.submit(part, directory).result()
                     new, loaded = compiled.count - before[0], warm.count_loaded() - before[1]
                     say(f"{name}: {counted(new, 'kernel')} compiled, {loaded} from the cache")
                 for number, spec in enumerate(sources or ()):
-                    _import(spec, option, Path(directory) / f"source-{number}")
+                    thread.submit(_import, spec, option, directory / f"source-{number}").result()
         seconds, loaded = time.monotonic() - began, warm.count_loaded()
         if as_json:
             print_json(
@@ -87,6 +91,16 @@ def warmup(
             f"{counted(compiled.count, 'kernel')} compiled, {loaded} from the cache, in {duration(seconds * 1e9)}: "
             f"{cache_root()}"
         )
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    """Yield a temporary directory. A signal removes it and ends the process: what compiles would go on for minutes."""
+    with (
+        TemporaryDirectory(prefix="blackbox-warmup-") as name,
+        ended_at_once(lambda: shutil.rmtree(name, ignore_errors=True)),
+    ):
+        yield Path(name)
 
 
 def _import(spec: str, options: list[str] | None, out: Path) -> None:

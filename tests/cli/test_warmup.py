@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,17 @@ def test_a_cache_that_cannot_be_written_is_status_1(tmp_path: Path, monkeypatch:
     ended = invoke("warmup")
     assert ended.status == Status.ERROR
     assert_one_line(ended, "compiled kernels cannot be cached in .*/kernels: Not a directory; set XDG_CACHE_HOME")
+
+
+def test_a_signal_ends_it_although_a_kernel_is_being_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("XDG_CACHE_HOME", "TMPDIR"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+        (tmp_path / variable).mkdir()
+    with Command("warmup") as command:
+        command.read_error("compiling ")
+        ended = command.interrupt(signal.SIGTERM)
+    assert (ended.status, ended.errors.splitlines()[-1]) == (128 + signal.SIGTERM, "terminated")
+    assert list((tmp_path / "TMPDIR").iterdir()) == []
 
 
 def test_a_source_is_imported_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from types import FrameType
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import typer
 
@@ -41,6 +42,9 @@ STATUS_HELP = (
     "Exit status: 0 fine, 1 error (one line on stderr), 2 wrong usage, 3 the subscriber was too slow and ended itself, "
     "4 messages were lost, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM."
 )
+
+
+_TEXTS: Final = {signal.SIGINT: TEXT, signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 
 
 class _Terminated(KeyboardInterrupt):
@@ -82,13 +86,31 @@ def exit_statuses() -> Iterator[None]:
         _fail(BlackBoxError(f"{error.filename or 'output'}: {error.strerror or error}"), Status.ERROR)
     except _Terminated as came:
         with suppress(OSError):  # the terminal may be closed
-            say("hung up" if came.number == signal.SIGHUP else "terminated")
+            say(_TEXTS[signal.Signals(came.number)])
         if came.number == signal.SIGHUP:
             drop_output(sys.stdout, sys.stderr)
         raise typer.Exit(128 + came.number) from None
     except KeyboardInterrupt:
         say(TEXT)
         raise typer.Exit(Status.INTERRUPTED) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ended_at_once(clean: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP call `clean` and end the process, although other threads still run."""
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        clean()
+        with suppress(OSError):  # the terminal may be closed
+            say(_TEXTS[signal.Signals(number)])
+        os._exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in stop_signals()}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
