@@ -9,9 +9,11 @@ from typing import Any
 
 import hypothesis
 import pytest
+import websockets.asyncio.client
+import websockets.sync.client
 
 from tests.examples import EXPLORES, examples
-from tests.patience import be_patient
+from tests.patience import PATIENCE_S, be_patient
 
 # Workers of xdist set their own width, which would change the output of commands.
 os.environ.pop("COLUMNS", None)
@@ -28,6 +30,8 @@ os.environ.setdefault(
 )
 
 be_patient()
+for connect in (websockets.asyncio.client.connect.__init__, websockets.sync.client.connect):
+    connect.__kwdefaults__ = (connect.__kwdefaults__ or {}) | {"open_timeout": PATIENCE_S}
 
 # Imports and collection create many permanent objects: garbage collection would take a quarter of their time.
 gc.disable()

@@ -36,12 +36,12 @@ def test_a_feed_is_served_to_a_limited_number_of_browsers_until_sigterm(place: P
     words = ("bridge", url, "-o", "most_clients=1", "--feed", place.path)
     with Publisher(place.feed) as publisher, Command(*words) as bridge:
         bridge.read_error(f"is served at {url}")
-        with connect(url, open_timeout=60) as client:
+        with connect(url) as client:
             client.send('{"do": "subscribe", "prefix": "A"}')
             assert json.loads(client.recv(60)) == {"subscribed": "A"}
             publisher.publish(b"A", b"x")
             assert json.loads(client.recv(60))["messages"][0]["payload"] == "eA=="
-            with connect(url, open_timeout=60) as other, pytest.raises(ConnectionClosed) as closed:
+            with connect(url) as other, pytest.raises(ConnectionClosed) as closed:
                 other.recv(60)
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1013

@@ -42,7 +42,7 @@ def get(served: Served, path: str, host: str | None = None) -> tuple[int, dict[s
 def talk(served: Served, origin: str | None = "") -> ClientConnection:
     url = served.url.replace("http", "ws") + "state"
     allowed: Any = served.url.rstrip("/") if origin == "" else origin
-    return connect(url, origin=allowed, max_size=1 << 26, compression=None, open_timeout=60)
+    return connect(url, origin=allowed, max_size=1 << 26, compression=None)
 
 
 def states(client: ClientConnection) -> Any:

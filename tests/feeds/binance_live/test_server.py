@@ -94,7 +94,7 @@ class Client:
 
     def __init__(self, port: int, path: str, *requests: str) -> None:
         self.connection: ClientConnection = connect(
-            f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None, open_timeout=PATIENCE_S, ping_interval=None
+            f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None, ping_interval=None
         ).__enter__()
         self.frames: list[bytes] = []
         for request in requests:
