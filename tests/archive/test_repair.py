@@ -330,6 +330,7 @@ def test_more_messages_than_may_wait_are_read_from_a_slow_archive(
     assert subscriber.statistics().received.gaps == 0
 
 
+@pytest.mark.long
 @linux_only
 def test_repair_after_a_night_of_pause_loses_no_archived_message(tmp_path: Path) -> None:
     """After SIGSTOP its clock jumps by ten hours, so that every timeout has passed."""

@@ -97,6 +97,7 @@ def assert_comes(feed: Feed, seen: Feed, directory: Path) -> None:
         reading.commit()
 
 
+@pytest.mark.long
 def test_hubs_that_ask_one_hub_find_all_and_forward_each_other(tmp_path: Path) -> None:
     feeds = {site: hub_feed(site, slices=1) for site in SITES[:3]}
     with ExitStack() as stack:

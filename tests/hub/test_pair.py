@@ -126,6 +126,7 @@ def test_large_messages_with_many_topics_reach_both_hubs(tmp_path: Path, hubs: H
     assert len(hubs.published()) == len(hubs.published_by("backup")) == len(puts) * len(topics)
 
 
+@pytest.mark.long
 def test_two_hubs_that_continued_alone_are_detected_and_the_lower_claim_ends(
     tmp_path: Path, hubs: Hubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_two_hosts_that_lose_power_at_once_have_all_synced_puts(tmp_path: Path, 
     assert_both_have(hubs, [each for writer in writers for each in writer.answered])
 
 
+@pytest.mark.long
 def test_a_hub_with_an_empty_disk_fetches_everything(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
     answered = list[tuple[tuple[int, int, int], bytes]]()

@@ -94,6 +94,7 @@ def run(script: str, *arguments: object, cache: Path) -> str:
     return ended.stdout
 
 
+@pytest.mark.long
 def test_every_module_is_imported_without_what_macos_lacks(tmp_path: Path) -> None:
     assert run(IMPORTS, cache=tmp_path).split() == []
 

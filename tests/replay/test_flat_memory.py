@@ -75,6 +75,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, 
     return found
 
 
+@pytest.mark.long
 def test_an_import_of_a_longer_day_takes_no_more_memory(imported: dict[int, tuple[Path, int]]) -> None:
     """AHEAD_KB: only the long day is large enough to fill the decode-ahead and the read-ahead of its verification."""
     short, long = imported[SHORT][1], imported[LONG][1]

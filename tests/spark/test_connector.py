@@ -14,6 +14,7 @@ from blackbox.analysis.spark import jar
 from blackbox.analysis.spark.jar import SOURCES, connector_jar
 
 
+@pytest.mark.long
 def test_concurrent_builds_leave_one_complete_jar_and_no_draft(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:  # two compilers
         (made,) = set(pool.map(lambda _: connector_jar(cache=tmp_path), range(2)))

@@ -25,6 +25,7 @@ from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import publish_numbered, wait_recorded
 from tests.cli.commands import invoke
+from tests.examples import first_of
 from tests.support import Script
 
 
@@ -57,7 +58,7 @@ def test_positions_are_stored_at_intervals_and_at_the_end(tmp_path: Path) -> Non
     assert kept(tmp_path).slices[0].sequence == 1_000
 
 
-@pytest.mark.parametrize(("reader", "key_bytes"), [("callback", 2), ("stream", 0)])
+@pytest.mark.parametrize(("reader", "key_bytes"), first_of([("callback", 2), ("stream", 0)]))
 def test_a_killed_consumer_resumes_exactly_once(tmp_path: Path, reader: str, key_bytes: int) -> None:
     """Its state and positions are one database transaction; it is killed at random moments."""
     feed = archived_feed(key_bytes=key_bytes, block_bytes=4_096)

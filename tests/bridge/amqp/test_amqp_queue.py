@@ -65,6 +65,7 @@ def test_each_message_is_stored_once_when_the_broker_is_killed(
     assert sorted(found) == list(range(3_100))
 
 
+@pytest.mark.long
 def test_messages_without_ids_are_stored_once_by_bridges_that_are_closed(
     rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
