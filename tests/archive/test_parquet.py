@@ -22,13 +22,12 @@ from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
 from pyarrow import compute, dataset
 from pyarrow import parquet as files
-from typer.testing import CliRunner
 
 from blackbox import ConfigError, Recording
 from blackbox.archive.export import parquet
-from blackbox.cli.program import app
 from blackbox.cli.ui.status import Status
 from blackbox.errors import JournalError
+from tests.cli.commands import invoke
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import AS_SENT, recorded
@@ -147,7 +146,7 @@ def test_messages_of_one_type_have_their_fields(tops: Recording, itch: Recording
     assert metadata[b"blackbox.decimals"] == b'{"price": 4}'
     assert metadata[b"blackbox.schema"] == b"itch50"
     ended = invoke("export", itch.path, "--parquet", "--out", tmp_path / "trades", "--message-type", "P")
-    assert (ended.exit_code, whole(tmp_path / "trades").num_rows) == (0, 240)
+    assert (ended.status, whole(tmp_path / "trades").num_rows) == (0, 240)
 
 
 def rows_of(part: dataset.ParquetFileFragment) -> int:
@@ -243,22 +242,22 @@ def test_the_command_writes_several_days_to_a_directory(day: Day, tmp_path: Path
     other.put(1, Put((Row(b"B.t", b"x"),)))
     words = ("export", day.path.parent, "--parquet", "--out", tmp_path / "out", "--order", "topic")
     ended = invoke(*words)
-    assert ended.exit_code == 0, ended.output
-    assert re.search(r"│ messages +│ +6 │", ended.stdout)
+    assert ended.status == 0, ended.errors
+    assert re.search(r"│ messages +│ +6 │", ended.out)
     frame = polars.scan_parquet(tmp_path / "out", hive_partitioning=True).collect()
     counts = frame.group_by("date", "slice").len().sort("date")
     assert counts.rows() == [(datetime.date(2026, 11, 19), 1, 1), (datetime.date(2026, 11, 20), 0, 6)]
     assert frame.filter(polars.col("date") == datetime.date(2026, 11, 19))["event_time"].to_list() == [None]
     assert frame["topic"].to_list()[1:] == ["A0.t"] * 3 + ["A1.t"] * 3
     again = invoke(*words)
-    assert (again.exit_code, "exists, expected a day that is not" in again.stderr) == (Status.ERROR, True)
+    assert (again.status, "exists, expected a day that is not" in again.errors) == (Status.ERROR, True)
     for wrong in (
         [],
         ["--parquet"],
         ["--out", "x", "--message-type", "P"],
         ["--parquet", "--out", "x", "--prices", "x"],
     ):
-        assert invoke("export", day.path, *wrong).exit_code == Status.USAGE
+        assert invoke("export", day.path, *wrong).status == Status.USAGE
 
 
 def test_an_empty_day_has_files_without_rows(tmp_path: Path) -> None:
@@ -300,21 +299,17 @@ def test_a_damaged_block_is_reported_and_left_out(day: Day, tmp_path: Path) -> N
     assert recording.to_parquet(tmp_path / "api").messages == 5
     assert [each.messages for each in recording.damage] == [1]
     ended = invoke("export", day.path, "--parquet", "--out", tmp_path / "out")
-    assert ended.exit_code == Status.LOST
-    assert "1 part damaged with 1 messages or more; they are not in" in ended.stderr
+    assert ended.status == Status.LOST
+    assert "1 part damaged with 1 messages or more; they are not in" in ended.errors
     assert whole(tmp_path / "out")["sequence"].to_pylist() == [0, 1, 3, 4, 5]
-
-
-def invoke(*words: object) -> Any:
-    return CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "200"})
 
 
 def test_without_pyarrow_the_extra_is_named(day: Day, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.delitem(sys.modules, "blackbox.archive.export.parquet", raising=False)
     ended = invoke("export", day.path, "--parquet", "--out", tmp_path / "out")
-    assert ended.exit_code == Status.ERROR
-    assert "pip install 'blackbox-md[arrow]'" in ended.stderr
+    assert ended.status == Status.ERROR
+    assert "pip install 'blackbox-md[arrow]'" in ended.errors
 
 
 def test_a_day_is_one_commit_of_a_delta_table(itch: Recording, tmp_path: Path) -> None:

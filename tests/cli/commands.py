@@ -12,16 +12,19 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from typer.testing import CliRunner
+from typer import testing
+from typer.main import get_command
 
 from blackbox import Feed
 from blackbox.cli.program import app
 from blackbox.feed.routing.key_rule import setting_of
 from blackbox.testing import wait_until
 
+testing._get_command = cache(get_command)  # type: ignore[attr-defined]  # it takes a tenth of a second
 ROOT = Path(__file__).resolve().parents[2]
 _COMPILES = "compiling functions at their first use"
 """Text in a line that a command writes only if nothing has compiled them before."""
@@ -147,7 +150,7 @@ def write_feed(feed: Feed, path: Path) -> Path:
 
 def invoke(*words: object, stdin: str | None = None) -> Ended:
     """Run a command in this process and thread: faster than a process, and sufficient without signals and terminals."""
-    result = CliRunner().invoke(app, list(map(str, words)), input=stdin, env={"COLUMNS": "200"})
+    result = testing.CliRunner().invoke(app, list(map(str, words)), input=stdin, env={"COLUMNS": "200"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ended(result.exit_code, result.stdout, result.stderr)
