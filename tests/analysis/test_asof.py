@@ -169,6 +169,7 @@ def test_a_damaged_recording_and_a_wrong_message_are_reported(spark: SparkSessio
         asof_recorded(spark, tmp_path / "damaged", "T", "Q").collect()
 
 
+@pytest.mark.long
 def test_trades_and_quotes_of_a_symbol_may_have_several_keys(spark: SparkSession, tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(1, schema="iex_tops16", key_bytes=8))
     for sequence, (topic, payload) in enumerate([(b"A.Q", quote(1)), (b"A.T", TRADE), (b"A.Q", quote(2))]):

@@ -75,6 +75,7 @@ def test_levels_of_a_real_day(apple: DataFrame, shared_data: Path) -> None:
     assert all(row.ask_prices == sorted(row.ask_prices) for row in rows)
 
 
+@pytest.mark.long
 def test_many_symbols_in_many_partitions_and_batches(spark: SparkSession, session: DataFrame) -> None:
     payloads: dict[str, list[bytes]] = {}
     for topic, _, payload in messages_of(synthetic()):

@@ -136,6 +136,7 @@ def test_broken_trades_of_iex_are_left_out(spark: SparkSession, captured: Callab
         assert trades.agg(f.sum("size")).first() == (total,)
 
 
+@pytest.mark.long
 def test_the_report_counts_broken_trades_and_has_spreads_of_prices_at_or_below_zero(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -236,6 +237,7 @@ def test_bars_of_prices_at_or_below_zero(spark: SparkSession, tmp_path: Path) ->
     assert [bar[name] for name in ("open", "high", "low", "close", "vwap")] == [0, 2, -3, -1, -0.5]
 
 
+@pytest.mark.long
 def test_an_order_that_is_entered_twice_gives_one_trade(spark: SparkSession, tmp_path: Path) -> None:
     """As if a day was published twice: the join must not duplicate trades."""
     entered = Row(b"A.A", b"A" + bytes(10) + struct.pack(">QcI8sI", 7, b"B", 100, b"", 15_000), 1)
@@ -278,6 +280,7 @@ def test_results_of_several_days_equal_those_of_each_day(spark: SparkSession, tm
     assert [row[1:] for row in sides] == [(Decimal("0.01"), Decimal("0.03")), (None, Decimal("0.05"))]
 
 
+@pytest.mark.long
 def test_trades_of_feeds_of_several_schemas_have_columns_for_all(spark: SparkSession, tmp_path: Path) -> None:
     several = several_schemas(tmp_path)
     found = recorded_trades(spark, several.paths)

@@ -61,6 +61,7 @@ def test_dbn_counts_the_trades_of_one_type_whatever_the_topics(
     assert first(with_spread(quotes), f.count("*"), f.sum("spread")) == expected
 
 
+@pytest.mark.long
 def test_each_symbol_has_the_trades_of_its_own_first_type(spark: SparkSession, tmp_path: Path) -> None:
     def frame(symbol: str, kind: str, price: str, time: int) -> Row:
         data = f'1 {{"stream":"{symbol}@{kind}","data":{{"p":"{price}","q":"2"}}}}'

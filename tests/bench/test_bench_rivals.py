@@ -54,6 +54,7 @@ def test_a_lost_message_another_topic_or_order_voids_the_tally(fault: str) -> No
             expect_tally(tally.state(), LOAD, by_topic=False)
 
 
+@pytest.mark.long
 def test_two_processes_play_rounds() -> None:
     with Pair.rival("plain_pyzmq", address=tcp()) as pair:
         for _ in range(2):

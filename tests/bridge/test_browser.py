@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from blackbox import Feed, Hub, Publisher
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
@@ -82,6 +84,7 @@ def test_a_browser_reads_the_binary_form_as_documented(tmp_path: Path) -> None:
             wait_for(["AAPL.", "AAPL.empty", [], "0", epoch, "2", 0])
 
 
+@pytest.mark.long
 def test_a_browser_puts_to_a_hub_if_its_page_is_allowed(tmp_path: Path) -> None:
     feed = hub_feed("orders", slices=1)
     url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")

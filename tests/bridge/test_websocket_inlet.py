@@ -112,6 +112,7 @@ def test_puts_of_one_client_keep_their_order(tmp_path: Path) -> None:
     assert [payload for *_, payload in published(tmp_path, feed)] == [b"%d" % number for number in range(count)]
 
 
+@pytest.mark.long
 def test_an_id_is_stored_once_through_kills(tmp_path: Path) -> None:
     """Hub and bridge are killed while a client puts and repeats unanswered puts."""
     feed = hub_feed("orders", slices=1)

@@ -44,6 +44,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_put_and_get_while_the_hub_is_killed_and_restarted(place: Path) -> None:
     feed = ["--feed", place / "feed.toml"]
     durable = [*feed, "--positions", place / "positions"]

@@ -116,6 +116,7 @@ def assert_all_came(sites: Sites, putting: Putting, first: list[tuple[Place, byt
     assert sites.passed_on().messages < len(putting.put)  # the archive sent the rest, through the next ssh
 
 
+@pytest.mark.long
 def test_a_killed_ssh_causes_no_loss_and_no_duplicates(sites: Sites) -> None:
     with Putting(sites.putting) as putting:
         first = got(sites.reading, 100)

@@ -118,6 +118,7 @@ def test_hubs_that_ask_one_hub_find_all_and_forward_each_other(tmp_path: Path) -
                 assert msgspec.structs.replace(feed, slices=feeds[other].slices) == feeds[other]
 
 
+@pytest.mark.long
 def test_a_site_that_joins_later_is_found_by_all(tmp_path: Path) -> None:
     feeds = {site: hub_feed(site, slices=1) for site in SITES[:3]}
     with (

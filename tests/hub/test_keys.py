@@ -209,6 +209,7 @@ def test_only_wanted_keys_cross_while_they_have_a_reader(tmp_path: Path) -> None
         assert peer.statistics().messages == 30
 
 
+@pytest.mark.long
 def test_a_remote_reader_receives_each_key_once_in_order_over_any_kill(tmp_path: Path) -> None:
     sites, count = Pair(tmp_path, slices=2), 1_500
     wanted = [topic for topic in TOPICS if topic.startswith(b"S0")]

@@ -284,6 +284,7 @@ def test_a_client_is_notified_if_a_power_cut_lost_acknowledged_puts(tmp_path: Pa
     client.end()
 
 
+@pytest.mark.long
 def test_synced_puts_are_stored_once_over_any_number_of_power_cuts(tmp_path: Path, feed: Feed) -> None:
     chance, place = random.Random(5), tmp_path / "hub"
     make_disk(place)

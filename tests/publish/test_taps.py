@@ -14,6 +14,7 @@ import pytest
 
 from blackbox import Feed, Publisher, Relay
 from blackbox.testing import wait_until
+from tests.examples import first_of
 from tests.publish.subscribers import collected
 from tests.support import Script
 
@@ -56,7 +57,7 @@ def publish_all(publisher: Publisher) -> None:
     publisher.flush()
 
 
-@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+@pytest.mark.parametrize("transport", first_of(["tcp", "ipc"]))
 def test_a_stopped_tap_is_disconnected_and_goes_on_later(
     transport: Literal["tcp", "ipc"], caplog: pytest.LogCaptureFixture
 ) -> None:

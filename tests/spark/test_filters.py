@@ -135,6 +135,7 @@ def test_only_the_channels_of_the_symbols_are_read(spark: SparkSession, tmp_path
         assert (task["blocks"], task.get("damaged", 0)) == (sum(bit & bits != 0 for bit in blocks), 0)
 
 
+@pytest.mark.long
 def test_session_with_pushdown_off_reads_everything(spark: SparkSession, written: Day, tmp_path: Path) -> None:
     spark.conf.set(PUSHDOWN, "false")
     try:

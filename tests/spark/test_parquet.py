@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blackbox import Recording
+from tests.examples import first_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("kind", [None, "Q"])
+@pytest.mark.parametrize("kind", first_of([None, "Q"]))
 def test_parquet_equals_the_data_source(
     spark: SparkSession, tmp_path: Path, captured: Callable[[str], Path], kind: str | None
 ) -> None:

@@ -22,6 +22,7 @@ from blackbox.receive.stream_queue import StreamQueue
 from blackbox.receive.supervise import checkpoints
 from blackbox.testing import wait_until
 from tests.archive.written_days import few
+from tests.examples import first_of
 from tests.gate import Gate
 from tests.journals import Day, Put, Row, feed_of
 from tests.receive.subscribers import nothing, one_slice, published, sliced
@@ -45,7 +46,7 @@ def subscribed() -> tuple[Feed, Subscriber]:
     return feed, subscriber
 
 
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("workers", first_of([3, 0]))
 def test_a_cut_is_the_same_for_all_callbacks_of_all_workers(workers: int) -> None:
     """Callbacks of every kind have received all messages before each checkpoint, and none after it."""
     subscriber = Subscriber(feed := sliced(2), workers=workers)
