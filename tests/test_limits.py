@@ -137,7 +137,6 @@ def test_checked_needs_equal_opened_resources() -> None:
             ("subscribe", 9),
             ("record --out {dir}", 9),
         ],
-        keep=2,
     ),
 )
 def test_a_command_without_descriptors_reports_it_in_one_line(tmp_path: Path, words: str, limit: int) -> None:

@@ -128,6 +128,7 @@ def test_a_killed_ssh_causes_no_loss_and_no_duplicates(sites: Sites) -> None:
     assert_all_came(sites, putting, first)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sites", [NOTICE_SILENCE], ids=[""], indirect=True)
 def test_an_ssh_with_a_silent_far_end_exits_and_loses_nothing(sites: Sites) -> None:
     with Putting(sites.putting) as putting:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.own_process import INSIDE
 
 HEAD = "import os, pytest\npytestmark = pytest.mark.own_process\n"
@@ -17,6 +19,7 @@ def test_skipped(): pytest.skip("not today")
 DIES = "def test_before(): pass\ndef test_end(): os._exit(7)\n"
 
 
+@pytest.mark.long
 def test_results_of_the_other_process_are_reported(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(HEAD + SOME.replace("PARENT", str(os.getpid())))
     (tmp_path / "test_dies.py").write_text(HEAD + DIES)

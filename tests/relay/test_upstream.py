@@ -23,7 +23,7 @@ from blackbox.services.relay.requests_below import ForwardedAcks
 from blackbox.services.relay.requests_up import Upstream
 from tests.examples import examples
 
-SCHEDULES = examples(2_400)
+SCHEDULES = examples(1_200)
 STEPS = 150
 ACK = Acknowledgement(b"", 1, 0, 0, 0, 0, "recorder")
 BEAT_S = 1.0

@@ -48,7 +48,6 @@ import sys
 from pathlib import Path
 from blackbox import Feed, Recording, Subscriber
 """
-LONGER = ("batches", "frames")
 END = """
 peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
 print(int(seen), peak.split()[1])
@@ -82,7 +81,8 @@ def test_an_import_of_a_longer_day_takes_no_more_memory(imported: dict[int, tupl
     assert long < 1.1 * short + SPARE_KB + AHEAD_KB
 
 
-@pytest.mark.parametrize("use", [pytest.param(use, marks=pytest.mark.long if use in LONGER else ()) for use in USES])
+@pytest.mark.long
+@pytest.mark.parametrize("use", USES)
 def test_a_longer_day_takes_no_more_memory(imported: dict[int, tuple[Path, int]], use: str) -> None:
     short, long = (peak_kb(OPEN + USES[use], imported[messages][0], messages) for messages in (SHORT, LONG))
     assert long < 1.1 * short + SPARE_KB

@@ -221,7 +221,7 @@ def days(draw: st.DrawFn) -> tuple[int, Blocks]:
     return slices, blocks
 
 
-@pytest.fixture(params=[(512, 1 << 14), (3, 8)], ids=["gathered", "as it lies"])
+@pytest.fixture(params=[(512, 1 << 14), pytest.param((3, 8), marks=pytest.mark.long)], ids=["gathered", "as it lies"])
 def run_lengths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run with thresholds that gather the messages of small days, and with ones that play them in place."""
     monkeypatch.setattr(market_order, "_LONG_RUN", request.param[0])

@@ -10,6 +10,6 @@ from tests.simulation.world import finding_of
 SCHEDULES = 250
 
 
-@pytest.mark.parametrize("first", first_of(range(0, 2_000, SCHEDULES), keep=3))
+@pytest.mark.parametrize("first", first_of(range(0, 2_000, SCHEDULES), keep=2))
 def test_no_message_is_lost_unreported_or_delivered_twice(first: int) -> None:
     assert [finding for finding in map(finding_of, range(first, first + SCHEDULES)) if finding] == []

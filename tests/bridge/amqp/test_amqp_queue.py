@@ -32,6 +32,7 @@ def fill(channel: amqp.Channel, queue: str, begin: int, end: int) -> None:
         channel.basic_publish(message, "", queue)
 
 
+@pytest.mark.long
 def test_each_message_is_stored_once_when_the_broker_is_killed(
     rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
