@@ -102,6 +102,7 @@ def check(file: source.TableFile, rows: list[tuple[str, ...]]) -> None:
         if each.column:
             assert each.value == repr(rows[row - 1][NAMES.index(each.column)] or None)
     assert (file.truncated is None) == (not bad)
+    assert [note.split(": ")[1] for note in file.notes] == [f"row {row}" for row, _ in bad[:10]]
 
 
 few = settings(max_examples=examples(40), suppress_health_check=list(HealthCheck), deadline=None)
@@ -127,6 +128,23 @@ def test_rows_that_fit_become_messages_and_others_are_reported(
         table = pyarrow.table({name: pyarrow.array([v or None for v in c], "string") for name, c in columns.items()})
         pyarrow.parquet.write_table(table, path.with_suffix(".parquet"))
         check(Parquet(str(path.with_suffix(".parquet")), **options), whole)
+
+
+def test_rejected_rows_are_described_in_order_and_in_our_words(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"ts_event,symbol,price,size,rate\n{BEGIN},A,1,1,1\nyesterday,A,1,1,1\n2600-01-01,A,1,1,1\nshort\n")
+    file = Csv(str(path), schema=SCHEMA, message_type="tick")
+    assert repr(file.rejected) == "<RejectedRows: 0>"
+    assert len(messages_of(file)) == 1
+    why = "expected a time of the years 1678 to 2261 such as 2026-01-05T14:30:00Z; without Z it is of the option zone"
+    first = f"row 2: column 'ts_event' had 'yesterday': {why}"
+    assert file.truncated == f"{path}: 3 rows rejected"
+    assert file.notes == (
+        f"{path}: {first}",
+        f"{path}: row 3: column 'ts_event' had '2600-01-01': {why}",
+        f"{path}: row 4: it was 'short': it had 1 columns, expected 5",
+    )
+    assert repr(file.rejected) == f"<RejectedRows: 3, the first: {first}>"
 
 
 def test_typed_columns_of_parquet_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -223,11 +223,12 @@ class SoupBinTcpServer(VenueServer):
 
 def _login_of(options: SoupOptions) -> bytes | None:
     """Return user and password to expect; None: everyone may log in. Raises ConfigError."""
+    password = os.environ.get(PASSWORD_VARIABLE)
     if options.user is None:
-        if options.password_file is not None:
-            raise ConfigError("password_file was given without a user, expected user= too")
+        for name, given in (("password_file", options.password_file), (PASSWORD_VARIABLE, password)):
+            if given is not None:
+                raise ConfigError(f"{name} was given without a user, expected user= too")
         return None
-    password = os.environ.get(PASSWORD_VARIABLE, "")
     if options.password_file is not None:
         try:
             with Path(options.password_file).open(encoding="ascii") as file:
@@ -235,7 +236,7 @@ def _login_of(options: SoupOptions) -> bytes | None:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"password_file {options.password_file!r} cannot be read: {error}") from error
     try:
-        Login(options.user, password).pack()
+        Login(options.user, password or "").pack()
     except ValueError as error:
         raise ConfigError(f"user or password does not fit into a login: {error}") from error
-    return "\0".join(text.strip(" ") for text in (options.user, password)).encode()  # as a login is read
+    return "\0".join(text.strip(" ") for text in (options.user, password or "")).encode()  # as a login is read

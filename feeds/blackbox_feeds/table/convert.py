@@ -16,6 +16,9 @@ TimeUnit = Literal["s", "ms", "us", "ns"]
 TIME_UNITS: Final = {"s": 9, "ms": 6, "us": 3, "ns": 0}
 """By unit: the decimals of a time in ns."""
 _DIGITS: Final = 38
+_NO_TIME: Final = (
+    "expected a time of the years 1678 to 2261 such as 2026-01-05T14:30:00Z; without Z it is of the option zone"
+)
 _NUMBER: Final = r"^[-+]?[0-9.]+$"
 
 
@@ -78,7 +81,10 @@ def _parsed(texts: pyarrow.Array, zone: str) -> pyarrow.Array:
     try:
         local = texts.cast(pyarrow.timestamp("ns"))
     except pyarrow.ArrowInvalid:
-        return texts.cast(pyarrow.timestamp("ns", "UTC"))
+        try:
+            return texts.cast(pyarrow.timestamp("ns", "UTC"))
+        except pyarrow.ArrowInvalid as error:
+            raise ConfigError(_NO_TIME) from error
     return compute.assume_timezone(local, zone)
 
 

@@ -38,6 +38,9 @@ class RejectedRows:
         self.count = 0
         self.rows: list[Rejected] = []
 
+    def __repr__(self) -> str:
+        return f"<RejectedRows: {self.count}{''.join(f', the first: {row}' for row in self.rows[:1])}>"
+
     def add(self, described: Callable[[], Rejected]) -> None:
         """Count a row, and keep it if it is one of the first."""
         self.count += 1

@@ -19,6 +19,7 @@ from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.schema.pack import type_field
 from blackbox.feed.schema.schema import Schema, load_schema
 from blackbox.feed.source import Chunk, Source
+from blackbox.numbers import counted
 from blackbox.timestamps import zone_of
 from blackbox_feeds.table.convert import TIME_UNITS, TimeUnit, as_field, as_text, as_times
 from blackbox_feeds.table.rejected import Rejected, RejectedRows, convertible, rejected
@@ -146,8 +147,8 @@ class TableFile(Source):
             raise SourceError(f"{self._path}: the first {count} rows were rejected, {self.rejected.rows[0]}")
         if self.rejected.count:
             self.rejected.rows.sort()
-            self.truncated = f"{self._path}: {self.rejected.count} rows were rejected, {self.rejected.rows[0]}"
-            self.notes = tuple(f"{self._path}: {row}" for row in self.rejected.rows[1:_MOST_NOTES])
+            self.truncated = f"{self._path}: {counted(self.rejected.count, 'row')} rejected"
+            self.notes = tuple(f"{self._path}: {row}" for row in self.rejected.rows[:_MOST_NOTES])
 
     def _file_columns(self) -> list[str]:
         found = self._names_in_file()

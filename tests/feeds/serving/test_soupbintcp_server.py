@@ -327,12 +327,21 @@ def test_wait_for_clients_has_a_limit(tmp_path: Path) -> None:
     ("options", "text"),
     [
         ({"user": "toolong"}, "user had 7 bytes, expected at most 6"),
-        ({"password_file": "x"}, "password_file was given without a user"),
+        ({"password_file": "x"}, "password_file was given without a user, expected user= too"),
         ({"user": "bob", "password_file": "/nowhere"}, "password_file '/nowhere' cannot be read: "),
     ],
 )
 def test_a_wrong_option_is_one_error(tmp_path: Path, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text), served(recorded(tmp_path, messages_of(1)), **options):
+        pass
+
+
+@pytest.mark.parametrize("password", ["secret", ""])
+def test_a_password_without_a_user_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str) -> None:
+    """Otherwise a server that seems protected would send to everyone."""
+    monkeypatch.setenv(PASSWORD_VARIABLE, password)
+    recording = recorded(tmp_path, messages_of(1))
+    with pytest.raises(ConfigError, match=f"{PASSWORD_VARIABLE} was given without a user"), served(recording):
         pass
 
 
