@@ -17,6 +17,7 @@ from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 SECOND_NS: Final = 10**9
+DAY_NS: Final = 86_400 * SECOND_NS
 MIN_NS: Final = -(1 << 63) + 1
 """The earliest int64 time, in 1677; one less means no time in some libraries."""
 MAX_NS: Final = (1 << 63) - 1

@@ -7,6 +7,7 @@ caller's thread, waiting on its sockets and on `stop_fd`; or in its own thread, 
 from __future__ import annotations
 
 import os
+import time
 from abc import abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -20,8 +21,8 @@ from blackbox.errors import SourceError
 from blackbox.feed.source import Chunk, Source
 from blackbox.native.compile.jit import njit
 from blackbox.native.system.limits import open_pipe, require_linux
-from blackbox.native.system.posix import now_ns
 from blackbox.native.tables.histogram import BUCKETS, percentiles_ns, record
+from blackbox.timestamps import DAY_NS
 
 _BITS: Final = 6
 """Leading bits of a delay that choose its bucket in the histogram."""
@@ -57,24 +58,24 @@ class LiveStatistics(msgspec.Struct, kw_only=True):
     connected: bool = False
     """True while data or heartbeats arrive."""
     delay_p50_ns: int = 0
-    """Median delay from the venue's time to the yielded chunk, by this machine's clock."""
+    """Median delay from the venue's time to the yielded chunk, by this machine's clock; 0: none is known. A difference
+    of more than a day is no delay: the venue replays an earlier day."""
     delay_p99_ns: int = 0
     """99th percentile of this delay."""
 
 
 @njit(nogil=True, cache=True)
-def _record_delays(histogram: int, times: NDArray[numpy.int64]) -> None:
-    """Count the delay of each message until now; times of 0 are unknown.
+def _record_delays(histogram: int, times: NDArray[numpy.int64], now: int) -> None:
+    """Count the delay of each message until now; times of 0, or more than a day away, are unknown.
 
     Delays in a row that differ by less than a bucket of the histogram are counted together: finding a bucket is slow.
     """
-    now = now_ns()
     low = high = numpy.int64(-1)
     count = 0
-    for time in times:
-        if time <= 0:
+    for at in times:
+        if at <= 0 or abs(now - at) > DAY_NS:
             continue
-        delay = max(now - time, 0)
+        delay = max(now - at, 0)
         if not low <= delay <= high:
             if count > 0:
                 record(histogram, low, count)
@@ -145,7 +146,7 @@ class LiveSource(Source):
                 counts.messages += len(chunk.ts_event)
                 counts.gaps += len(chunk.gaps)
                 counts.missing += sum(count for _, count in chunk.gaps)
-                _record_delays(histogram, chunk.ts_event)
+                _record_delays(histogram, chunk.ts_event, time.time_ns())
                 yield chunk
         finally:
             received.close()
@@ -154,7 +155,7 @@ class LiveSource(Source):
 
     def compile(self) -> None:
         """Compile everything before messages wait, without a connection. A subclass adds its own."""
-        _record_delays(self._delays.ctypes.data, numpy.zeros(0, numpy.int64))
+        _record_delays(self._delays.ctypes.data, numpy.zeros(0, numpy.int64), 0)
 
     @abstractmethod
     def _receive(self) -> Generator[Chunk, None, None]:

@@ -98,9 +98,10 @@ def test_an_imported_day_marks_the_end_of_its_epoch(tmp_path: Path) -> None:
     for slice_id in range(3):
         found = list(recording.marks([slice_id]))
         assert [mark.kind.name for mark in found] == [
-            "SEGMENT_BEGIN", "RECORDER_BEGIN", "EPOCH_BEGIN", "EPOCH_END", "RECORDER_END", "SEGMENT_END",
+            "SEGMENT_BEGIN", "RECORDER_BEGIN", "EPOCH_BEGIN", "HEARD", "EPOCH_END", "RECORDER_END", "SEGMENT_END",
         ]  # fmt: skip
         assert all(not mark.keys and not mark.flags for mark in found)
+        assert {mark.ts for mark in found[:4]} == {found[2].epoch}
     shutil.rmtree(day.path / "slice-00001")
     assert any("slice-00001" in str(each.path) for each in Recording.open(day.path).verify())
 

@@ -93,6 +93,7 @@ def test_times_outside_the_session_date_show_their_date_and_zone(tmp_path: Path)
     assert_rows(
         invoke("inspect", Recording.create(tmp_path, feed, columns).path).out,
         r"│ 2026-01-05 00:00:00\.000 │ 0 +│ recorder begin │",
+        r"│ 2026-01-05 00:00:00\.000 │ 0 +│ epoch begin +│",  # not at the end of the first block
         r"│ 20(?!26-01-05)\d\d-\d\d-\d\d [\d:.]{12} │ 0 +│ recorder end +│",  # it was written today
         r"│ 2026-01-05 09:30:00\.000 │ of the first message, America/New_York +│",
         "what its recorders noted, America/New_York",

@@ -13,12 +13,14 @@ import numpy
 import pytest
 from blackbox_feeds.live.retries import FIRST_S, LONGEST_S, STEADY_S, Retries
 
+from blackbox.cli.live.live_publishing import live_rows, live_text
 from blackbox.errors import SourceError
 from blackbox.feed import live_source
 from blackbox.feed.live_source import LiveSource
 from blackbox.feed.schema.schema import RAW
 from blackbox.feed.source import Chunk
 from blackbox.native.tables.histogram import BUCKETS, record_one
+from blackbox.timestamps import DAY_NS
 from blackbox.transport.wakeup import readable
 
 
@@ -66,17 +68,32 @@ def test_chunks_are_counted_with_their_gaps_and_delays() -> None:
 
 def test_delays_are_in_the_buckets_of_the_histogram() -> None:
     chance = random.Random(2)
-    delays = [chance.randrange(1 << chance.randrange(1, 62)) for _ in range(2_000)] + [5, 5, 63, 64, 65, 4_096, 0, -9]
+    delays = [chance.randrange(1 << chance.randrange(1, 46)) for _ in range(2_000)] + [5, 5, 63, 64, 65, 4_096, 0, -9]
+    delays += [DAY_NS, -DAY_NS]
     now = time.time_ns()
-    times = numpy.array([now - delay for delay in sorted(delays) + delays], numpy.int64)
+    unknown = [now, now + 1, DAY_NS + 1, -DAY_NS - 1]
+    times = numpy.array([now - delay for delay in sorted(delays) + unknown + delays], numpy.int64)
     found, expected = numpy.zeros(BUCKETS, numpy.int64), numpy.zeros(BUCKETS, numpy.int64)
-    far = times[(now - times > 1 << 50) & (times > 0)]  # the clock goes on: a little does not change their buckets
-    live_source._record_delays(found.ctypes.data, far)
-    after = time.time_ns()
-    for at in far.tolist():
-        record_one(expected.ctypes.data, after - at)
-    assert found.sum() == expected.sum() == len(far) > 100
-    assert numpy.abs(numpy.cumsum(found) - numpy.cumsum(expected)).max() <= 2
+    live_source._record_delays(found.ctypes.data, times, now)
+    for delay in delays * 2:
+        record_one(expected.ctypes.data, delay)
+    assert found.tolist() == expected.tolist()
+
+
+def test_a_replayed_day_has_no_delay() -> None:
+    source = Given(chunk_of([time.time_ns() - DAY_NS - 1] * 9))
+    chunks = source.chunks()
+    next(chunks)
+    found = source.statistics()
+    assert (found.messages, found.delay_p50_ns, found.delay_p99_ns) == (9, 0, 0)
+    assert live_text(source) == "gaps 0, connected"
+    assert "delay" not in [row[0] for row in live_rows(source)]
+    source.counts.connected = False
+    source._delays[:] = 0
+    record_one(source._delays.ctypes.data, 31)
+    assert live_text(source) == "gaps 0, delay 31 ns (p99), not connected"
+    assert live_rows(source)[-1] == ("delay", "31 ns", "median since the venue's time; p99 31 ns")
+    chunks.close()  # type: ignore[attr-defined]  # a generator
 
 
 def test_a_thread_stops_it() -> None:

@@ -12,6 +12,7 @@ from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.receive.trace.hops import Trace, TraceReader
 from blackbox.receive.trace.rings import KEPT_BLOCKS, KEPT_RELAYS, OneRing, TraceRings
 from blackbox.testing import wait_until
+from blackbox.timestamps import DAY_NS as LONGEST_NS
 
 DAY_NS = 1_767_571_200_000_000_000
 
@@ -113,6 +114,14 @@ def test_unknown_times_are_left_out() -> None:
     assert labels(first)[:2] == ["publish", "send"]
     assert labels(second)[:2] == ["send", "receive"]
     assert (first.age_ns, second.age_ns) == (400, 300)
+
+
+def test_a_venue_time_of_another_day_is_left_out() -> None:
+    rings = TraceRings(1)
+    received = DAY_NS + 300
+    for away in (LONGEST_NS, -LONGEST_NS, LONGEST_NS + 1, -LONGEST_NS - 1):
+        put_block(rings, 0, ts_event=received - away)
+    assert [labels(trace)[0] for trace in read(rings)] == ["venue", "venue", "publish", "publish"]
 
 
 def test_a_trace_whose_relays_were_overwritten_is_left_out() -> None:

@@ -35,6 +35,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.schema.schema import load_schema
 from blackbox.native.system.limits import check_limits
 from blackbox.publish.send.batcher import Selection, group_by_key, make_selection
+from blackbox.timestamps import DAY_NS
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 _ROWS: Final = 1 << 20
@@ -43,7 +44,6 @@ of the segment's size."""
 _GATHERED_BYTES: Final = 64 << 20
 _NO_NUMBERS: Final = numpy.zeros(0, numpy.int32)
 _FAR_NS: Final = 1 << 62
-_DAY_NS: Final = 86_400 * 10**9
 
 
 class Written(NamedTuple):
@@ -129,10 +129,12 @@ class _DayJournals:
             self._writers.append(writer)
         self._states = numpy.array([writer.state.address for writer in self._writers], numpy.int64)
         self.clocks = numpy.full(len(self._writers), begin_ns, numpy.int64)
+        for slice_id in range(len(self._writers)):
+            self.note_end(slice_id, 0)  # else the epoch would begin at the end of the first block
 
     def target(self, body: int) -> Journals:
         """Return the journals for compiled code, which writes bodies at an address."""
-        limit_ns, header = self._end_ns + _DAY_NS, self._header.ctypes.data
+        limit_ns, header = self._end_ns + DAY_NS, self._header.ctypes.data
         return Journals(self._states, self.clocks, limit_ns, header, body, self._origin, self._checksum)
 
     def note_end(self, slice_id: int, following: int, flags: int = 0, ts_event: int = 0) -> None:
@@ -154,7 +156,6 @@ class _DayJournals:
         state.body, state.body_bytes = block.body.ctypes.data, block.body.nbytes
         state.first_row, state.held, state.ts_recv = 0, 0, now
         append(state.address)
-        _check(writer)
 
     def tend(self) -> None:
         """Prepare, close and sync the segments."""
@@ -291,8 +292,6 @@ class ColumnWriter:
         shares = numpy.array(shares_of(count, len(following)), numpy.int64)
         self.written = self.written._replace(missing=self.written.missing + int(shares.sum()))
         clocks[:] = latest_ns = int(clocks.max())
-        for slice_id in numpy.flatnonzero(following == 0).tolist():
-            self._journals.note_end(slice_id, 0)  # the slice starts here, so the skipped messages are a gap
         self._groups.skip(shares)
         for slice_id, sequence in enumerate(following.tolist()):
             self._journals.note_end(slice_id, sequence, ts_event=latest_ns)

@@ -122,9 +122,9 @@ class ArchiveClient:
             raise ConfigError(f"prefixes of an image were {len(prefixes)}, expected 1 to {MOST_PREFIXES}")
         ask = AskImage(slice_id=slice_id, of=of, prefixes=tuple(sorted(prefixes)), may_narrow=may_narrow)
         until = time.monotonic() + timeout
-        return self._pool.first_answer(until, lambda asking: self._image(asking, ask, until))
+        return self._pool.first_answer(until, lambda asking: self._image(asking, ask, timeout, until))
 
-    def _image(self, asking: Connection, ask: AskImage, until: float) -> SliceImage:
+    def _image(self, asking: Connection, ask: AskImage, timeout: float, until: float) -> SliceImage:
         """Return the image of one archive. Raises ArchiveError if it is not complete in time."""
         blocks, first = list[Block](), ask
         while True:
@@ -139,7 +139,8 @@ class ArchiveClient:
                 if answer.image and len(blocks) >= answer.blocks:
                     return self._checked(asking.endpoint, ask.slice_id, answer, blocks)
             if time.monotonic() >= until:
-                raise ArchiveError(f"{asking.endpoint}: the image of slice {ask.slice_id} was not whole in time")
+                what = f"{asking.endpoint}: the image of slice {ask.slice_id}"
+                raise ArchiveError(f"{what} was not whole within timeout={timeout:g} s, expected a longer timeout")
 
     def _checked(self, endpoint: str, slice_id: int, answer: Image, blocks: list[Block]) -> SliceImage:
         """Return a checked image. Warn if the archive could not read all of its files.

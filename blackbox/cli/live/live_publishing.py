@@ -45,7 +45,8 @@ def live_text(source: LiveSource) -> str:
     """Describe the state of a live source in a few words."""
     now = source.statistics()
     state = "connected" if now.connected else "not connected"
-    return f"gaps {count(now.gaps)}, delay {duration(now.delay_p99_ns)} (p99), {state}"
+    delay = f"delay {duration(now.delay_p99_ns)} (p99), " if now.delay_p99_ns else ""
+    return f"gaps {count(now.gaps)}, {delay}{state}"
 
 
 def live_rows(source: LiveSource | None) -> list[tuple[str, str | Text] | tuple[str, str | Text, str]]:
@@ -53,6 +54,7 @@ def live_rows(source: LiveSource | None) -> list[tuple[str, str | Text] | tuple[
     if source is None:
         return []
     now = source.statistics()
+    delay = f"median since the venue's time; p99 {duration(now.delay_p99_ns)}"
     return [
         ("received", count(now.packets), "datagrams, packets or frames of the venue"),
         ("gaps", bad_if(now.gaps > 0, count(now.gaps)), f"{count(now.missing)} messages are missing in them"),
@@ -61,5 +63,5 @@ def live_rows(source: LiveSource | None) -> list[tuple[str, str | Text] | tuple[
         ("malformed", bad_if(now.malformed > 0, count(now.malformed)), "invalid, and skipped"),
         ("kernel drops", bad_if(now.kernel_drops > 0, count(now.kernel_drops)), "datagrams, as a buffer was full"),
         ("reconnects", count(now.reconnects)),
-        ("delay", duration(now.delay_p50_ns), f"median since the venue's time; p99 {duration(now.delay_p99_ns)}"),
+        *([("delay", duration(now.delay_p50_ns), delay)] if now.delay_p99_ns else []),
     ]

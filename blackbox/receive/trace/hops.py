@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from blackbox.block.form.format import RELAY_ID_BYTES
 from blackbox.receive.trace.rings import TraceRings
+from blackbox.timestamps import DAY_NS
 
 _SETTLES_NS: Final = 1_000_000_000
 """Time after a callback began until what relays send about its block has arrived."""
@@ -54,7 +55,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     worker: int
     """Worker of the slice, from 0; after the last one the slice's own thread."""
     hops: tuple[Hop, ...]
-    """`venue` is missing if that time is unknown; relays are, unless all of them sent their times."""
+    """`venue` is missing if that time is unknown, or more than a day away, as of a replayed day; relays are, unless all
+    of them sent their times."""
 
     @property
     def age_ns(self) -> int:
@@ -134,7 +136,8 @@ def _block(record: Any) -> _Block:
 def _points(block: Any, relays: list[_Times]) -> Iterator[tuple[str, str, int, int]]:
     """Yield name, relay, its place, and time of each hop."""
     for name, field in (("venue", "ts_event"), ("publish", "ts_in"), ("send", "ts_out")):
-        if at_ns := int(block[field]):
+        at_ns = int(block[field])
+        if at_ns and (name != "venue" or abs(int(block["ts_recv"]) - at_ns) <= DAY_NS):
             yield name, "", 0, at_ns
     if [place for place, *_ in relays] == [*range(1, len(relays) + 1)]:  # otherwise some are missing
         for place, ts_in, ts_out, relay in relays:
