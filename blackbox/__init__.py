@@ -1,7 +1,7 @@
 """Market data over ZeroMQ: publish a feed in slices, and dispatch it to callbacks by topic prefix.
 
-Names are imported on first use, so that `import blackbox` is fast. Other errors are in `blackbox.errors`; `docs/api.md`
-lists the modules of all other public names.
+Names are imported on first use, so that `import blackbox` is fast. Other errors are in `blackbox.errors`; `api` in the
+docs lists the modules of all other public names.
 """
 
 import sys

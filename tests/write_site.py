@@ -1,9 +1,9 @@
 """Write the site of the docs into `build/site`: `make site`.
 
 Pages are the README, those of `docs/`, and generated ones: examples, configurations, the command line from typer,
-settings from the structs of a feed file, Python names from their docstrings. `docs/site/navigation.toml` has their
-order. Sphinx checks links and makes HTML that needs no server. `llms.txt` lists the pages, `llms-full.txt` has all of
-them as text.
+settings from the structs of feed and hub files, Python names from their docstrings. `docs/site/navigation.toml` has
+their order. Sphinx checks links and makes HTML that needs no server. `raw/` has the files that readers copy, and each
+of their folders as a zip archive. `llms.txt` lists the pages, `llms-full.txt` has all of them as text.
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ from blackbox.cli.ui.status import STATUS_HELP
 from blackbox.feed.environment import PREFIX
 from blackbox.feed.feed import Feed
 from blackbox.feed.toml import table_in
+from blackbox.services.hub.settings import HubSettings
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 OUT: Final = ROOT / "build" / "site"
 CONFIGURATION: Final = ROOT / "docs" / "site"
+RAW: Final = ("configs", "examples", "notebooks", "tests/block/golden", "tests/relay/clients")
+"""Folders with files for readers, who have the site and a wheel only."""
 Navigation = dict[str, list[str]]
 NAVIGATION: Final[Navigation] = tomllib.loads((CONFIGURATION / "navigation.toml").read_text())
 _LANGUAGE: Final = {".py": "python", ".yml": "yaml", ".service": "ini", ".env": "ini", ".conf": "ini"}
+_PAGES_OF_STRUCTS: Final = {"feed/feed.py": "settings.md", "services/hub/settings.py": "hub-settings.md"}
 _WIDTH: Final = 80
 _DEFAULT: Final = re.compile(r"^(\w+: .*)=([^=]*)$")
-_LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
+_LINK: Final = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 
 
 class Page(NamedTuple):
@@ -71,18 +75,18 @@ def summary_of(text: str) -> str:
 
 def shown(path: Path) -> Page:
     """Return a page with a file."""
-    code = path.read_text()
+    code, title = path.read_text(), path.relative_to(ROOT).as_posix().partition("/")[2]
+    download = f"[Download {path.name}]({raw_link(path, path.relative_to(ROOT).parent)})"
     if path.suffix == ".ipynb":
-        text = "\n\n".join(map(cell_text, json.loads(code)["cells"]))
-        return Page(text, summary_of(text))
+        heading, *cells = map(cell_text, json.loads(code)["cells"])
+        return Page("\n\n".join([heading, download, *cells]), summary_of(heading))
     if path.suffix == ".py":
         summary = (ast.get_docstring(ast.parse(code)) or "").partition("\n")[0]
     else:
         comment = re.match(r"(# .*\n)*", code)
         summary = summary_of(re.sub(r"^# ", "", comment[0], flags=re.MULTILINE)) if comment else ""
     language = _LANGUAGE.get(path.suffix, path.suffix[1:])
-    title = path.relative_to(ROOT).as_posix().partition("/")[2]
-    return Page(f"# `{title}`\n\n{summary}\n\n`````{language}\n{code}`````\n", summary)
+    return Page(f"# `{title}`\n\n{summary}\n\n{download}\n\n`````{language}\n{code}`````\n", summary)
 
 
 def cell_text(cell: dict[str, Any]) -> str:
@@ -95,6 +99,7 @@ def places() -> dict[Path, str]:
     """Return the site's name of each file of the repository that it shows."""
     found = {ROOT / "README.md": "index.md", ROOT / "blackbox" / "README.md": "files.md"}
     found |= {ROOT / f"{name}.md": f"{name.lower()}.md" for name in ("CONTRIBUTING", "CHANGELOG")}
+    found |= {ROOT / "blackbox" / name: page for name, page in _PAGES_OF_STRUCTS.items()}
     for path in sorted((ROOT / "docs").rglob("*.*")):
         if CONFIGURATION not in path.parents:
             found[path] = path.relative_to(ROOT / "docs").as_posix()
@@ -106,24 +111,28 @@ def places() -> dict[Path, str]:
 
 
 def relinked(text: str, source: Path, known: dict[Path, str]) -> str:
-    """Return the text of `source` with links that are valid on the site; those to other files go to the repository."""
+    """Return the text of `source` with links that are valid on the site. Links to files that it lacks become text."""
 
     def link(match: re.Match[str]) -> str:
-        path, mark, anchor = match[1].partition("#")
-        target = (source.parent / path).resolve()
+        label, (path, mark, anchor) = match[1], match[2].partition("#")
+        target, folder = (source.parent / path).resolve(), Path(known[source]).parent
         if not path or not target.exists():
             return match[0]
-        to = os.path.relpath(known[target], Path(known[source]).parent) if target in known else repository(target)
-        return f"]({to}{mark}{anchor})"
+        if target in known:
+            return f"[{label}]({os.path.relpath(known[target], folder)}{mark}{anchor})"
+        return f"[{label}]({raw_link(target, folder)})" if is_raw(target) else label
 
     return _LINK.sub(link, text)
 
 
-@cache
-def repository(path: Path) -> str:
-    """Return the address of a file of this version."""
-    hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]
-    return f"{hooks['custom']['repository'].rstrip('/')}/blob/v{blackbox.__version__}/{path.relative_to(ROOT)}"
+def is_raw(path: Path) -> bool:
+    """Return True if the site has a file as it is, or a folder as an archive."""
+    return any(path.is_relative_to(ROOT / folder) for folder in RAW)
+
+
+def raw_link(path: Path, folder: Path) -> str:
+    """Return the link from a page in `folder` to a file as it is, or to the archive of a folder. See `conf.py`."""
+    return f"raw:{os.path.relpath(Path('raw') / path.relative_to(ROOT), folder)}{'.zip' if path.is_dir() else ''}"
 
 
 def pages_of_files() -> Iterator[tuple[str, Page]]:
@@ -133,7 +142,7 @@ def pages_of_files() -> Iterator[tuple[str, Page]]:
         if path.suffix == ".md":
             text = relinked(path.read_text(), path, known)
             yield name, Page(text, summary_of(text))
-        elif name.endswith(".md") and path.is_file():
+        elif is_raw(path) and path.is_file():
             yield name, shown(path)
 
 
@@ -165,7 +174,7 @@ def command_line() -> Page:
     """Return the page of all commands, by task."""
     program: Any = typer.main.get_command(app)
     text = "# Command line\n\nAll commands and their options, as `blackbox COMMAND --help` prints them.\n\n"
-    text += f"{STATUS_HELP}\n"
+    text += f"{STATUS_HELP} Feed files of the examples are among the [configurations](configurations.md).\n"
     for panel in dict.fromkeys(command.rich_help_panel for command in program.commands.values()):
         text += f"\n## {panel}\n\n"
         for name, command in program.commands.items():
@@ -189,7 +198,7 @@ def kind_of(annotation: Any) -> str:
 
 
 def table_text(struct: type[msgspec.Struct], heading: str, variable: str) -> str:
-    """Return the part of the page about one table of a feed file."""
+    """Return the part of a page about one table. `variable`: start of its variables; empty: it has no variables."""
     body, _ = definition(struct.__module__, struct.__name__)
     meanings = {name_of_statement(node): text for node, text in documented(body.body)}  # type: ignore[attr-defined]
     text = f"\n## {heading}\n\n{inspect.getdoc(struct)}\n"
@@ -200,17 +209,20 @@ def table_text(struct: type[msgspec.Struct], heading: str, variable: str) -> str
         if table is not None:
             is_list = get_origin(field.type) is tuple
             heading = f"Tables `[[{field.name}]]`" if is_list else f"Table `[{field.name}]`"
-            inner += table_text(table, heading, f"{variable}{field.name.upper()}_{'0_' if is_list else ''}")
-        else:
+            start = f"{variable}{field.name.upper()}_{'0_' if is_list else ''}"
+            inner += table_text(table, heading, variable and start)
+        elif variable:
             text += f"\nFrom the environment: `{variable}{field.name.upper()}`\n"
     return text + inner
 
 
-def settings() -> Page:
-    """Return the page of the settings of a feed file."""
-    text = "# Settings of a feed file\n\nAll keys of the TOML file that the processes of a feed load.\n"
-    text += table_text(Feed, "Top level", PREFIX)
-    return Page(text, summary_of(text))
+def settings() -> dict[str, Page]:
+    """Return the pages of the settings of a feed file and of a hub file."""
+    feed = "# Settings of a feed file\n\nAll keys of the TOML file that the processes of a feed load.\n"
+    feed += table_text(Feed, "Top level", PREFIX)
+    hub = "# Settings of a hub file\n\nAll keys of the TOML file of a hub.\n" + table_text(HubSettings, "Top level", "")
+    pages = (Page(text, summary_of(text)) for text in (feed, hub))
+    return dict(zip(_PAGES_OF_STRUCTS.values(), pages, strict=True))
 
 
 # Python names.
@@ -369,8 +381,8 @@ def listing(names: list[str], pages: dict[str, Page], suffix: str = ".md") -> st
 
 def all_pages() -> tuple[dict[str, Page], Navigation]:
     """Return all pages by name, and the pages of each section."""
-    pages = {**dict(pages_of_files()), "cli.md": command_line(), "settings.md": settings(), **dict(python())}
-    navigation = arranged(set(pages))
+    pages = {**dict(pages_of_files()), "cli.md": command_line(), **settings(), **dict(python())}
+    navigation, folders = arranged(set(pages)), {name: path for path, name in places().items() if path.is_dir()}
     captions: dict[str, list[str]] = {}
     for section, names in navigation.items():
         caption, _, group = section.partition("/")
@@ -378,7 +390,8 @@ def all_pages() -> tuple[dict[str, Page], Navigation]:
         if group:
             rest = [name for name in names if name != first]
             assert first in names or first not in pages, f"the page of {group} has the name of another page"
-            page = pages.get(first, Page(f"# {group}\n\n{listing(names, pages)}", ""))
+            download = f"[Download all]({raw_link(folders[first], Path())})\n\n" if first in folders else ""
+            page = pages.get(first, Page(f"# {group}\n\n{download}{listing(names, pages)}", ""))
             pages[first] = Page(f"{page.text}\n{toctree(rest)}", page.summary)
         captions.setdefault(caption, []).extend([first] if group else names)
     trees = "".join(f"\n{toctree(names, caption)}" for caption, names in captions.items())
@@ -395,6 +408,14 @@ def write_sources(pages: dict[str, Page], folder: Path) -> None:
         (folder / name).write_bytes(data)
 
 
+def write_raw(out: Path) -> None:
+    """Write the folders of `RAW`, and an archive of each folder next to it."""
+    for top in (out / folder for folder in RAW):
+        shutil.copytree(ROOT / top.relative_to(out), top, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        for folder in [top, *(path for path in top.rglob("*") if path.is_dir())]:
+            shutil.make_archive(str(folder), "zip", folder.parent, folder.name)
+
+
 def build(out: Path) -> None:
     """Write the site into `out`, and what it is made from next to it. Ends the program if anything is wrong."""
     from sphinx.cmd.build import build_main
@@ -406,6 +427,7 @@ def build(out: Path) -> None:
     write_sources(pages, sources)
     if build_main(["-q", "-W", "--keep-going", "-c", str(CONFIGURATION), "-d", str(trees), str(sources), str(out)]):
         sys.exit(1)
+    write_raw(out / "raw")
     texts = [page.text.partition("\n```{toctree}")[0] for page in pages.values()]
     index = f"# blackbox\n\n> {pages['index.md'].summary}\n\n[Start page](index.html)\n"
     for section, names in navigation.items():

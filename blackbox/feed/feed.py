@@ -77,7 +77,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     subscriber must agree."""
 
     channels: int = 1
-    """Instead of `key_bytes`: the key is one of 1 to 128 channels, by a hash of the symbol's root. Default: 1.
+    """Instead of `key_bytes`: the key is one of 1 to 128 channels, by a hash of the topic's root. Default: 1.
 
     A subscriber of one symbol receives one channel, about 1 / `channels` of the slice, and blocks stay larger than
     with `key_bytes`. A prefix without a separator needs all channels. Publisher and subscriber must agree."""
@@ -91,13 +91,14 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Which part of a topic is its symbol. Default: `before_last`, the text before the last separator.
 
     `before_last`: `BRK.A.P` has the symbol `BRK.A`. `before_first`: `AAPL.book.1` has `AAPL`. `whole`: topics have no
-    type, and `BRK.A` has `BRK.A`. A topic without a separator is its own symbol. Used by routing by share, filters,
-    archives, Spark and reports."""
+    type, and `BRK.A` has `BRK.A`. A topic without a separator is its own symbol. Used by filters, archives, Spark
+    and reports; `share` and `channels` use the topic's root, whatever this setting is."""
 
     separator: str = "."
     """Separator between the symbol and the type of a topic. One ASCII character. Default: `.`.
 
-    Routing by share hashes the text before the first one: publisher and subscriber must agree."""
+    The text before the first one is the topic's root, which `share` and `channels` hash: publisher and subscriber must
+    agree."""
 
     slices: tuple[Slice, ...]
     """The slices, 1 to 65,536; the position is the slice id. No default."""

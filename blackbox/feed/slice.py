@@ -51,10 +51,10 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     No prefix may start with a prefix of another slice. Default: none."""
 
     share: tuple[int, int] | None = None
-    """(index, of): topics whose symbol hashes to `index` of `of` belong to this slice.
+    """(index, of): topics whose root hashes to `index` of `of` belong to this slice.
 
-    The shares of all slices must cover 0 to `of` - 1, each once. The hash is that of the symbol's root, the text before
-    its first separator, so `BRK.A` and `BRK.B` stay together. Default: none."""
+    The shares of all slices must cover 0 to `of` - 1, each once. The root is the text before the topic's first
+    separator, so `BRK.A.P` and `BRK.B.P` stay together. Default: none."""
 
     cpus: tuple[int, ...] = ()
     """CPUs for the sender, slice and worker threads. Unit: CPU numbers. Default: any CPU.

@@ -16,6 +16,7 @@ lexers["hex"] = TextLexer()
 # Markdown as on GitHub, and definition lists for generated pages.
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
+myst_url_schemes = {"http": None, "https": None, "mailto": None, "raw": "{{path}}"}  # raw: a file of the site, no page
 myst_disable_syntax = ["myst_line_comment", "myst_block_break", "myst_target"]
 
 html_theme = "furo"

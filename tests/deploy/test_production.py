@@ -49,6 +49,8 @@ def test_the_files_of_the_example_fit_together() -> None:
     for number, part in enumerate(desk.slices):
         assert part.endpoints == (first.slices[number].endpoints[0], second.slices[number].endpoints[1])
     assert feed.archives == desk.archives
+    (order,) = re.findall(r"^BLACKBOX_FEED_ARCHIVES=(.*)$", (EXAMPLE / "recorder-2.env").read_text(), re.MULTILINE)
+    assert tuple(order.split(",")) == feed.archives[::-1]
     pairs = [HubSettings.load(EXAMPLE / f"hub-{number}.toml").pair for number in (1, 2)]
     assert {each.link for each in pairs if each} == {each.peer for each in pairs if each}
     assert feed.monitor is not None
@@ -57,6 +59,17 @@ def test_the_files_of_the_example_fit_together() -> None:
         assert re.findall(r"--metrics 127\.0\.0\.1:(\d+)", command) == [
             METRICS[each] for each in METRICS if each == name
         ]
+
+
+def test_the_twin_of_the_page_has_the_options_of_the_example() -> None:
+    page = (EXAMPLE.parents[1] / "docs" / "production.md").read_text()
+    (shown,) = re.findall(r"^    blackbox (publish .*)$", page, re.MULTILINE)
+    _, url, *options = shlex.split(shown)
+    assert "session=" in url
+    example = shlex.split(shlex.split(programs()["twin-a"])[-1].partition("exec ")[2])
+    own = example[3 : example.index("--metrics")]
+    day = options[options.index("--epoch") + 1]
+    assert sorted(options) == sorted(word.replace("$DAY", day) for word in own)
 
 
 RECORDERS: Final = ("recorder-1", "recorder-2")

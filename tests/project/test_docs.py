@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import struct
 from importlib.metadata import entry_points
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from blackbox_feeds.binance.live.source import BinanceWs
+from blackbox_feeds.iex.live import IexClient, IexSettings
+from blackbox_feeds.itch50.live_moldudp64 import MoldUdp64Client, MoldUdp64Settings
+from blackbox_feeds.itch50.live_soupbintcp import SoupBinTcpClient, SoupBinTcpSettings
 
 from blackbox.block.form import format as layout
 from blackbox.block.form.ack_format import Acknowledgement
@@ -71,6 +76,20 @@ def test_an_acknowledgement_has_the_fields_of_its_table() -> None:
     assert Acknowledgement.decode(said) == what
 
 
+def test_code_and_configurations_name_pages_in_a_way_that_is_right_for_clone_and_site() -> None:
+    folders = (DOCS.parent / name for name in ("blackbox", "feeds", "pyspark_blackbox", "configs"))
+    texts = [
+        path.read_text()
+        for folder in folders
+        for path in folder.rglob("*.*")
+        if path.suffix in {".py", ".toml", ".yml", ".service", ".conf", ".env"}
+    ]
+    named = {name for text in texts for name in re.findall(r"`([\w-]+)` in\s+(?:# )?the\s+(?:# )?docs\b", text)}
+    assert len(named) > 10
+    assert named <= {page.stem for page in DOCS.glob("*.md")}
+    assert [found for text in texts for found in re.findall(r"docs/[\w-]+\.md", text)] == []
+
+
 def test_exit_statuses_are_documented_in_operations_and_in_help() -> None:
     rows = re.findall(r"^\| (\d+) \|", (DOCS / "operations.md").read_text(), re.MULTILINE)
     assert {int(row) for row in rows} == {*map(int, Status), 129, 143}
@@ -86,6 +105,22 @@ def test_requests_of_the_replay_page_are_valid() -> None:
     for request in requests:
         answer = msgspec.json.decode(socket._answer([request.encode()]))
         assert list(answer) == list(ReplayStatus.__struct_fields__)
+
+
+def test_the_options_of_live_sources_are_documented() -> None:
+    section = (DOCS / "feeds.md").read_text().partition("\n## Live sources\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(?:--option )?(\w+)[`=]", section))
+    options = set[str]()
+    for settings in (MoldUdp64Settings, SoupBinTcpSettings, IexSettings):
+        options |= set(settings.__struct_fields__)
+    for client in (MoldUdp64Client, SoupBinTcpClient, IexClient):
+        options |= inspect.signature(client).parameters.keys() - {"url", "topic"}
+    assert options - named - {"protocol"} == set()
+
+
+def test_the_client_of_a_local_venue_server_on_the_page_is_valid() -> None:
+    (url,) = re.findall(r"blackbox publish 'binance\+ws:(.*?)'", (DOCS / "venue-servers.md").read_text())
+    assert "@depth" in str(BinanceWs.from_spec(url))
 
 
 def _of(kind: TradeFields | QuoteFields) -> str:

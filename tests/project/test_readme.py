@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,23 @@ def test_quick_start_has_exactly_two_commands_and_both_exist() -> None:
     section = README.partition("## Quick start\n")[2].partition("\n## ")[0]
     commands = re.findall(r"^ {4}(\S.*?)(?: {2,}#.*)?$", section, re.MULTILINE)
     assert commands == ["make demo", "make test"]
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {"demo", "test", "bench"} <= set(targets)
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test"} | set(re.findall(r"`make (\w+)", README)) <= targets
+
+
+def test_what_needs_a_clone_says_so() -> None:
+    sentences = [each for each in re.split(r"\.\s", README) if "make " in each]
+    assert [each for each in sentences if "clone" not in each] == []
+
+
+def test_the_readme_names_each_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    section = README.partition("## Install\n")[2].partition("\n## ")[0]
+    installed = re.findall(r"\w+", section.partition("clone[")[2].partition("]")[0])
+    assert extras.keys() - {"docs", "bench", "rivals", "dev", "release"} == {
+        *installed,
+        *re.findall(r"`(\w+)`", section.partition("Further extras:")[2]),
+    } - {"top", "dashboard"}
 
 
 MEASURED = {

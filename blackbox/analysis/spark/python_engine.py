@@ -25,7 +25,7 @@ OF_ONE_SCAN: Final = "__scan"
 
 
 class DefaultSource(DataSource):
-    """Recorded days as a table. See docs/spark.md for columns and options."""
+    """Recorded days as a table. See `spark` in the docs for columns and options."""
 
     @classmethod
     def name(cls) -> str:

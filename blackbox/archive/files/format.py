@@ -1,4 +1,4 @@
-"""Structures of a journal, from the table in `blackbox.block.form.layout`. `docs/journal-format.md` explains them."""
+"""Structures of a journal, from the table in `blackbox.block.form.layout`. See `journal-format` in the docs."""
 
 from __future__ import annotations
 

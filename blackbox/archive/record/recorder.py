@@ -69,8 +69,8 @@ class Recorder:
     """Record a feed until `stop`. Both lines of a slice are recorded once; gaps remain gaps, unless it repairs them.
 
     Life: NEW, `start` (or `with`), RUNNING, `stop`, ENDED; or `run`, which ends at SIGINT, SIGTERM and SIGHUP. Blocks
-    are written to `<directory>/<feed>/<session date>/`, see docs/journal-format.md. Only one recorder at a time can
-    record a feed there.
+    are written to `<directory>/<feed>/<session date>/`, see `journal-format` in the docs. Only one recorder at a time
+    can record a feed there.
 
     Slice threads append without the GIL. The keeper thread creates segments and days, syncs them, and ends the recorder
     after a file error.

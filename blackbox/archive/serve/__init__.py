@@ -1,4 +1,4 @@
-"""The archive server: recorded blocks for readers, with their original headers; see docs/archive-protocol.md.
+"""The archive server: recorded blocks for readers, with their original headers; see `archive-protocol` in the docs.
 
 In: requests for blocks of a slice, from a position or time on. Out: pieces of them, one for each request.
 

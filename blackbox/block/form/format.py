@@ -1,4 +1,4 @@
-"""Structures of a block: `key | header | body`, from the table in `layout`. See `docs/wire-format.md`."""
+"""Structures of a block: `key | header | body`, from the table in `layout`. See `wire-format` in the docs."""
 
 from __future__ import annotations
 

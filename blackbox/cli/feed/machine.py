@@ -27,7 +27,7 @@ _LEAST_MEMORY: Final = 512 << 20
 _FAIR_MEMORY: Final = 1 << 30
 _LEAST_DESCRIPTORS: Final = 1_024
 _DESCRIPTORS_OF_SLICE: Final = 40
-"""Descriptors of a publisher or subscriber with a few connections; see docs/operations.md for exact numbers."""
+"""Descriptors of a publisher or subscriber with a few connections; see `operations` in the docs for exact numbers."""
 _LEAST_SHM: Final = 1 << 20
 _STEP_NS: Final = 10_000_000
 _UNSYNCHRONISED: Final = 0x40

@@ -28,7 +28,7 @@ def client(
 ) -> None:
     """Run a client of a hub for programs in other languages, which send and receive JSON over a REQ or DEALER socket.
 
-    docs/hub.md describes the requests: put, get, subscribe, unsubscribe, commit. Every process that reaches the
+    `hub` in the docs describes the requests: put, get, subscribe, unsubscribe, commit. Every process that reaches the
     endpoint acts as this client. Ends at Ctrl-C or SIGTERM. Puts without an answer by then may be stored.
 
     For example:

@@ -40,7 +40,7 @@ def bridge(
             "--option",
             "-o",
             metavar="NAME=VALUE",
-            help="Option of the bridge, see docs/bridges.md. Can be repeated.",
+            help="Option of the bridge, see `bridges` in the docs. Can be repeated.",
             show_default=False,
         ),
     ] = None,

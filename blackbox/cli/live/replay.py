@@ -86,7 +86,7 @@ def replay(
         typer.Option(
             metavar="URL",
             help="Serve one day in the venue's own protocol instead of publishing it, such as "
-            "moldudp64://127.0.0.1:26400; see docs/venue-servers.md.",
+            "moldudp64://127.0.0.1:26400; see `venue-servers` in the docs.",
             show_default=False,
         ),
     ] = None,

@@ -23,7 +23,7 @@ from blackbox.receive.supervise.stop_signals import stop_signals
 
 
 class Status(IntEnum):
-    """The exit statuses of all commands. `docs/operations.md` lists remedies."""
+    """The exit statuses of all commands. `operations` in the docs lists remedies."""
 
     OK = 0
     ERROR = 1

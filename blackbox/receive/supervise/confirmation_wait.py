@@ -115,7 +115,7 @@ def _heard(feed: Feed, thread: SliceThread) -> str:
         if counters.faults[fault]:
             return f": {counters.faults[fault]} blocks were rejected: {FAULT_TEXT[fault]}"
     if counters.blocks + counters.control:
-        return ": it sent blocks and did not answer"
+        return ": it sends blocks, but no confirmation"
     return missing_peer_hint(thread.status.lines)
 
 

@@ -1,4 +1,4 @@
-"""Layout of a slice's shared memory, and the handshake to share it. See `docs/shared-memory.md`.
+"""Layout of a slice's shared memory, and the handshake to share it. See `shared-memory` in the docs.
 
 One publisher writes it, up to READERS subscribers map it. It has no name in a file system: the publisher sends its
 descriptor to each subscriber over a Unix socket, which also reports to each side the end of the other.

@@ -1,4 +1,4 @@
-"""A datagram: one part of a block, with a checksum or a tag. See `docs/wire-format.md`."""
+"""A datagram: one part of a block, with a checksum or a tag. See `wire-format` in the docs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A hub of a pair: it leads, or it follows the active hub and takes over from it.
 
-See "Two hubs" in docs/hub-pairs-and-sites.md for the rules. `machine.py` decides; this module has the I/O.
+See "Two hubs" of `hub-pairs-and-sites` in the docs for the rules. `machine.py` decides; this module has the I/O.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages and settings of the two hubs of a feed: see "Two hubs" in docs/hub-pairs-and-sites.md.
+"""Messages and settings of the two hubs of a feed: see "Two hubs" of `hub-pairs-and-sites` in the docs.
 
 Each hub asks the other repeatedly with `Follow`, and answers with `Lead`. Both messages have the sender's standing.
 The answers of the active hub have the puts. Only the passive hub's next questions confirm that it has them.
