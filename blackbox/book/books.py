@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -19,6 +19,7 @@ from blackbox.block.batch.batch import Batch
 from blackbox.block.batch.batch_rows import read_only
 from blackbox.block.batch.plain_message import decimal_text
 from blackbox.block.batch.received_block import BatchFeed
+from blackbox.block.form.block import Block
 from blackbox.block.gap import Gap
 from blackbox.book.apply_rows import BooksState, apply_rows
 from blackbox.book.book import (
@@ -45,6 +46,7 @@ from blackbox.feed.routing.compiled_routing import CompiledSymbolRule
 from blackbox.feed.routing.key_rule import has_channels, key_of
 from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.feed.schema.schema import RAW, load_schema, schema_of
+from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.native.compile.jit import warm_up
 from blackbox.native.system.interrupts import interrupts_held
 from blackbox.notebook import Cell, Rows, view
@@ -114,7 +116,8 @@ class Books:
         self._types[list(feed.message_types.encode("latin-1"))] = 1
         self._places = numpy.empty(0, numpy.int32)
         self._origin = _NO_ORIGIN
-        self._takes_images = False
+        self._images: dict[int, int] = {}
+        """Messages still to come of each slice's image, which stands for all earlier messages of the run."""
         self._prefix = prefix
         self.played_prefixes: tuple[bytes, ...] = (b"",)
         """Prefixes of the topics that a replay plays."""
@@ -165,9 +168,12 @@ class Books:
                 self._choose(received.feeds)
             if (rule := batch.block.key_rule) != self._key_rule & 0xFF:
                 self._key_rule = ord(self._symbol_rule.separator) << 8 | rule if has_channels(rule) else rule
-            takes_image = received.is_image and self._takes_images
+            slice_id = batch.block.slice_id
+            left = self._images.get(slice_id)
+            takes_image = received.is_image and left is not None
             self._state.conflated = int(received.conflated or received.is_image > takes_image)
-            self._state.late = int(received.is_late or not (self._feed.begins_empty or takes_image))
+            is_late = received.is_late and left is None
+            self._state.late = int(is_late or not (self._feed.begins_empty or takes_image))
             if start < last and not received.is_delivered and not received.is_image:
                 found = self._continuity.follow(batch, start, last)
                 if found is not None:
@@ -181,8 +187,10 @@ class Books:
                     made = self._books.make_room()
                     if made is not None and self._lacks(made[0]):
                         lose_sync(made[1].ctypes.data)
+            if left:
+                self._images[slice_id] = max(0, left - count) if received.is_image else 0
             if received.is_image:  # its snapshot has synced the books
-                slices = None, batch.block.slice_id
+                slices = None, slice_id
                 for symbol in {*map(self._symbol_rule.symbol_of, batch.block.topics)}:
                     book = self._books.find(symbol)
                     if book is not None and self._unsure.may_lack(self._start_of(symbol), slices):
@@ -239,12 +247,14 @@ class Books:
                 self._books.clear()
 
     def _empty_slice(self, slice_id: int) -> None:
+        self._images.pop(slice_id, None)
         self._unsure.clear(slice_id)
         self._books.empty_slice(slice_id)
 
-    def expect_image(self) -> None:
-        """Accept images of books, which the next messages continue. Other images do not sync books."""
-        self._takes_images = True
+    def expect_image(self, slice_id: int, count: int) -> None:
+        """Expect a slice to begin with an image of books of `count` messages. Other images do not sync books."""
+        with self._lock:
+            self._images[slice_id] = count
 
     def resting(self, symbol: str | bytes) -> tuple[NDArray[Any], bool]:
         """Return a copy of a symbol's orders, or levels, as in `Resting`, and True during a snapshot."""
@@ -287,11 +297,12 @@ class Books:
         """True if no book is known to lack messages.
 
         A book lacks messages if it began after the publisher's first message, or after a gap; if a message did not fit
-        it (`unknown`, `duplicate`, `too_many`, `forgotten`, `refused` of `counters`); and during a snapshot. A
-        snapshot, or a clear by the venue, makes it complete again.
+        it (`unknown`, `duplicate`, `too_many`, `forgotten`, `refused` of `counters`); until all messages of an image
+        are applied; and during a snapshot. A snapshot, or a clear by the venue, makes it complete again.
         """
         with self._lock:
-            return self._state.left_out == 0 and all(is_synced(book) for _, book in self._books.filled())
+            is_begun = self._state.left_out == 0 and not any(self._images.values())
+            return is_begun and all(is_synced(book) for _, book in self._books.filled())
 
     @property
     def lacks_messages(self) -> bool:
@@ -303,7 +314,7 @@ class Books:
         """Return True if a symbol has a book that is not known to lack messages: see `synced`."""
         with self._lock:
             book = self._books.find(symbol)
-            return book is not None and is_synced(book)
+            return book is not None and is_synced(book) and not self._images.get(head_of(book).slice_id)
 
     def best(self, symbol: str | bytes) -> Best:
         """Return a symbol's best bid and ask."""
@@ -375,6 +386,12 @@ class BookCallback(TopicsCallback):
 
     def __init__(self, prefix: bytes, books: Books) -> None:
         super().__init__("book", prefix, books)
+
+    def expect_image(self, slice_id: int, blocks: Iterable[Block]) -> None:
+        """Expect a slice to begin with its messages of an image of books."""
+        chosen = TopicChoice(self.prefixes, self.symbols)
+        found = (numpy.array([*map(chosen.has, each.topics)])[each.topic_index] for each in blocks)
+        self.function.expect_image(slice_id, sum(map(numpy.count_nonzero, found)))
 
     def lose(self, gap: Gap) -> None:
         """Mark messages of a gap as lost."""

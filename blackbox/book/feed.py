@@ -47,11 +47,14 @@ class Resting(NamedTuple):
     orders: NDArray[Any]
     """`Order.dtype`[n]; without orders, the levels set by the venue, with reference 0."""
     is_snapshot: bool
-    """True during a snapshot of the venue. If it has no orders yet, one message represents it."""
+    """True during a snapshot of the venue."""
 
 
 Rest = Callable[[Resting], NDArray[numpy.uint8]]
-"""Returns uint8[n, bytes], one payload per order. Applied to an empty book in any order, they make the same book."""
+"""Returns uint8[n, bytes], one payload per order. Applied to an empty book in any order, they make the same book.
+
+Without orders it is one payload, for a snapshot that has none yet, or a book that was cleared: see `begins_empty`.
+"""
 
 
 class BookFeed(NamedTuple):

@@ -166,10 +166,11 @@ class Registry:
         starts = {} if begin is None else {slice_id: begin(slice_id) for slice_id in range(len(self.feed.slices))}
         for callback in self.registered.callbacks if books else ():
             if isinstance(callback, BookCallback):
-                callback.function.expect_image()
                 for slice_id, since in starts.items():
-                    if since is not None and since.is_unsure:
-                        callback.function.lose_sync(slice_id)
+                    if since is not None and since.image is not None:
+                        callback.expect_image(slice_id, since.image)
+                        if since.is_unsure:
+                            callback.function.lose_sync(slice_id)
         for table in self.tables:
             wanted = self.feed.slices_for(table.prefix)
             table._begin({slice_id: since for slice_id, since in starts.items() if slice_id in wanted})

@@ -185,7 +185,7 @@ class Subscriber(Registration):
                 recorded meanwhile.
             snapshot: "latest": begin with the latest recorded message of each topic that callbacks want, in batches
                 that are `is_image`, and then deliver all later messages. "books": the same, but with all resting orders
-                instead of the messages that change order books, so that `book` is complete and in sync.
+                instead of the messages that change order books: once they are applied, `book` is in sync.
 
         One of two lines is enough after `timeout` seconds, or 10 for None (not counting compilation on the very first
         start). Ctrl-C ends the wait with KeyboardInterrupt, and everything is closed. Raises NotConfirmedError naming

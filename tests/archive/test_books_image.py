@@ -64,7 +64,6 @@ class Applied:
 
     def __init__(self, feed: Feed) -> None:
         self.books = Books(feed.schema_name, symbol_rule=feed.symbol_rule)
-        self.books.expect_image()
         self._feed = BatchFeed(feed.name, None, feed.symbol_rule)
         self._key_bytes, self._epoch = feed.key_bytes, 0
 
@@ -72,6 +71,13 @@ class Applied:
         if block.epoch > self._epoch:
             self.begin(block.epoch)
         self.books.apply(Batch(block, rows, ReceivedBlock.of_block(block, self._feed, 0, is_image=is_image)))
+
+    def begin_with(self, image: Iterable[Block]) -> None:
+        blocks = list(image)
+        self.books.expect_image(0, sum(block.count for block in blocks))
+        for block in blocks:
+            assert not self.books.synced
+            self.take(block, is_image=True)
 
     def begin(self, epoch: int) -> None:
         self.books.clear()
@@ -96,16 +102,14 @@ def state_of(books: Books) -> dict[bytes, Any]:
 
 
 def begun_with(books: NewestBooks, feed: Feed) -> Applied:
-    late, rows = Applied(feed), 0
-    blocks = books.blocks([b""])
+    late, blocks = Applied(feed), books.blocks([b""])
+    found = list(blocks)
     if blocks.is_unsure:
         late.begin(books.epoch)
         late.books.lose_sync(0)
-    for block in blocks:
-        assert (block.epoch, block.number_of(-1)) < books.position
-        late.take(block, is_image=True)
-        rows += 1
-    assert rows == blocks.count
+    assert all((block.epoch, block.number_of(-1)) < books.position for block in found)
+    assert len(found) == blocks.count
+    late.begin_with(found)
     assert late.books.lacks_messages == (blocks.is_unsure and bool(late.books.symbols))
     return late
 
@@ -202,8 +206,7 @@ def kept_of(directory: Path, *puts: Put, key_bytes: int = 0, schema: str = "itch
 def books_of(directory: Path, blocks: Iterable[Block]) -> Books:
     """Return the books of a consumer that starts with these blocks of an image."""
     late = Applied(Recording.open(directory).feed)
-    for block in blocks:
-        late.take(block, is_image=True)
+    late.begin_with(blocks)
     return late.books
 
 

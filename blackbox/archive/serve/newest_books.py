@@ -118,9 +118,11 @@ class NewestBooks:
         parts, is_unsure = list[_Part](), self._lacks_something()
         for symbol, of_type in found.items():
             orders, is_snapshot = self._books.resting(symbol)
+            if self._book_feed.begins_empty and not len(orders) and not is_snapshot:
+                continue
             last = max(of_type.values(), key=lambda message: message.sequence)
             for key, mine in self._by_key(Resting(symbol, last.payload, orders, is_snapshot), last, of_type):
-                for first in range(0, max(len(mine), int(is_snapshot)), _MOST_ROWS):
+                for first in range(0, max(1, len(mine)), _MOST_ROWS):
                     resting = Resting(symbol, last.payload, mine[first : first + _MOST_ROWS], is_snapshot)
                     parts.append(_Part(key, resting, last, of_type))
         others = self._newest.blocks(prefixes, keys, ~self._newest.have_byte(type_offset, types))
@@ -132,8 +134,6 @@ class NewestBooks:
         of_last = key_of(self._key_rule, last.topic)
         if {of_last, *keys.values()} == {of_last}:
             yield of_last, resting.orders
-            return
-        if not len(resting.orders) and not resting.is_snapshot:
             return
         assert self._book_feed.rest is not None
         kinds = self._book_feed.rest(resting)[:, self._book_feed.type_offset].tolist()

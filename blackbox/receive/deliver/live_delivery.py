@@ -36,6 +36,8 @@ class CallbackHost(NamedTuple):
     """It gets exceptions of callbacks and returns whether to continue; if not, the slice ends."""
     report: Callable[[SubscriberError], None]
     """It gets the error that ended a worker."""
+    image_epoch: int
+    """Epoch of the image with which the slice begins; 0: none."""
 
 
 class LiveDelivery:
@@ -62,9 +64,16 @@ class LiveDelivery:
         self.delivery.deliver()
 
     def enter_epoch(self) -> None:
-        """Continue with another epoch; callbacks are reset."""
+        """Continue with another epoch; callbacks are reset. The first one is that of the image, if any."""
+        state, epoch = self.delivery.state, int(self.delivery.state.next_epoch)
+        if state.epoch == 0 and self._host.image_epoch != 0:
+            self._enter(self._host.image_epoch)
+        if epoch > state.epoch or (epoch < state.epoch and state.notice == 0):  # a loss may be of an earlier one
+            self._enter(epoch)
+
+    def _enter(self, epoch: int) -> None:
         delivery, (slice_id, *_) = self.delivery, self._host
-        before, epoch = int(delivery.state.epoch), int(delivery.state.next_epoch)
+        before = int(delivery.state.epoch)
         self._begin_to_wait()
         self._host.hook_caller.enter(self._number, epoch, delivery.is_over, self._note_busy, self._hook_raised)
         self._counters.busy_since_ns = 0

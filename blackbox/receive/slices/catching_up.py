@@ -88,6 +88,11 @@ class Since(NamedTuple):
     is_unsure: bool = False
     """True if its books may lack orders."""
 
+    @property
+    def image_epoch(self) -> int:
+        """Epoch of the position after an image; 0: there is no image."""
+        return 0 if self.position is None or self.image is None else self.position.epoch
+
 
 class Wanted(NamedTuple):
     """Prefixes that a slice reads from archives."""

@@ -204,7 +204,14 @@ class SliceThread:
         stack.callback(self.workers.close)
         errors = self.errors
         host = CallbackHost(
-            self.slice_id, batch_feed, status.state, status.counters, hook_caller, errors.callback_raised, errors.report
+            self.slice_id,
+            batch_feed,
+            status.state,
+            status.counters,
+            hook_caller,
+            errors.callback_raised,
+            errors.report,
+            0 if self._since is None else self._since.image_epoch,
         )
         self.workers.open(context, host)
         self._callbacks = SliceCallbacks(host, table)

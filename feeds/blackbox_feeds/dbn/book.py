@@ -94,19 +94,19 @@ def _change(book, data, action, is_top):  # type: ignore[no-untyped-def]
 
 
 def rest(resting: Resting) -> NDArray[numpy.uint8]:
-    """Make an add for each order, with the times of the instrument's last record: see `Rest`.
+    """Make an add for each order, or an R without orders, with the times of the last record: see `Rest`.
 
     Within a snapshot they are marked as part of it, so that later records do not clear the book.
     """
     orders, schema = resting.orders, SCHEMA if len(resting.last) == _BYTES else SCHEMA_TS_OUT
-    is_begun = resting.is_snapshot and len(orders) == 0
-    made = numpy.zeros(max(len(orders), int(is_begun)), schema.dtype("mbo"))
+    made = numpy.zeros(max(1, len(orders)), schema.dtype("mbo"))
     payloads = made.view(numpy.uint8).reshape(len(made), -1)
     payloads[:] = numpy.frombuffer(resting.last, numpy.uint8)
     made["flags"] = F_SNAPSHOT if resting.is_snapshot else _F_LAST
-    made["action"] = b"R" if is_begun else b"A"
-    if is_begun:
+    if len(orders) == 0:
+        made["action"], made["side"], made["order_id"], made["price"], made["size"] = b"R", b"N", 0, _NO_PRICE, 0
         return payloads
+    made["action"] = b"A"
     made["order_id"], made["price"] = orders["reference"].view(numpy.uint64), orders["price"]
     made["size"], made["side"] = orders["shares"], numpy.where(orders["side"] == BUY, b"B", b"A")
     made["flags"] |= numpy.where(_TOP - orders["side"] == orders["reference"], numpy.uint8(_F_TOB), numpy.uint8(0))
