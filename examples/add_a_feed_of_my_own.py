@@ -8,7 +8,7 @@ from blackbox import Batch, Feed, Publisher, Schema, Source, Subscriber
 from blackbox.feed.source import Chunk
 
 TICK = numpy.dtype([("type", "S1"), ("price", "<i4"), ("size", "<u2")])
-SCHEMA = Schema("ticks", schema_id=1_000, records={"t": TICK})
+SCHEMA = Schema("rates", schema_id=1_002, records={"t": TICK})
 
 
 class Ticks(Source):
@@ -31,7 +31,7 @@ class Ticks(Source):
         )
 
 
-feed = Feed.local("ticks", schema=SCHEMA)  # schema="ticks" once SCHEMA is registered in the group `blackbox.schemas`
+feed = Feed.local("rates", schema=SCHEMA)  # schema="rates" once SCHEMA is registered in the group `blackbox.schemas`
 subscriber = Subscriber(feed)
 volume = [0]
 

@@ -6,8 +6,8 @@ import numpy
 
 from blackbox import Feed, Message, Recording, Schema, Subscriber
 
-TRADE = Schema("trade", 1_000, {"t": numpy.dtype([("type", "S1"), ("price", "<f8")])})
-SIGNAL = Schema("signal", 1_001, {"s": numpy.dtype([("type", "S1"), ("score", "<f8")])})
+TRADE = Schema("trade", 1_003, {"t": numpy.dtype([("type", "S1"), ("price", "<f8")])})
+SIGNAL = Schema("signal", 1_004, {"s": numpy.dtype([("type", "S1"), ("score", "<f8")])})
 SECONDS = 1_735_828_200_000_000_000 + 1_000_000_000 * numpy.arange(6)
 
 subscriber = Subscriber(Feed.local("strategy"))  # a feed that accepts any topic

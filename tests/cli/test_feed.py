@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from blackbox import Feed, Publisher
 from blackbox.cli.feed.endpoints import endpoints_of, warnings_of
 from blackbox.cli.feed.listeners import use_of
-from blackbox.cli.feed.new import Transport, _Place, _Shape, _text
+from blackbox.cli.feed.new import Transport, _first_port, _Place, _Shape, _text
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import assert_one_line, invoke, write_feed
@@ -70,12 +70,40 @@ def test_a_new_file_is_written_once_and_shows_defaults_after_a_hash(tmp_path: Pa
     assert Feed.load(file) == plain
 
 
+def test_new_feeds_have_ports_by_their_names_so_that_two_of_them_can_run_at_once(tmp_path: Path) -> None:
+    def ports_of(name: str, *words: object) -> list[int]:
+        path = tmp_path / f"{name}{len(words)}.toml"
+        assert invoke("feed", "new", path, "--name", name, "--archives", 1, *words).status == 0
+        feed = Feed.load(path)
+        endpoints = [*(each for part in feed.slices for each in part.endpoints), *feed.archives]
+        return [int(each.rpartition(":")[2]) for each in endpoints]
+
+    assert ports_of("es") == [21_472, 21_473, 21_474]
+    assert ports_of("es", "--lines", 2) == [*range(21_472, 21_477)]
+    assert ports_of("made-up") == [13_200, 13_201, 13_202]
+    assert ports_of("made-up", "--port", 6_000) == [6_000, 6_001, 6_002]
+    firsts = [_first_port(f"feed-{number}") for number in range(2_000)]
+    assert all(10_000 <= first < 30_000 and (first - 10_000) % 16 == 0 for first in firsts)
+    assert len(set(firsts)) > 900
+    assert "by a hash of the feed's name" in " ".join(invoke("feed", "new", "--help").out.split())
+
+
+@pytest.mark.parametrize(
+    ("schema", "time_zone"),
+    [(name, "America/New_York") for name in ("itch50", "iex_tops16", "iex_deep10", "tape")]
+    + [(name, "UTC") for name in ("raw", "dbn", "dbn_ts_out", "binance")],
+)
+def test_a_new_feed_of_us_equities_is_in_the_time_of_new_york(schema: str, time_zone: str, tmp_path: Path) -> None:
+    assert invoke("feed", "new", tmp_path / "feed.toml", "--schema", schema).status == 0
+    assert Feed.load(tmp_path / "feed.toml").time_zone == time_zone
+
+
 @pytest.mark.parametrize(
     ("words", "pattern"),
     [
         (["--schema", "nothing"], "schema was 'nothing', expected one of"),
         (["--name", "a b"], "name was 'a b', expected 1 to 64 letters"),
-        (["--host", "0.0.0.0"], "host of endpoint 'tcp://0.0.0.0:17901' was '0.0.0.0', expected the address"),
+        (["--host", "0.0.0.0"], r"host of endpoint 'tcp://0.0.0.0:\d+' was '0.0.0.0', expected the address"),
         (["--port", "65535"], "port was 65535 and 2 are needed, expected at most 65534"),
     ],
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
-import tomllib
 from pathlib import Path
 
 import numpy
@@ -24,8 +22,6 @@ from blackbox.feed.schema.schema import (
     schema_of,
     utc_time,
 )
-from blackbox.feed.source import open_source
-from tests.support import ROOT
 
 TRADE = numpy.dtype([
     ("kind", "S1"),
@@ -115,20 +111,6 @@ def test_a_third_party_registers_a_schema(tmp_path: Path, monkeypatch: pytest.Mo
     assert load_schema("mine").schema_id == 1000
     with pytest.raises(ConfigError, match="the entry point holds 'mine', expected a Schema"):
         load_schema("text")
-
-
-def test_the_package_of_the_documents_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = (ROOT / "docs" / "own-format.md").read_text()
-    module, *_ = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
-    (project,) = re.findall(r"```toml\n(\[build.*?)```", document, re.DOTALL)
-    groups = tomllib.loads(project)["project"]["entry-points"]
-    (tmp_path / "ticks.py").write_text(module)
-    lines = [f"[{group}]\n" + "".join(f"{n} = {v}\n" for n, v in each.items()) for group, each in groups.items()]
-    register(tmp_path, monkeypatch, "".join(lines), "blackbox-ticks")
-    schema = load_schema("ticks")
-    assert (schema.schema_id, schema.dtype("trade").names) == (1_000, ("type", "symbol", "price", "size"))
-    with pytest.raises(ConfigError, match=r"source 'ticks' of blackbox-ticks \(ticks:Ticks\) cannot be loaded"):
-        open_source("ticks:x")  # the document has no source
 
 
 def test_a_name_registered_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,10 +48,14 @@ def test_a_day_from_file_to_live_prints_the_output_on_the_page(shared_data: Path
     (place / "day.dbn.zst").symlink_to(file)
     *before, replay = [line for line in FROM_FILE if line != "blackbox doctor"]
     assert replay.startswith("blackbox replay ")
-    shown = {line: command(line).out for line in before}
-    dumped = next(out for line, out in shown.items() if line.startswith("blackbox dump "))
-    assert len(dumped.splitlines()) == 3
-    assert "ESU4.mbp-1" in dumped
+    shown = {line: command(line) for line in before}
+    imported, dumped = (shown[line] for line in before if line.split()[1] in ("import", "dump"))
+    warnings = [line for line in imported.errors.splitlines() if "(F_" in line or "session date" in line]
+    assert len(warnings) == 1
+    assert "without an exact ts_recv (F_BAD_TS_RECV): 1, 1 of them in snapshots" in warnings[0]
+    assert "`import` rightly warns of an inexact time of receipt" in " ".join(PAGE.split())
+    assert len(dumped.out.splitlines()) == 3
+    assert "ESU4.mbp-1" in dumped.out
 
     records = sorted_records(file)
     (bars,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
@@ -105,8 +109,8 @@ def plain_result(records: list[Any]) -> str:
 @pytest.mark.long
 def test_the_synthetic_day_runs_with_the_lines_of_the_page(place: Path) -> None:
     for line in MADE_UP:
-        command(line)
-    assert '`"recordings/made-up"` and `b"AAPL."`' in PAGE
+        assert "session date" not in command(line).errors
+    assert 'Use `recordings/made-up` and the day 2026-01-05 in the commands, and `b"AAPL."` in `bars.py`.' in PAGE
     bars = BARS.replace("recordings/es", "recordings/made-up").replace('b"ESU4."', 'b"AAPL."')
     (place / "bars.py").write_text(bars.replace("print(bars)", "print(len(bars), bars['volume'].sum())"))
     trades = Recordings.open("recordings/made-up").trades.to_arrow(b"AAPL.")

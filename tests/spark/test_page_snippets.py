@@ -80,7 +80,7 @@ def test_the_page_on_analysis(spark: SparkSession, shown: Callable[[str], list[s
 def test_the_page_on_your_own_format(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module, publish, bars = snippets("own-format.md")
+    module, publish, bars, _ = snippets("own-format.md")
     (tmp_path / "ticks.py").write_text(module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+import zlib
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import ConfigError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, check_name
 from blackbox.feed.routing.key_rule import MAX_CHANNELS
 from blackbox.feed.schema.schema import load_schema
 from blackbox.feed.slice import MAX_LINES, MAX_SLICES
@@ -33,7 +34,7 @@ _SETTINGS: Final = """
 # block_bytes = 262_144         # bytes at which a block is sent without waiting
 # heartbeat_ns = 1_000_000_000  # time between heartbeats
 # max_lag_ns = 1_000_000_000    # lag above which a subscriber is slow, and its policy applies
-# time_zone = "UTC"             # of session dates, such as "America/New_York"
+{time_zone:<32}# IANA name, for session dates and times such as 09:30
 # day_start = "00:00"           # local time at which a recorder begins a new day
 """
 _SECURITY: Final = """
@@ -43,6 +44,10 @@ _SECURITY: Final = """
 # server_keys = ["keys/exchange.key"]  # public keys of the servers
 # allowed_keys = "allowed"             # directory of the public keys of clients
 """
+_IN_NEW_YORK: Final = ("itch50", "iex_deep10", "iex_tops16", "tape")
+"""Schemas of US equities, whose session dates and times such as 09:30 are those of New York."""
+_FIRST_PORT, _RANGES, _PORTS = 10_000, 1_250, 16
+"""Ranges of ports for new feeds, below the system's range for outgoing connections."""
 
 
 class Transport(StrEnum):
@@ -87,8 +92,16 @@ def new(
         str, typer.Option("--host", metavar="ADDRESS", help="Address of the publisher for tcp.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", metavar="PORT", min=1, max=65_535, help="First port; each endpoint takes the next.")
-    ] = 17_901,
+        int | None,
+        typer.Option(
+            "--port",
+            metavar="PORT",
+            min=1,
+            max=65_535,
+            help="First port; each endpoint takes the next.",
+            show_default="one of 10000, 10016, ... 29984, by a hash of the feed's name",
+        ),
+    ] = None,
     lines: Annotated[
         int,
         typer.Option(
@@ -113,13 +126,15 @@ def new(
         load_schema(schema)
         if not str(file).isprintable():
             raise ConfigError(f"file was {str(file)!r}, expected a name without control characters")
+        name = file.stem if name is None else name
+        check_name(name)
         many = slices * lines + archives
+        port = _first_port(name) if port is None else port
         if transport is not Transport.IPC and port + many - 1 > 65_535:
             raise ConfigError(f"port was {port} and {many} are needed, expected at most {65_536 - many}")
-        name = file.stem if name is None else name
         shape, place = _Shape(slices, lines, archives), _Place(transport, host, port)
         text = "".join(_text(file, name, schema, (key_bytes, channels), shape, place))
-        from_document(tomllib.loads(text), Feed)  # raises ConfigError for an invalid name or host
+        from_document(tomllib.loads(text), Feed)  # raises ConfigError for an invalid host
         try:
             with file.open("x", encoding="utf-8") as opened:
                 opened.write(text)
@@ -142,6 +157,11 @@ class _Place(NamedTuple):
     transport: Transport
     host: str
     port: int
+
+
+def _first_port(name: str) -> int:
+    """Return the first port of a feed: always the same for a name, and rarely that of another."""
+    return _FIRST_PORT + zlib.crc32(name.encode()) % _RANGES * _PORTS
 
 
 def _text(file: Path, name: str, schema: str, keys: tuple[int, int], shape: _Shape, place: _Place) -> Iterator[str]:
@@ -169,7 +189,8 @@ def _text(file: Path, name: str, schema: str, keys: tuple[int, int], shape: _Sha
     if archives:
         places = [endpoint(f"archive-{number}") for number in range(archives)]
         yield f"archives = {json.dumps(places)}  # where `blackbox record --serve` answers\n"
-    yield _SETTINGS
+    time_zone = 'time_zone = "America/New_York"' if schema in _IN_NEW_YORK else '# time_zone = "UTC"'
+    yield _SETTINGS.format(time_zone=time_zone)
     yield _SECURITY
     yield "\n# Each slice has its own socket and threads. `share = [index, of]` spreads symbols by a hash.\n"
     yield '# bind = "tcp://0.0.0.0:PORT" in a slice: where the publisher listens, if not at `endpoints`.\n'
