@@ -173,7 +173,7 @@ def test_books_after_an_image_equal_those_of_a_plain_loop(
 
 
 def more_after_the_image(monkeypatch: pytest.MonkeyPatch, more: Callable[[], None]) -> None:
-    """Do something between the image and the start of the slice. What it publishes comes from the archive."""
+    """Do something between the image and the start of the slice. The archive delivers what it publishes."""
     image = ArchiveClient.image
 
     def image_then_more(self: ArchiveClient, *arguments: Any, **settings: Any) -> Any:
