@@ -58,8 +58,11 @@ class LiveStatistics(msgspec.Struct, kw_only=True):
     connected: bool = False
     """True while data or heartbeats arrive."""
     delay_p50_ns: int = 0
-    """Median delay from the venue's time to the yielded chunk, by this machine's clock; 0: none is known. A difference
-    of more than a day is no delay: the venue replays an earlier day."""
+    """Median delay from the venue's time to the yielded chunk, by this machine's clock.
+
+    0: none is known, or the venue's clock is ahead. A difference of more than a day is not counted: the venue replays
+    an earlier day.
+    """
     delay_p99_ns: int = 0
     """99th percentile of this delay."""
 

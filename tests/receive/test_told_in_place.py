@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from itertools import groupby
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -343,7 +344,7 @@ def test_workers_without_messages_of_the_same_epochs_do_not_wait_for_each_other(
     caller, is_over = SliceHookCaller(0, lambda: hooks, workers), threading.Event()  # type: ignore[arg-type]
 
     def enter(number: int, epoch: int) -> None:
-        caller.enter(number, epoch, is_over.is_set, lambda: None, lambda _: True)
+        caller.enter(number, epoch, is_over.is_set, lambda: None, lambda _: True, is_first=False)
 
     later = threading.Thread(target=enter, args=(1, 3))
     later.start()
@@ -359,8 +360,8 @@ def test_workers_without_messages_of_the_same_epochs_do_not_wait_for_each_other(
     assert (is_stuck, told) == (False, [2, 3])
 
 
-def a_worker(caller: Any, counters: Counters) -> tuple[LiveDelivery, WorkerTable]:
-    host = CallbackHost(0, NO_FEED, SliceState(), counters, caller, lambda _: True, print)
+def a_worker(caller: Any, counters: Counters, image_epoch: int = 0) -> tuple[LiveDelivery, WorkerTable]:
+    host = CallbackHost(0, NO_FEED, SliceState(), counters, caller, lambda _: True, print, image_epoch)
     table = WorkerTable(1, 0, [], [], [[]], NO_RULES)
     return LiveDelivery(host, 0, table), table
 
@@ -378,6 +379,20 @@ def test_a_worker_that_waits_for_others_at_an_epoch_is_not_busy() -> None:
     live.delivery.is_over = is_over  # type: ignore[method-assign]
     live.enter_epoch()
     assert busy[0] == 0
+
+
+def test_the_epoch_of_an_image_is_told_once_although_a_worker_comes_after_the_next_one() -> None:
+    told: list[Any] = []
+    hooks = SliceHooks([lambda _, epoch: told.append(epoch)], [lambda: told.append("reset")], [])
+    workers = [Mock(number=0), Mock(number=1)]  # both are idle
+    caller = SliceHookCaller(0, lambda: hooks, workers)
+    for number in range(2):
+        live, table = a_worker(caller, Counters(2), image_epoch=7)
+        live.set_table(table, 0)
+        live._number, live.delivery.state.next_epoch = number, 8
+        live.enter_epoch()
+        assert live.delivery.state.epoch == 8
+    assert told == [7, 8, "reset"]
 
 
 def test_a_loss_in_an_epoch_that_archives_have_left_does_not_bring_the_epoch_back() -> None:

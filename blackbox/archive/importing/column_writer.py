@@ -284,8 +284,6 @@ class ColumnWriter:
 
         Each slice skips its share. With keys, the keys of the missing messages are unknown, so each key counts one
         message as missing.
-
-        Raises JournalError if a write fails.
         """
         self._put_rest()
         following, clocks = self._groups.following, self._journals.clocks

@@ -44,23 +44,35 @@ class _Gate:
         self._passed = 0
 
     def pass_through(
-        self, number: int, turn: int, *, waits: bool, is_over: Callable[[], bool], do: Callable[[int], None]
+        self,
+        number: int,
+        turn: int,
+        *,
+        waits: bool,
+        is_first: bool,
+        is_over: Callable[[], bool],
+        do: Callable[[int], None],
     ) -> None:
         """Arrive at a turn in the thread of a worker, or IN_SLICE, and wait for all others that still have work.
 
-        One of them calls `do` with the previous turn. Returns also if `is_over`.
+        One of them calls `do` with the previous turn. Returns also if `is_over`. `is_first`: no turn comes before this
+        one, so all have passed it if any has passed another one.
         """
         with self._changed:
             self._reached[number] = self._waits_at[number] = turn
-            while waits and self._passed != turn and not self._have_all_come(turn):
+            while waits and not self._has_passed(turn, is_first) and not self._have_all_come(turn):
                 if is_over():
                     return
                 self._changed.wait(_TICK_S)
             self._waits_at[number] = 0
-            before, self._passed = self._passed, turn
-            self._changed.notify_all()
-            if before != turn:
+            if not self._has_passed(turn, is_first):
+                before, self._passed = self._passed, turn
+                self._changed.notify_all()
                 do(before)
+
+    def _has_passed(self, turn: int, is_first: bool) -> bool:
+        """Return True if the slice has passed a turn."""
+        return self._passed == turn or (is_first and self._passed != 0)
 
     def _have_all_come(self, turn: int) -> bool:
         """Return True if no worker has earlier work. One without messages of this turn may wait at a later one."""
@@ -83,11 +95,18 @@ class SliceHookCaller:
         self._epochs, self._lives = _Gate(workers), _Gate(workers)
 
     def enter(
-        self, number: int, epoch: int, is_over: Callable[[], bool], begins: Callable[[], None], on_error: OnError
+        self,
+        number: int,
+        epoch: int,
+        is_over: Callable[[], bool],
+        begins: Callable[[], None],
+        on_error: OnError,
+        *,
+        is_first: bool,
     ) -> None:
         """Arrive at an epoch in the thread of worker `number`, or IN_SLICE; return when it may deliver or `is_over`.
 
-        `begins` is called before hooks are, in the thread that calls them.
+        `begins` is called before hooks are, in the thread that calls them. `is_first`: the slice has no earlier epoch.
         """
 
         def tell(before: int) -> None:
@@ -97,7 +116,7 @@ class SliceHookCaller:
 
         hooks = self._hooks()
         waits = any((hooks.on_epoch, hooks.on_reset))
-        self._epochs.pass_through(number, epoch, waits=waits, is_over=is_over, do=tell)
+        self._epochs.pass_through(number, epoch, waits=waits, is_first=is_first, is_over=is_over, do=tell)
 
     def go_live(
         self, number: int, turn: int, is_over: Callable[[], bool], begins: Callable[[], None], on_error: OnError
@@ -108,7 +127,7 @@ class SliceHookCaller:
             begins()
             self._call("on_live", self._hooks().on_live, on_error, self._slice_id)
 
-        self._lives.pass_through(number, turn, waits=True, is_over=is_over, do=tell)
+        self._lives.pass_through(number, turn, waits=True, is_first=False, is_over=is_over, do=tell)
 
     def _call(self, which: str, hooks: Iterable[Callable[..., object]], on_error: OnError, *arguments: int) -> bool:
         """Call hooks, also after one that raises; return False to stop."""

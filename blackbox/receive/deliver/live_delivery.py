@@ -67,15 +67,15 @@ class LiveDelivery:
         """Continue with another epoch; callbacks are reset. The first one is that of the image, if any."""
         state, epoch = self.delivery.state, int(self.delivery.state.next_epoch)
         if state.epoch == 0 and self._host.image_epoch != 0:
-            self._enter(self._host.image_epoch)
+            self._enter(self._host.image_epoch, is_first=True)
         if epoch > state.epoch or (epoch < state.epoch and state.notice == 0):  # a loss may be of an earlier one
             self._enter(epoch)
 
-    def _enter(self, epoch: int) -> None:
+    def _enter(self, epoch: int, *, is_first: bool = False) -> None:
         delivery, (slice_id, *_) = self.delivery, self._host
-        before = int(delivery.state.epoch)
+        before, enter = int(delivery.state.epoch), self._host.hook_caller.enter
         self._begin_to_wait()
-        self._host.hook_caller.enter(self._number, epoch, delivery.is_over, self._note_busy, self._hook_raised)
+        enter(self._number, epoch, delivery.is_over, self._note_busy, self._hook_raised, is_first=is_first)
         self._counters.busy_since_ns = 0
         if delivery.is_over():
             return

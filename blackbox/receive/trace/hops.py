@@ -55,8 +55,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     worker: int
     """Worker of the slice, from 0; after the last one the slice's own thread."""
     hops: tuple[Hop, ...]
-    """`venue` is missing if that time is unknown, or more than a day away, as of a replayed day; relays are, unless all
-    of them sent their times."""
+    """Relays are missing unless all of them sent their times; `venue` is if its time is unknown, or more than a day
+    away, as in a replay of an earlier day."""
 
     @property
     def age_ns(self) -> int:
