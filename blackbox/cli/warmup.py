@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -21,6 +19,9 @@ from blackbox.cli.ui.terminal import print_json, say, stderr
 from blackbox.feed.feed import Feed
 from blackbox.numbers import counted, duration
 from blackbox.user_cache import draft_in
+
+_REMOVALS: Final = 100
+"""Attempts to remove a directory: each file written meanwhile may make one fail."""
 
 
 def warmup(
@@ -61,7 +62,13 @@ def warmup(
         with draft_in(cache_root(), "warmup-", "compiled kernels cannot be cached"):
             pass  # an error now, instead of after minutes
         began = time.monotonic()
-        with _directory() as directory, stderr.status("compiling") as shown, ThreadPoolExecutor(1) as thread:
+        with (
+            TemporaryDirectory(prefix="blackbox-warmup-") as place,
+            stderr.status("compiling") as shown,
+            ThreadPoolExecutor(1) as thread,
+            ended_at_once(lambda: _remove(Path(place)), shown.stop),  # what compiles would go on for minutes
+        ):
+            directory = Path(place)
 
             def show(kernel: str) -> None:
                 shown.update(f"compiling {kernel}")
@@ -93,14 +100,12 @@ def warmup(
         )
 
 
-@contextmanager
-def _directory() -> Iterator[Path]:
-    """Yield a temporary directory. A signal removes it and ends the process: what compiles would go on for minutes."""
-    with (
-        TemporaryDirectory(prefix="blackbox-warmup-") as name,
-        ended_at_once(lambda: shutil.rmtree(name, ignore_errors=True)),
-    ):
-        yield Path(name)
+def _remove(directory: Path) -> None:
+    """Remove a directory in which other threads may still write files."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
 
 
 def _import(spec: str, options: list[str] | None, out: Path) -> None:

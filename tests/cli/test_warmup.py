@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blackbox.cli.ui import warm
 from blackbox.cli.ui.status import Status
+from blackbox.cli.warmup import _remove
 from blackbox.native.compile import kernel_cache
-from tests.cli.commands import ROOT, Command, assert_one_line, invoke
+from tests.cli.commands import ROOT, Command, Screen, assert_one_line, invoke
 from tests.feeds.databento_live.gateway import KEY
 
 COUNT = """
@@ -136,15 +141,50 @@ def test_a_cache_that_cannot_be_written_is_status_1(tmp_path: Path, monkeypatch:
     assert_one_line(ended, "compiled kernels cannot be cached in .*/kernels: Not a directory; set XDG_CACHE_HOME")
 
 
-def test_a_signal_ends_it_although_a_kernel_is_being_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("on_interrupt", "numbers", "text"),
+    [
+        (signal.default_int_handler, [signal.SIGINT], "interrupted"),
+        (signal.SIG_IGN, [signal.SIGINT, signal.SIGTERM], "terminated"),
+    ],
+    ids=["ctrl_c", "ignored_ctrl_c"],
+)
+def test_a_signal_ends_it_although_a_kernel_is_being_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_interrupt: Any, numbers: list[signal.Signals], text: str
+) -> None:
     for variable in ("XDG_CACHE_HOME", "TMPDIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable))
         (tmp_path / variable).mkdir()
-    with Command("warmup") as command:
-        command.read_error("compiling ")
-        ended = command.interrupt(signal.SIGTERM)
-    assert (ended.status, ended.errors.splitlines()[-1]) == (128 + signal.SIGTERM, "terminated")
+    monkeypatch.setenv("TERM", "xterm")
+    with closing(Screen()) as screen:
+        before = signal.signal(signal.SIGINT, on_interrupt)  # the command inherits whether it is ignored
+        try:
+            command = Command("warmup", stderr=screen.program)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        with command:
+            screen.wait(r"compiling blackbox\.")
+            for number in numbers:
+                command.process.send_signal(number)
+            ended = command.end()
+    assert ended.status == 128 + numbers[-1]
+    assert screen._drawn.endswith(f"{text}\r\n".encode())
+    assert re.findall(rb"\x1b\[\?25([hl])", screen._drawn) == [b"l", b"h"]  # the cursor is hidden, then shown
     assert list((tmp_path / "TMPDIR").iterdir()) == []
+
+
+def test_files_written_during_the_removal_are_removed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "warmup").mkdir()
+    rmdir, late = os.rmdir, ["first", "second"]
+
+    def write_and_remove(path: str, *, dir_fd: int | None = None) -> None:
+        if late:
+            (tmp_path / "warmup" / late.pop()).touch()
+        rmdir(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", write_and_remove)
+    _remove(tmp_path / "warmup")
+    assert (late, list(tmp_path.iterdir())) == ([], [])
 
 
 def test_a_source_is_imported_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,21 +99,22 @@ def exit_statuses() -> Iterator[None]:
 
 
 @contextmanager
-def ended_at_once(clean: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and SIGHUP call `clean` and end the process, although other threads still run."""
+def ended_at_once(*cleanups: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP call `cleanups` and end the process, although other threads run.
 
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
-        clean()
-        with suppress(OSError):  # the terminal may be closed
-            say(_TEXTS[signal.Signals(number)])
-        os._exit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in stop_signals()}
+    Use it within `exit_statuses`. A second signal ends the process without waiting for them.
+    """
     try:
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    except KeyboardInterrupt as came:  # raised by the signal's handler, so that no lock of the console is held here
+        number = came.number if isinstance(came, _Terminated) else signal.SIGINT
+        try:
+            with suppress(OSError):  # the terminal may be closed
+                for clean in cleanups:
+                    clean()
+                say(_TEXTS[signal.Signals(number)])
+        finally:
+            os._exit(128 + number)
 
 
 def _out_of_memory(error: Exception) -> LimitError:
