@@ -106,7 +106,7 @@ def test_a_return_to_the_past_resets_a_compiled_callback_between_messages(worker
 
 
 def test_a_worker_that_is_terminated_at_an_epoch_keeps_the_states_of_its_compiled_callbacks() -> None:
-    live, _ = a_worker(SimpleNamespace(enter=lambda *_: None), Counters(1))
+    live, _ = a_worker(SimpleNamespace(enter=lambda *_, **__: None), Counters(1))
     live._host.state.stopping = Stopping.TERMINATE
     callback = CompiledCallback(b"", count_rows, numpy.zeros(1, numpy.int64), None, False)
     callback.state_for(0)[0] = 7
