@@ -16,6 +16,13 @@ AS_SENT: Any = {"prices": "integer", "times": "integer"}
 """Settings for frames with the venue's integers."""
 
 
+def wait_for_whole_day(feed: Feed, seconds: float = 60.0) -> None:
+    """Wait until the next session date if it begins within `seconds`: a recording over midnight would have two days."""
+    now_ns = time.time_ns()
+    if (left_s := (day_end_ns(feed, session_date(feed, now_ns)) - now_ns) / 1e9) < seconds:
+        time.sleep(left_s + 0.1)
+
+
 def record(
     directory: Path,
     name: str,
@@ -27,9 +34,7 @@ def record(
 ) -> Path:
     """Publish and record a source; return the feed's directory."""
     feed = msgspec.structs.replace(Feed.local(name, slices), schema=make().schema.name, **settings)
-    now_ns = time.time_ns()
-    if (left_s := (day_end_ns(feed, session_date(feed, now_ns)) - now_ns) / 1e9) < 60:
-        time.sleep(left_s + 0.1)  # a recording over midnight would have two days
+    wait_for_whole_day(feed)
     for _ in range(runs):
         recorder = Recorder(feed, directory)
         with Publisher(feed, when_full="wait") as publisher:

@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from typer import testing
 from typer.main import get_command
@@ -24,7 +23,9 @@ from blackbox.cli.program import app
 from blackbox.feed.routing.key_rule import setting_of
 from blackbox.testing import wait_until
 
-testing._get_command = cache(get_command)  # type: ignore[attr-defined]  # it takes a tenth of a second
+PROGRAM: Final = get_command(app)
+"""The program, built once: that takes a tenth of a second, and a runner builds it for each command."""
+testing._get_command = lambda _: PROGRAM  # type: ignore[assignment, attr-defined]
 ROOT = Path(__file__).resolve().parents[2]
 _COMPILES = "compiling functions at their first use"
 """Text in a line that a command writes only if nothing has compiled them before."""

@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from blackbox import Feed
-from blackbox.cli.program import app
 from blackbox.cli.ui.feeds import LOCAL
 from blackbox.cli.ui.status import Status
-from tests.cli.commands import ROOT, assert_one_line, invoke, write_feed
+from tests.cli.commands import PROGRAM, ROOT, assert_one_line, invoke, write_feed
 from tests.cli.days import recorded_day
 from tests.journals import Day
 
-PROGRAM = typer.main.get_command(app)
 COMMANDS = sorted(
     f"{name} {inner}".strip()
     for name, command in PROGRAM.commands.items()  # type: ignore[attr-defined]

@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy
 import pytest
-import typer
 from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import Batch, Feed, Hub, HubClient, Publisher, Recorder, Recording, Subscriber
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.protocol import Gone
 from blackbox.block.gap import Gap
-from blackbox.cli.program import app
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.rights import RIGHTS_FILE, load_rights
 from blackbox.services.hub.settings import HubSettings
@@ -29,6 +27,7 @@ from blackbox.services.relay.plain_clients import PlainRelay
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import publish_numbered, wait_recorded
+from tests.cli.commands import PROGRAM
 from tests.recorded import recorded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +37,6 @@ COMMANDS = [
     for page in PAGES
     for line in re.findall(r"^ {4}(?:\.venv/bin/)?blackbox (.+)$", page.read_text(), re.MULTILINE)
 ]
-PROGRAM = typer.main.get_command(app)
 
 
 def snippets(page: str, language: str = "python") -> list[str]:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from blackbox import Feed
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import _free_ports, free_endpoints
 from blackbox.testing import wait_until
 from tests.cli.commands import invoke
 from tests.project.scripts import ROOT, start
+from tests.recorded import wait_for_whole_day
 
 PAGE = (ROOT / "docs" / "venue-tutorial.md").read_text()
 LINES = re.findall(r"^ {4}(\S.*)$", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL), re.MULTILINE)
@@ -50,6 +52,7 @@ def test_from_a_file_to_a_venue_a_feed_a_strategy_and_back(
     for words in (new, make):
         ended = invoke(*words)
         assert ended.status == 0, ended.errors
+    wait_for_whole_day(Feed.load("venue.toml"), _PATIENCE_S)
     (source,) = [word for word in publish if word.startswith("moldudp64:")]
     publish[publish.index(source)] = f"{source}&hold={_PATIENCE_S:g}"  # a busy machine answers late
     client_ports = re.findall(r"127\.0\.0\.1:(\d+)", " ".join(publish))[:2]

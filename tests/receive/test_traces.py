@@ -12,9 +12,9 @@ from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.receive.trace.hops import Trace, TraceReader
 from blackbox.receive.trace.rings import KEPT_BLOCKS, KEPT_RELAYS, OneRing, TraceRings
 from blackbox.testing import wait_until
-from blackbox.timestamps import DAY_NS as LONGEST_NS
+from blackbox.timestamps import DAY_NS
 
-DAY_NS = 1_767_571_200_000_000_000
+BEGIN_NS = 1_767_571_200_000_000_000
 
 
 def put(ring: OneRing, **values: Any) -> None:
@@ -31,7 +31,7 @@ def put(ring: OneRing, **values: Any) -> None:
 
 def put_block(rings: TraceRings, sequence: int, *, worker: int = 0, noted_ns: int = 1, **values: Any) -> None:
     """Write a block of one message that took 100 ns for each hop."""
-    at = DAY_NS + 1_000_000 * sequence
+    at = BEGIN_NS + 1_000_000 * sequence
     names = ("ts_event", "ts_in", "ts_out", "ts_recv", "ts_match", "ts_call")
     times = dict(zip(names, range(at, at + 600, 100), strict=True))
     known = {"epoch": 1, "sequence": sequence, "end": sequence + 1, "noted_ns": noted_ns}
@@ -39,7 +39,7 @@ def put_block(rings: TraceRings, sequence: int, *, worker: int = 0, noted_ns: in
 
 
 def put_relay(rings: TraceRings, sequence: int, place: int, name: bytes = b"london") -> None:
-    at = DAY_NS + 1_000_000 * sequence
+    at = BEGIN_NS + 1_000_000 * sequence
     times = {"ts_in": at + 200 + 10 * place, "ts_out": at + 205 + 10 * place, "ts_recv": at + 310}
     put(rings.relays, epoch=1, end=sequence + 1, place=place, name=b"12345678" + name, **times)
 
@@ -118,8 +118,8 @@ def test_unknown_times_are_left_out() -> None:
 
 def test_a_venue_time_of_another_day_is_left_out() -> None:
     rings = TraceRings(1)
-    received = DAY_NS + 300
-    for away in (LONGEST_NS, -LONGEST_NS, LONGEST_NS + 1, -LONGEST_NS - 1):
+    received = BEGIN_NS + 300
+    for away in (DAY_NS, -DAY_NS, DAY_NS + 1, -DAY_NS - 1):
         put_block(rings, 0, ts_event=received - away)
     assert [labels(trace)[0] for trace in read(rings)] == ["venue", "venue", "publish", "publish"]
 

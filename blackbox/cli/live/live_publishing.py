@@ -54,8 +54,7 @@ def live_rows(source: LiveSource | None) -> list[tuple[str, str | Text] | tuple[
     if source is None:
         return []
     now = source.statistics()
-    delay = f"median since the venue's time; p99 {duration(now.delay_p99_ns)}"
-    return [
+    rows: list[tuple[str, str | Text] | tuple[str, str | Text, str]] = [
         ("received", count(now.packets), "datagrams, packets or frames of the venue"),
         ("gaps", bad_if(now.gaps > 0, count(now.gaps)), f"{count(now.missing)} messages are missing in them"),
         ("recovered", count(now.recovered), "messages that filled gaps"),
@@ -63,5 +62,8 @@ def live_rows(source: LiveSource | None) -> list[tuple[str, str | Text] | tuple[
         ("malformed", bad_if(now.malformed > 0, count(now.malformed)), "invalid, and skipped"),
         ("kernel drops", bad_if(now.kernel_drops > 0, count(now.kernel_drops)), "datagrams, as a buffer was full"),
         ("reconnects", count(now.reconnects)),
-        *([("delay", duration(now.delay_p50_ns), delay)] if now.delay_p99_ns else []),
     ]
+    if now.delay_p99_ns:
+        about = f"median since the venue's time; p99 {duration(now.delay_p99_ns)}"
+        rows.append(("delay", duration(now.delay_p50_ns), about))
+    return rows

@@ -229,6 +229,7 @@ def _login_of(options: SoupOptions) -> bytes | None:
             if given is not None:
                 raise ConfigError(f"{name} was given without a user, expected user= too")
         return None
+    password = password or ""
     if options.password_file is not None:
         try:
             with Path(options.password_file).open(encoding="ascii") as file:
@@ -236,7 +237,7 @@ def _login_of(options: SoupOptions) -> bytes | None:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"password_file {options.password_file!r} cannot be read: {error}") from error
     try:
-        Login(options.user, password or "").pack()
+        Login(options.user, password).pack()
     except ValueError as error:
         raise ConfigError(f"user or password does not fit into a login: {error}") from error
-    return "\0".join(text.strip(" ") for text in (options.user, password or "")).encode()  # as a login is read
+    return "\0".join(text.strip(" ") for text in (options.user, password)).encode()  # as a login is read

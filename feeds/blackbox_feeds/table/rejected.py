@@ -39,7 +39,8 @@ class RejectedRows:
         self.rows: list[Rejected] = []
 
     def __repr__(self) -> str:
-        return f"<RejectedRows: {self.count}{''.join(f', the first: {row}' for row in self.rows[:1])}>"
+        first = f", the first: {self.rows[0]}" if self.rows else ""
+        return f"<RejectedRows: {self.count}{first}>"
 
     def add(self, described: Callable[[], Rejected]) -> None:
         """Count a row, and keep it if it is one of the first."""
