@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import Feed, Publisher, Recording
+from blackbox.archive.files.format import ENTRY_SPAN_BYTES
+from blackbox.archive.files.marks import is_closed
 from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.serve import piece_reading, pieces
 from blackbox.archive.serve.archive_days import ArchiveDays
@@ -233,6 +235,22 @@ def test_a_missing_or_empty_segment_is_reported_with_its_sequences(
     assert came == [n for n in range(count) if not gone.first <= n < gone.stop]
     assert (gone.epoch, gone.stop > gone.first, lost.name in gone.why) == (epoch, True, True)
     assert end == ([], [Gone(epoch, count, count + 5, "not recorded")])
+
+
+def test_a_closed_journal_is_known_wherever_an_index_entry_ends(tmp_path: Path) -> None:
+    splits: set[tuple[int, ...]] = set()
+    for size in range(ENTRY_SPAN_BYTES - 600, ENTRY_SPAN_BYTES, 16):
+        journal = Journal(tmp_path / str(size))
+        journal.put(Put((Row(b"A", bytes(size)),)))
+        journal.write()
+        day = Recording.open(tmp_path / str(size))
+        assert not is_closed(day.segments.of_slice[0][0])
+        journal.writer.close()
+        day.refresh()
+        (segment,) = day.segments.of_slice[0]
+        assert is_closed(segment), size
+        splits.add(tuple(segment.entries["marks"].tolist()))
+    assert any(marks[-2:] == (marks[-2], 1) and marks[-2] for marks in splits if len(marks) > 1), splits
 
 
 def test_a_damaged_index_is_no_gap(tmp_path: Path) -> None:

@@ -334,8 +334,6 @@ class SegmentEnd(NamedTuple):
 
     totals: Totals
     """Totals of the segment and those before."""
-    is_closed: bool
-    """True if the recorder closed the journal there."""
     epoch: int
     """The publisher's last epoch known to the recorder; 0 if unknown or its marks are damaged."""
 
@@ -347,18 +345,28 @@ def end_of(segment: Segment, start: Totals) -> SegmentEnd:
     """
     marked = segment.entries[segment.entries["marks"] > 0]
     offset = int(marked["start"][-1]) if len(marked) else FILE_HEAD_BYTES
-    totals, kinds, epoch = start, [MarkKind.SEGMENT_BEGIN], 0
+    totals, epoch = start, 0
     while True:
         offset, is_here, totals = tally(segment, offset, totals)
         mark = read_mark(segment, offset) if is_here else None
         if mark is not None:
             totals, offset = behind(segment.address + offset, mark.totals), offset + mark.size
-            kinds.append(mark.kind)
             epoch = mark.epoch
         else:
             offset = (
                 next_record(segment.address, segment.whole_bytes, offset + 1) if offset < segment.whole_bytes else -1
             )
             if offset < 0:
-                return SegmentEnd(totals, kinds[-2:] == [MarkKind.RECORDER_END, MarkKind.SEGMENT_END], epoch)
-            kinds.append(MarkKind.SEGMENT_BEGIN)
+                return SegmentEnd(totals, epoch)
+
+
+def is_closed(segment: Segment) -> bool:
+    """Return True if the recorder closed the journal at the end of a segment, and nothing follows."""
+    last_two = segment.entries[-2:]  # an entry may end between the two marks
+    if not last_two["marks"][-1:].any():
+        return False
+    places = places_of_marks(segment, int(last_two["start"][0]))[-2:].tolist()
+    marks = [mark for each in places if (mark := read_mark(segment, each)) is not None]
+    kinds = [mark.kind for mark in marks]
+    are_last = bool(marks) and marks[-1].offset + marks[-1].size == int(segment.entries["stop"][-1])
+    return are_last and kinds == [MarkKind.RECORDER_END, MarkKind.SEGMENT_END]

@@ -18,7 +18,7 @@ from blackbox.archive.files.closed import note_closed, note_segments
 from blackbox.archive.files.codec import CODECS, Compression, compress
 from blackbox.archive.files.day import Manifest, make_directory, segment_numbers, segment_path, slice_directory
 from blackbox.archive.files.format import ENTRY_BYTES, FILE_HEAD_BYTES
-from blackbox.archive.files.marks import Totals, chain_start, end_of
+from blackbox.archive.files.marks import Totals, chain_start, end_of, is_closed
 from blackbox.archive.files.segment import Segment
 from blackbox.archive.record.append import compile_append
 from blackbox.archive.record.append_marks import finish
@@ -233,8 +233,8 @@ class JournalWriter:
             state.after_kill = 1
             try:
                 path = segment_path(day, self.slice_id, numbers[-1])
-                end = end_of(Segment(path, self.slice_id, numbers[-1], self._key_rule), totals)
-                totals, state.after_kill = end.totals, not end.is_closed
+                segment = Segment(path, self.slice_id, numbers[-1], self._key_rule)
+                totals, state.after_kill = end_of(segment, totals).totals, not is_closed(segment)
             except JournalError as error:
                 log.warning("%s", error)  # readers report the same, and `verify` that the totals do not continue
         state.started = now_ns

@@ -14,7 +14,7 @@ import numpy
 from blackbox.archive.files.day import segment_path
 from blackbox.archive.files.dropped import DroppedMessages
 from blackbox.archive.files.format import FILE_HEAD_BYTES
-from blackbox.archive.files.marks import SegmentEnd, Totals, end_of
+from blackbox.archive.files.marks import is_closed
 from blackbox.archive.files.segment import Damage, Segment
 from blackbox.archive.read.reader import Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
@@ -60,7 +60,7 @@ class Pieces:
         open_epochs = [
             int(segments[-1].entries["epoch"].max())
             for _, segments in _with_entries(last)
-            if not _end_of_segment(segments[-1]).is_closed
+            if not is_closed(segments[-1])
         ]
         slices = {
             slice_id: _about(segments, self.days.marks_of(day.path.name, day, slice_id))
@@ -153,9 +153,9 @@ class Pieces:
         if any(each.segments.filled(slice_id) for each in later) or _next(day, slice_id, cursor) is not None:
             return reading.answer("more", cursor)
         segments, missing = day.segments.filled(slice_id), _missing(day, slice_id, cursor.segment)
-        is_closed = bool(segments) and _end_of_segment(segments[-1]).is_closed
+        has_ended = bool(segments) and is_closed(segments[-1])
         is_begun = any(_is_begun(each, slice_id) for each in (*later, day))
-        may_come = is_begun or (not is_closed and not missing)
+        may_come = is_begun or not (has_ended or missing)
         epoch = reading.passed.epoch
         marks = next(self.days.marks_back(slice_id, cursor.day, read=cursor.day), None)
         settled = 0 if marks is None else marks.settled(epoch, now_ns)
@@ -300,10 +300,6 @@ def _missing(day: Recording, slice_id: int, first: int, stop: int | None = None)
     ]
 
 
-def _end_of_segment(segment: Segment) -> SegmentEnd:
-    return end_of(segment, Totals())
-
-
 def _about(segments: list[Segment], marks: RunMarks) -> SliceAbout:
     entries = numpy.concatenate([each.entries[each.entries["records"] > 0] for each in segments])
     epochs = list(dict.fromkeys(entries["epoch"].tolist()))
@@ -316,7 +312,7 @@ def _about(segments: list[Segment], marks: RunMarks) -> SliceAbout:
         last_sequences=lasts,
         first_ns=int(entries["min_ts_recv"].min()) if len(entries) else 0,
         last_ns=int(entries["max_ts_recv"].max()) if len(entries) else 0,
-        is_closed=_end_of_segment(segments[-1]).is_closed,
+        is_closed=is_closed(segments[-1]),
         runs=marks.runs(dict(zip(epochs, lasts, strict=True))),
         outages=marks.outages(segments),
     )
