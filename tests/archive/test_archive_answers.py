@@ -237,6 +237,13 @@ def test_a_missing_or_empty_segment_is_reported_with_its_sequences(
     assert end == ([], [Gone(epoch, count, count + 5, "not recorded")])
 
 
+def test_passed_entries_do_not_count_for_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Day(tmp_path / "2026-01-01", feed_of()).put(0, *many(2_000))
+    monkeypatch.setattr(piece_reading, "_ENTRIES", 2)
+    piece, blocks = Pieces(tmp_path).read(AskBlocks(slice_id=0, start=Position(1, 1_998)))
+    assert ([int(each.sequences[0]) for each in blocks], piece.passed) == ([1_998, 1_999], Position(1, 2_000))
+
+
 def test_a_closed_journal_is_known_wherever_an_index_entry_ends(tmp_path: Path) -> None:
     splits: set[tuple[int, ...]] = set()
     for size in range(ENTRY_SPAN_BYTES - 600, ENTRY_SPAN_BYTES, 16):

@@ -45,7 +45,7 @@ class PieceReading:
     """A piece under construction, filled from one segment after the other.
 
     Attributes: `passed`, as in `Piece`; `is_done`, True if the answer ends with this piece; `next_epoch`, the epoch of
-    the next block if that begins another epoch, else 0.
+    the next block if that begins another epoch, else 0; `fresh_day`, the day that was read again for this piece.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PieceReading:
         """
         self._rights, self._room = rights, PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
         self._ask, self._key_rule, self._deleted, self._dropped = ask, key_rule, deleted, dropped
-        self.passed, self.is_done, self.next_epoch = ask.start, False, 0
+        self.passed, self.is_done, self.next_epoch, self.fresh_day = ask.start, False, 0, ""
         self._entries = _ENTRIES
         """Number of entries that may still be read."""
         self._damage: list[Damage] = []
@@ -92,6 +92,9 @@ class PieceReading:
         `torn`: the segment is no longer written, so an incomplete record at its end is lost.
         """
         entries, until = segment.entries[bisect(segment.entries["stop"], start) :], -1
+        entries = entries[entries["records"] > 0]
+        # A repair starts at the first entry of its day: passed entries must not count, except the last, for its damage.
+        entries = entries[max(0, _first(self._is_ahead(entries)) - 1) :]
         if len(entries) > self._entries:
             entries = entries[: self._entries]
             until = int(entries["stop"][-1])
@@ -99,7 +102,6 @@ class PieceReading:
         limit = until if until >= 0 else EVERYTHING
         # Damage of the index is left out: its records are read from the segment.
         self._damage += [each for each in segment.damage if each.path == segment.path and start <= each.offset < limit]
-        entries = entries[entries["records"] > 0]
         is_ahead = self._is_ahead(entries)
         if len(behind := entries[~is_ahead]):  # damage before the last passed entry is passed as well
             last = int(behind["start"][-1])
@@ -285,6 +287,11 @@ class PieceReading:
             ended=self._ended,
         )
         return Read(piece, self._blocks)
+
+
+def _first(are: NDArray[numpy.bool_]) -> int:
+    """Return the index of the first True; without any, the length."""
+    return int(are.argmax()) if are.any() else len(are)
 
 
 def _words(damage: Damage) -> str:

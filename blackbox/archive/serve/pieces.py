@@ -86,7 +86,7 @@ class Pieces:
 
         Raises ArchiveError if the request is invalid, JournalError if files cannot be read.
         """
-        cursor, start, stop, days = ask.cursor, ask.start, ask.stop, self.days
+        cursor, start, stop, days, began_ns = ask.cursor, ask.start, ask.stop, self.days, time.time_ns()
         if cursor is None or cursor.day not in days.names:
             days.reload()
             days.check_slice(ask.slice_id)
@@ -105,7 +105,7 @@ class Pieces:
         for _ in range(_PASSED_SEGMENTS):
             found = self._next(ask.slice_id, cursor, reading)
             if found is None:
-                return self._at_end(ask, cursor, reading)
+                return self._at_end(ask, cursor, reading, began_ns)
             cursor = found
             if reading.is_full:
                 break
@@ -117,8 +117,8 @@ class Pieces:
         """Read the next segment. Return the cursor after it; None: nothing more is recorded."""
         day = self.days.known(cursor.day)
         found = _next(day, slice_id, cursor)
-        if found is None:
-            day = self.days.fresh(cursor.day, slice_id)
+        if found is None and reading.fresh_day != cursor.day:
+            day, reading.fresh_day = self.days.fresh(cursor.day, slice_id), cursor.day
             found = _next(day, slice_id, cursor)
         if found is None:
             return self._next_day(slice_id, cursor, reading)
@@ -143,13 +143,13 @@ class Pieces:
                 return self.days.begin(name)
         return None
 
-    def _at_end(self, ask: AskBlocks, cursor: Cursor, reading: PieceReading) -> Read:
-        """Return the last recorded piece. Its state says if more may follow."""
-        slice_id, now_ns, names = ask.slice_id, time.time_ns(), self.days.names
+    def _at_end(self, ask: AskBlocks, cursor: Cursor, reading: PieceReading, began_ns: int) -> Read:
+        """Return the last recorded piece. Its state says if more may follow. `began_ns`: before the day was read."""
+        slice_id, names = ask.slice_id, self.days.names
         # The newest first: what the marks of a day report is then recorded in the days before it, or lost.
         names_later = (name for name in reversed(names[bisect(names, cursor.day) :]) if self.days.has(name, slice_id))
         later = [self.days.fresh(name, slice_id) for name in names_later]
-        day = self.days.fresh(cursor.day, slice_id)
+        day = self.days.fresh(cursor.day, slice_id) if later else self.days.known(cursor.day)
         if any(each.segments.filled(slice_id) for each in later) or _next(day, slice_id, cursor) is not None:
             return reading.answer("more", cursor)
         segments, missing = day.segments.filled(slice_id), _missing(day, slice_id, cursor.segment)
@@ -158,7 +158,7 @@ class Pieces:
         may_come = is_begun or not (has_ended or missing)
         epoch = reading.passed.epoch
         marks = next(self.days.marks_back(slice_id, cursor.day, read=cursor.day), None)
-        settled = 0 if marks is None else marks.settled(epoch, now_ns)
+        settled = 0 if marks is None else marks.settled(epoch, began_ns)
         run, next_epoch = RunEnd(), 0
         if not may_come or marks is None or max(marks.epochs) != epoch:  # otherwise the epoch goes on
             run, next_epoch = self._run_end(slice_id, cursor.day, epoch, read=cursor.day)
