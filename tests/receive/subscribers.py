@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from blackbox import Feed, Publisher, SlowPolicy, Subscriber
+from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.errors import NotConfirmedError, SubscriberError
 from blackbox.testing import Collector, RawPublisher
+from tests.gate import Gate
 
 SECOND_NS = 10**9
 _PATIENT_NS = 100 * SECOND_NS
@@ -76,6 +77,22 @@ def published(feed: Feed, *subscribers: Subscriber, **settings: Any) -> Iterator
         yield publisher
     for each in subscribers:
         each.run(until_end=True)
+
+
+class CollectingGate(Gate):
+    """A gate that also collects the messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.got = Collector()
+
+    def message(self, message: Message) -> None:
+        super().message(message)
+        self.got.message(message)
+
+    def batch(self, batch: Batch) -> None:
+        super().batch(batch)
+        self.got.batch(batch)
 
 
 def late(publisher: RawPublisher, text: bytes, lag_ns: int = LATE_NS, topic: bytes = b"T") -> None:

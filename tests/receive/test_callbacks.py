@@ -18,18 +18,23 @@ from blackbox.receive.callbacks.timers import Timer, Timers
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.callbacks import count_rows
 from tests.gate import Gate
-from tests.receive.subscribers import nothing, numbers_of, one_slice, published, publishing, sliced, subscribed
+from tests.receive.subscribers import (
+    CollectingGate,
+    deliver,
+    nothing,
+    numbers_of,
+    one_slice,
+    published,
+    publishing,
+    sliced,
+    subscribed,
+)
 
 MS = 1_000_000
 ENOUGH_S = 60.0
 
 
 ZERO = numpy.zeros(1, numpy.int64)
-MESSAGES = 600
-EXPECTED = [
-    (number, n) for n in range(MESSAGES) for number, wants in enumerate((n % 2 == 1, True, n % 2 == 0)) if wants
-]
-"""Callback and message: one callback gets all messages, two get half of them each."""
 
 
 @pytest.mark.parametrize(
@@ -38,23 +43,16 @@ EXPECTED = [
 def test_each_message_reaches_all_callbacks_before_the_next_unless_they_are_independent(
     workers: int, options: dict[str, Any]
 ) -> None:
-    subscriber = Subscriber(feed := sliced(2), workers=workers)
-    came: list[tuple[int, int]] = []
-
-    def register(number: int, prefix: bytes) -> None:
-        @subscriber.on(prefix, **options)
-        def _(message: Message) -> None:
-            came.append((number, int(message.payload)))
-
-    for number, prefix in enumerate((b"B", b"", b"A")):
-        register(number, prefix)
-    with published(feed, subscriber) as publisher:
-        for n in range(MESSAGES):
-            publisher.publish((b"A.x", b"B.x")[n % 2], b"%04d" % n, n + 1)
-    if "independent" not in options:
-        assert came == EXPECTED
-    for number in range(3):
-        assert [n for each, n in came if each == number] == [n for each, n in EXPECTED if each == number]
+    subscriber, seen = Subscriber(feed := one_slice(), workers=workers), list[str]()
+    subscriber.on(b"A", **options)(lambda message: seen.append(f"first {message.payload.decode()}"))
+    subscriber.on(b"", **options)(lambda message: seen.append(f"second {message.payload.decode()}"))
+    subscriber.on_batch(b"B", **options)(
+        lambda batch: seen.extend(f"batch {payload!r}" for payload in batch.payload_list())
+    )
+    deliver(subscriber, feed, *[[(b"A", b"1"), (b"B", b"2"), (b"A", b"3")], [(b"A", b"4")], [(b"A", b"5")]] * 50)
+    turns = ["first 1", "second 1", "second 2", "first 3", "second 3"]
+    block = [*(sorted(turns) if "independent" in options else turns), "batch b'2'"]
+    assert seen == [*block, "first 4", "second 4", "first 5", "second 5"] * 50
 
 
 def test_end_of_batch_marks_the_last_queued_message() -> None:
@@ -132,14 +130,12 @@ def test_changing_callbacks_do_not_disturb_those_that_stay() -> None:
 def test_the_same_function_for_two_prefixes_is_two_callbacks() -> None:
     subscriber, got = subscribed(feed := one_slice(), b"T")
     subscriber.on(b"TT")(got.message)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with RawPublisher(feed) as publisher, subscriber:
         publisher.send(publisher.encode([(b"TT", b"0")]))
         got.wait(2)
         subscriber.remove(got.message)
         assert subscriber.callbacks == ()
         publisher.send(publisher.encode([(b"TT", b"1")]))
-        subscriber.stop()
     assert numbers_of(got) == [0, 0]
     with pytest.raises(ValueError, match="not registered"):
         Subscriber(feed).remove(nothing)
@@ -161,14 +157,8 @@ def test_a_new_callback_goes_to_the_worker_that_lost_one() -> None:
 def test_a_full_worker_queue_is_bounded_and_loses_nothing() -> None:
     feed = one_slice(block_bytes=4_096)
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=4, hwm_blocks=8)
-    blocked, free = Collector(), Collector()
-    gate = Gate()
-
-    @subscriber.on_batch(b"")
-    def block(batch: Batch) -> None:
-        gate.wait()
-        blocked.batch(batch)
-
+    gate, free = CollectingGate(), Collector()
+    subscriber.on_batch(b"")(gate.batch)
     subscriber.on_batch(b"")(free.batch)
     with published(feed, subscriber, hwm_blocks=8) as publisher:
         columns = numpy.zeros(20_000, int), numpy.arange(20_000).reshape(-1, 1).view(numpy.uint8)
@@ -187,7 +177,7 @@ def test_a_full_worker_queue_is_bounded_and_loses_nothing() -> None:
         wait_until(lambda: subscriber.statistics().delivery.queue_blocks <= 4 + 2)
         gate.open.set()
         publishing.join()
-    for got in (blocked, free):
+    for got in (gate.got, free):
         assert [int.from_bytes(p, "little") for p in got.payloads] == list(range(20_000))
     assert subscriber.statistics().received.gaps == 0
 

@@ -88,8 +88,7 @@ def test_a_return_to_the_past_resets_a_compiled_callback_between_messages(worker
 
     counted = subscriber.on_compiled(b"B", state=numpy.zeros(1, numpy.int64), worker=worker)(count_rows)
     subscriber.on_reset(lambda: at_reset.append((slow[0], counted.total().tolist())))
-    with Publisher(feed) as publisher:
-        subscriber.start()
+    with Publisher(feed) as publisher, subscriber:
         publisher.publish(b"A", b"")
         for _ in range(5):
             publisher.publish(b"B", b"")
@@ -101,7 +100,6 @@ def test_a_return_to_the_past_resets_a_compiled_callback_between_messages(worker
         publisher.flush()
         may_go_on.set()
         wait_until(lambda: counted.total()[0] == 3, what="later messages, on a fresh state")
-        subscriber.stop()
     assert at_reset == [(1, [5])]
 
 

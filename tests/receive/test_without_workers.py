@@ -20,17 +20,6 @@ in_both_threads = pytest.mark.parametrize("workers", [0, 1], ids=["in the slice 
 
 
 @in_both_threads
-def test_callbacks_get_the_messages_of_a_block_in_turn_and_then_its_batches(workers: int) -> None:
-    subscriber, seen = Subscriber(feed := one_slice(), workers=workers), list[tuple[str, bytes | None]]()
-    subscriber.on(b"A")(lambda message: seen.append(("first", message.payload)))
-    subscriber.on(b"")(lambda message: seen.append(("second", message.payload)))
-    subscriber.on_batch(b"B")(lambda batch: seen.extend(("batch", payload) for payload in batch.payload_list()))
-    deliver(subscriber, feed, [(b"A", b"1"), (b"B", b"2"), (b"A", b"3")])
-    turns = [("first", b"1"), ("second", b"1"), ("second", b"2"), ("first", b"3"), ("second", b"3")]
-    assert seen == [*turns, ("batch", b"2")]
-
-
-@in_both_threads
 @pytest.mark.parametrize("fixed", [True, False], ids=["of one size", "of many sizes"])
 def test_kept_messages_batches_and_columns_of_blocks_of_any_size_are_unchanged(workers: int, fixed: bool) -> None:
     """Up to 16 messages take a short path; larger blocks take the long one."""
