@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy
 import pytest
 
-from blackbox import Batch, Message, SlowPolicy, Subscriber
+from blackbox import Batch, SlowPolicy, Subscriber
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.receive.callbacks.compiled_callback import topic as topic_of
 from blackbox.testing import Collector, RawPublisher, wait_until
@@ -18,7 +18,7 @@ from tests.archive.archives import archived_feed
 from tests.gate import Gate
 from tests.journals import Day, Put, Row
 from tests.process_state import linux_only
-from tests.receive.subscribers import LATE_NS, SECOND_NS, one_slice, published, publishing
+from tests.receive.subscribers import LATE_NS, SECOND_NS, CollectingGate, numbers_of, one_slice, published, publishing
 
 
 def newest(batch: Any, state: Any) -> None:
@@ -63,19 +63,8 @@ def test_conflate_gives_each_kind_of_callback_the_newest_of_each_topic_and_count
 def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp", "shm"]) -> None:
     feed = one_slice(transport=transport)
     subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), queue_blocks=2)
-    newest: dict[bytes, int] = {}
-    order: dict[bytes, list[int]] = {}
-    gate = Gate()
-
-    @subscriber.on(b"")
-    def note(message: Message) -> None:
-        gate.wait()
-        number = int(message.payload)
-        newest[message.topic] = number
-        order.setdefault(message.topic, []).append(number)
-        assert message.sequence == number
-
-    total = 4_000
+    gate, total = CollectingGate(), 4_000
+    subscriber.on(b"")(gate.message)
     with published(feed, subscriber) as publisher:
         for number in range(total):
             publisher.publish(b"T%d" % (number % 13), b"%d" % number)
@@ -84,9 +73,13 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
                 assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
         wait_until(lambda: subscriber.statistics().received.messages == total)
         gate.open.set()
+    order: dict[bytes, list[int]] = {}
+    for message in gate.got.messages:
+        order.setdefault(message.topic, []).append(message.sequence)
+    assert numbers_of(gate.got) == [message.sequence for message in gate.got.messages]
+    newest = {topic: numbers[-1] for topic, numbers in order.items()}
     assert newest == {b"T%d" % (n % 13): n for n in range(total - 13, total)}
-    for numbers in order.values():
-        assert numbers == sorted(set(numbers))
+    assert all(numbers == sorted(set(numbers)) for numbers in order.values())
     statistics = subscriber.statistics()
     assert statistics.delivery.delivered + statistics.delivery.conflated == total
     assert statistics.delivery.delivered < total // 2
@@ -94,37 +87,40 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
     assert statistics.received.transport == transport
 
 
-def test_conflated_messages_keep_their_epoch_order_and_age_when_an_epoch_begins() -> None:
-    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy("conflate", start_grace=0), queue_blocks=2)
-    batches: list[tuple[bool, int, int, list[tuple[int, bytes]]]] = []
-    gate = Gate()
+def test_conflated_messages_keep_their_epoch_order_and_age_when_an_epoch_begins_after_a_gap() -> None:
+    slow = SlowPolicy("conflate", start_grace=0)
+    subscriber, gate = Subscriber(feed := one_slice(), slow=slow, queue_blocks=2, workers=1), Gate()
+    seen: list[object] = []
+    subscriber.on_epoch(lambda _, epoch: seen.append(epoch))
+    subscriber.on_gap(b"")(lambda gap: seen.append((gap.epoch, gap.count)))
 
     @subscriber.on_batch(b"")
     def note(batch: Batch) -> None:
         gate.wait()
         rows = [row for row in zip(batch.sequence.tolist(), batch.payload_list(), strict=True) if row[1] != b"fill"]
-        batches.append((batch.conflated, batch.block.epoch, batch.ts_in, rows))
+        if rows:
+            seen.append((batch.conflated, batch.block.epoch, batch.ts_in, rows))
 
     with publishing(feed, subscriber) as publisher:
         begin = time.time_ns() - SECOND_NS // 100
         for _ in range(4):  # more than a worker and its queue take
             publisher.send(publisher.encode([(b"W", b"fill")], ts_in=begin))
-            gate.entered.wait(60)
+            assert gate.entered.wait(60)
         wait_until(lambda: subscriber.statistics().received.messages == 4)
         for place, topics in enumerate((b"AB", b"CA", b"B")):
             rows = [(b"%c" % topic, b"1%c" % topic) for topic in topics]
             publisher.send(publisher.encode(rows, ts_in=begin + place))
-        publisher.epoch = 2
-        publisher.sequences[0] = 0
+        publisher.epoch, publisher.sequences[0] = 2, 3
         publisher.send(publisher.encode([(b"%c" % topic, b"2%c" % topic) for topic in b"BCB"], ts_in=begin + 9))
         publisher.heartbeat()  # one block alone does not begin an epoch
         wait_until(lambda: subscriber.statistics().received.epochs == 2)
         assert subscriber.statistics().received.messages == 4 + 5 + 3
         gate.open.set()
-    assert [batch for batch in batches if batch[3]] == [
+    of_epochs = (
         (True, 1, begin, [(6, b"1C"), (7, b"1A"), (8, b"1B")]),
-        (True, 2, begin + 9, [(1, b"2C"), (2, b"2B")]),
-    ]
+        (True, 2, begin + 9, [(4, b"2C"), (5, b"2B")]),
+    )
+    assert seen == [1, of_epochs[0], 2, (2, 3), of_epochs[1]]
 
 
 def test_conflate_with_payloads_that_fill_its_memory() -> None:
@@ -175,34 +171,6 @@ def test_conflated_blocks_are_of_one_key_and_do_not_wait_for_a_worker_with_room_
     topics = sorted([*keys, *(key + b"2" for key in keys)])
     assert sorted(newest) == [*topics, b"first", b"second"]
     assert all(newest[topic] in ([b"3"], [b"2", b"3"]) for topic in topics)
-
-
-def test_a_gap_at_the_beginning_of_an_epoch_is_told_after_the_conflated_messages_before_it() -> None:
-    slow = SlowPolicy("conflate", start_grace=0)
-    subscriber = Subscriber(feed := one_slice(), slow=slow, queue_blocks=2, workers=1)
-    seen: list[object] = []
-    gate = Gate()
-
-    @subscriber.on(b"")
-    def note(message: Message) -> None:
-        gate.wait()
-        if message.topic != b"W":
-            seen.append((message.epoch, message.payload))
-
-    subscriber.on_epoch(lambda _, epoch: seen.append(epoch))
-    subscriber.on_gap(b"")(lambda gap: seen.append((gap.epoch, gap.count)))
-    with publishing(feed, subscriber) as publisher:
-        for _ in range(4):  # more than a worker and its queue take
-            publisher.send(publisher.encode([(b"W", b"fill")]))
-            assert gate.entered.wait(60)
-        wait_until(lambda: subscriber.statistics().received.messages == 4)
-        publisher.send(publisher.encode([(b"A", b"old")]))
-        publisher.epoch, publisher.sequences[0] = 2, 3
-        publisher.send(publisher.encode([(b"A", b"new")]))
-        publisher.heartbeat()  # one block alone does not begin an epoch
-        wait_until(lambda: subscriber.statistics().received.epochs == 2)
-        gate.open.set()
-    assert seen == [1, (1, b"old"), 2, (2, 3), (2, b"new")]
 
 
 def test_conflated_messages_of_archives_are_no_lag(tmp_path: Path) -> None:
