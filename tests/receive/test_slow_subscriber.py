@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -38,7 +39,7 @@ def test_a_late_block_of_one_slice_ends_all_and_the_alert_comes_first(caplog: py
 
     def broken(text: str) -> None:
         heard.append((text, subscriber.state))
-        raise RuntimeError(text)
+        raise SystemExit(text)
 
     [[missing]] = free_endpoints("tcp", "console", 1, 1)
     subscriber, got = subscribed(
@@ -82,80 +83,54 @@ def test_a_subscriber_that_was_too_slow_is_finished_and_raises() -> None:
     assert subscriber.is_finished
 
 
-def test_on_alert_that_raises_system_exit_does_not_keep_a_slow_subscriber_from_ending() -> None:
-    def leave(text: str) -> None:
-        raise SystemExit(text)
-
-    subscriber, _ = subscribed(feed := one_slice(), slow=SlowPolicy(max_lag=100, on_alert=leave, start_grace=0))
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
-        late(publisher, b"late")
-        wait_until(lambda: subscriber.is_finished)
-        with pytest.raises(SlowSubscriberError):
-            subscriber.run()
-
-
 def test_an_alert_may_name_a_file_whose_name_is_no_text() -> None:
     text = "caf\udce9"
     alert = Alert(kind="failed", severity="error", feed="f", host="h", pid=1, role="recorder", text=text, since_ns=1)
     assert ALERTS.decode(alert.encode()).text == "caf\\udce9"
 
 
-@pytest.mark.parametrize("is_in_feed", [False, True])
-def test_the_operator_console_gets_the_alert(is_in_feed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("is_in_feed", "action", "kind", "severity"),
+    [(False, "raise", "late_blocks", "error"), (True, "warn", "slow_callback", "warning")],
+)
+def test_the_operator_console_gets_the_alert_and_the_error_that_ended_a_subscriber(
+    is_in_feed: bool, action: Literal["raise", "warn"], kind: str, severity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(alerts, "_LINGER_MS", 60_000)
-    feed = one_slice()
+    feed, gate, heard = one_slice(), Gate(), list[str]()
     [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
     if is_in_feed:
         feed = msgspec.structs.replace(feed, monitor=Monitor(console=endpoint))
     with zmq.Context() as context, context.socket(zmq.PULL) as console, RawPublisher(feed) as publisher:
         console.bind(endpoint)
-        policy = SlowPolicy(start_grace=0) if is_in_feed else SlowPolicy(console=endpoint, start_grace=0)
-        subscriber = Subscriber(feed, slow=policy)
-        subscriber.on(b"")(lambda message: None)
-        subscriber.start()
-        late(publisher, b"late")
-        with pytest.raises(SlowSubscriberError) as caught:
-            subscriber.run()
-        assert console.poll(60_000)
-        alert = ALERTS.decode(console.recv())
-    assert (alert.kind, alert.severity, alert.role, alert.slice_id) == ("late_blocks", "error", "subscriber", 0)
-    assert (alert.feed, alert.host, alert.pid) == (feed.name, socket.gethostname(), os.getpid())
-    assert alert.text == str(caught.value)
-    assert 0 <= time.time_ns() - alert.since_ns < 60_000_000_000
-
-
-def test_the_console_learns_which_callback_is_slow_and_which_error_ended_a_subscriber(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(alerts, "_LINGER_MS", 60_000)
-    feed = one_slice()
-    [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
-    gate = Gate()
-    with zmq.Context() as context, context.socket(zmq.PULL) as console, RawPublisher(feed) as publisher:
-        console.bind(endpoint)
         console.rcvtimeo = 60_000
-        subscriber = Subscriber(feed, workers=1, slow=SlowPolicy("warn", 0.5, console=endpoint, start_grace=0))
+        settings: dict[str, Any] = {} if is_in_feed else {"console": endpoint}
+        subscriber = Subscriber(feed, slow=SlowPolicy(action, on_alert=heard.append, start_grace=0, **settings))
 
         @subscriber.on(b"")
-        def slow_handler(message: Message) -> None:
+        def fail(message: Message) -> None:
             gate.wait()
             raise ValueError(message.payload)
 
-        with pytest.raises(CallbackError), subscriber.start():
-            late(publisher, b"bad", -LATE_NS)  # stamped by a clock that is ahead, so never late
+        subscriber.start()
+        if action == "warn":
+            publisher.send(publisher.encode([(b"T", b"in time")]))
             assert gate.entered.wait(60)
-            for _ in range(2):
-                publisher.send(publisher.encode([(b"T", b"bad")]))
-            slow = ALERTS.decode(console.recv())
-            gate.open.set()
-            while (ended := ALERTS.decode(console.recv())).kind == "slow_callback":
-                pass
+        late(publisher, b"late")
+        wait_until(lambda: heard, what="the alert")
+        gate.open.set()
+        with pytest.raises(SlowSubscriberError if action == "raise" else CallbackError) as caught:
             subscriber.run()
-    assert (slow.kind, slow.severity) == ("slow_callback", "warning")
-    assert "slow_handler" in slow.text
-    assert (ended.kind, ended.severity, ended.slice_id) == ("failed_callback", "error", None)
-    assert "slow_handler" in ended.text
+        alert = ALERTS.decode(console.recv())
+        if action == "warn":
+            ended = ALERTS.decode(console.recv())
+            assert (ended.kind, ended.severity, ended.slice_id) == ("failed_callback", "error", None)
+            assert str(caught.value) in ended.text
+            assert ".<locals>.fail " in alert.text
+    assert (alert.kind, alert.severity, alert.role, alert.slice_id) == (kind, severity, "subscriber", 0)
+    assert (alert.feed, alert.host, alert.pid) == (feed.name, socket.gethostname(), os.getpid())
+    assert alert.text.startswith(heard[0])
+    assert 0 <= time.time_ns() - alert.since_ns < 60_000_000_000
 
 
 def test_a_process_with_a_callback_that_hangs_with_the_interpreter_ends_itself() -> None:
@@ -245,39 +220,17 @@ def test_a_hung_callback_is_lag_while_blocks_of_its_worker_wait(rows: int) -> No
             subscriber.run()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_hook_that_hangs_is_lag_and_is_named(workers: int) -> None:
-    gate = Gate()
-    slow = SlowPolicy(max_lag=0.5, grace=0.1, start_grace=0)
-    subscriber, _ = subscribed(feed := one_slice(), workers=workers, slow=slow)
+@pytest.mark.parametrize(("workers", "is_hook"), [(2, False), (0, True), (1, True)])
+def test_a_breakpoint_in_a_callback_or_hook_is_named_in_the_error(workers: int, is_hook: bool) -> None:
+    slow, gate = SlowPolicy(max_lag=0.5, grace=0.1, start_grace=0), Gate()
+    subscriber, _ = subscribed(feed := one_slice(), b"other", workers=workers, slow=slow)
 
-    @subscriber.on_epoch
-    def hang(slice_id: int, epoch: int) -> None:
+    def stands_at_a_breakpoint(*_: object) -> None:
         gate.wait()
 
-    try:
-        with RawPublisher(feed) as publisher:
-            subscriber.start()
-            late(publisher, b"1", -LATE_NS)
-            assert gate.entered.wait(60)
-            wait_until(lambda: subscriber.state is SubscriberLife.ENDED)
-            with pytest.raises(SlowSubscriberError, match="hang .* has been running for"):
-                subscriber.run()
-    finally:
-        gate.open.set()
-
-
-def test_a_breakpoint_in_a_callback_is_named_in_the_error() -> None:
-    feed, gate = one_slice(), Gate()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=0.5, grace=0.1, start_grace=0))
-
-    @subscriber.on(b"")
-    def stands_at_a_breakpoint(message: Message) -> None:
-        gate.wait()
-
-    @subscriber.on(b"other")
-    def returns(message: Message) -> None: ...
-
+    subscriber.on(b"")(nothing if is_hook else stands_at_a_breakpoint)
+    if is_hook:
+        subscriber.on_epoch(stands_at_a_breakpoint)
     with RawPublisher(feed) as publisher:
         subscriber.start()
         late(publisher, b"0", -LATE_NS)
@@ -288,7 +241,7 @@ def test_a_breakpoint_in_a_callback_is_named_in_the_error() -> None:
         with pytest.raises(SlowSubscriberError, match="stands_at_a_breakpoint"):
             subscriber.stop()
     text = str(caught.value)
-    assert "callback test_a_breakpoint_in_a_callback_is_named_in_the_error.<locals>." in text
+    assert "test_a_breakpoint_in_a_callback_or_hook_is_named_in_the_error.<locals>." in text
     assert "stands_at_a_breakpoint (test_slow_subscriber.py, line " in text
     assert " has been running for " in text
     assert text.endswith(" and was left behind in its thread")
