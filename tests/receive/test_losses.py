@@ -75,20 +75,6 @@ def test_terminate_counts_everything_queued_anywhere() -> None:
     assert delivery.delivered == gate.messages == 3
 
 
-def test_a_slow_subscriber_that_ends_counts_undelivered_messages() -> None:
-    feed, gate = one_slice(), Gate()
-    slow = SlowPolicy(max_lag=0.2, grace=60, on_alert=lambda _: gate.open.set(), start_grace=0)
-    subscriber = Subscriber(feed, slow=slow, queue_blocks=2)
-    subscriber.on(b"")(gate.message)
-    with pytest.raises(SlowSubscriberError), publishing(feed, subscriber) as publisher:
-        for _ in range(60):
-            publisher.send(publisher.encode([(b"T", b""), (b"U", b"")]))
-    delivery = checked(subscriber)
-    assert delivery.delivered == gate.messages
-    assert subscriber.statistics().received.messages == delivery.due == delivery.delivered + delivery.discarded
-    assert delivery.discarded > 0
-
-
 @pytest.mark.parametrize("action", ["raise", "drop", "warn"])
 def test_only_wanted_messages_of_late_blocks_are_counted(action: Literal["raise", "drop", "warn"]) -> None:
     feed, heard = one_slice(), list[str]()
@@ -220,8 +206,7 @@ def test_drop_counts_only_deliveries_of_the_full_worker() -> None:
     assert delivery.discarded == 0
 
 
-@pytest.mark.parametrize("end", ["stop", "terminate"])
-def test_the_parent_of_processes_reports_discarded_messages(end: Literal["stop", "terminate"]) -> None:
+def test_the_parent_of_processes_reports_discarded_messages() -> None:
     subscriber = Subscriber(feed := sliced(2, key_bytes=1), processes=True, slow=FOREVER)
 
     @subscriber.on(b"")
@@ -233,11 +218,8 @@ def test_the_parent_of_processes_reports_discarded_messages(end: Literal["stop",
         for number in range(300):
             publisher.publish(b"%d" % (number % 50), b"")
         wait_until(lambda: subscriber.statistics().delivery.delivered > 0)
-        getattr(subscriber, end)()
-    delivery, messages = checked(subscriber), subscriber.statistics().received.messages
-    assert delivery.due == messages
-    if end == "stop":
-        assert (delivery.delivered, delivery.discarded) == (messages, 0)
+        subscriber.terminate()
+    assert checked(subscriber).due == subscriber.statistics().received.messages
 
 
 def test_first_messages_of_a_new_epoch_that_only_heartbeats_show_are_a_gap() -> None:
@@ -266,17 +248,14 @@ def test_statistics_agree_with_each_other_and_totals_are_sums_over_slices() -> N
     assert received.messages == 5_000
     assert delivery.matched == 2_500 == len(got[2])
     assert delivery.delivered == delivery.due == sum(map(len, got))
-    assert (delivery.failed, delivery.conflated, delivery.discarded) == (0, 0, 0)
-    assert delivery.topics == 30
-    assert received.subscriptions == 3
-    assert (delivery.queue_blocks, delivery.dropped) == (0, 0)
-    assert (received.held, received.malformed, received.stale) == (0, 0, 0)
+    assert (delivery.topics, received.subscriptions) == (30, 3)
+    unused = delivery.failed, delivery.conflated, delivery.discarded, delivery.dropped, delivery.queue_blocks
+    assert {*unused, received.held, received.malformed, received.stale} == {0}
     assert received.blocks == publisher.statistics().blocks
     assert received.body_bytes == publisher.statistics().body_bytes
     assert 0 < lag.p50_ns <= lag.p99_ns <= lag.max_ns
     assert lag.p50_ns <= lag.age_p50_ns <= lag.age_p99_ns <= lag.age_max_ns
     assert received.control_blocks >= 2 * 3  # a confirmation and an end for each slice
-    assert received.faults == {}
     assert [feed_slice.slice_id for feed_slice in statistics.slices] == [0, 1, 2]
     largest = {"last_ns", "last_age_ns"}
     of_all = {"faults", "p50_ns", "p99_ns", "max_ns", "age_p50_ns", "age_p99_ns", "age_max_ns"}
