@@ -6,16 +6,25 @@ See also `test_told_in_place.py`; `tests/simulation` checks the decisions with r
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy
 import pytest
 
-from blackbox import SlowPolicy
+from blackbox import Recorder, SlowPolicy
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
 from blackbox.errors import GapError
+from blackbox.native.compile.jit import njit
+from blackbox.native.compile.kept_arguments import Kept, kept_at
+from blackbox.receive.order.keys import forget_keys
+from blackbox.receive.order.losses import lose_messages, next_loss, number_key
+from blackbox.receive.order.state import Order, OrderAt, Phase, held_block, key_state
+from blackbox.receive.state import SliceCounters
 from blackbox.receive.supervise import confirmation_wait
 from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.archive.archives import archived_feed
+from tests.archive.recorders import wait_recorded
 from tests.receive.subscribers import SECOND_NS, numbers_of, one_slice, publishing, subscribed, two_line_feed
 
 A, B = 0, 1
@@ -50,6 +59,66 @@ def test_keys_of_earlier_epochs_leave_room_for_those_of_the_next_one() -> None:
             wait_until(lambda: subscriber.statistics().received.gaps == 4 * publisher.epoch)
     assert [message.sequence for message in got.messages] == 5 * [0, 2, 3, 5, 6, 8, 9, 11]
     assert (subscriber.statistics().received.gaps, subscriber.statistics().received.untracked) == (20, 0)
+
+
+_at = kept_at(OrderAt)
+
+
+@njit(nogil=True)
+def _number(kept: int, text: int, size: int) -> int:
+    number: int = number_key(_at(kept), text, size)
+    return number
+
+
+@njit(nogil=True)
+def _keep_some(kept: int, first_held: int, doubted: int, heard: int, losers: tuple[int, int]) -> None:
+    at = _at(kept)
+    held_block(at, 1).key, held_block(at, 2).key = first_held, doubted
+    key_state(at, heard).heard_epoch = 9
+    key_state(at, 1).told_before = 30
+    for key in losers:
+        lose_messages(at, key, 1, 2, 1, False)
+
+
+@njit(nogil=True)
+def _keys_in_use(kept: int) -> tuple[int, int, int, int]:
+    at = _at(kept)
+    return held_block(at, 1).key, held_block(at, 2).key, next_loss(at).key, next_loss(at).key
+
+
+def test_keys_of_kept_blocks_losses_told_ends_and_later_epochs_stay_when_others_are_forgotten() -> None:
+    counters = SliceCounters()
+    order = Order(4, 2, 1, 1, 1_000, counters)
+    kept = Kept(order.at)
+
+    def number(name: bytes) -> int:
+        text = numpy.frombuffer(name, numpy.uint8)
+        return int(_number(kept.address, text.ctypes.data, len(name)))
+
+    assert [number(name) for name in (b"A", b"B", b"C", b"D", b"E", b"F", b"G", b"H")] == [*range(8)]
+    order.state.epoch, order.state.phase, order.state.told_next = 5, Phase.CATCHING_UP, 30
+    order.state.first_held, order.state.doubted_place[1], order.epochs.doubted_key[0] = 1, 2, 1 + 5
+    _keep_some(kept.address, 6, 3, 0, (2, 4))
+    forget_keys(order.at)
+    assert order.keys.names() == [b"A", b"B", b"C", b"D", b"E", b"F", b"G"]
+    found = [order.keys.name(key) for key in (*_keys_in_use(kept.address), order.epochs.doubted_key[0] - 1)]
+    assert found == [b"G", b"D", b"E", b"C", b"F"]
+    assert (number(b"G"), number(b"H"), counters.gaps) == (6, 7, 2)
+
+
+def test_archives_deliver_messages_of_more_keys_than_an_epoch_has(tmp_path: Path) -> None:
+    subscriber, got = subscribed(feed := archived_feed(key_bytes=2, max_topics=4), b"0", b"1", workers=1)
+    with RawPublisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        for publisher.epoch in range(1, 6):
+            publisher.sequences, publisher.ends = [0], [{}]
+            for number in range(4):
+                topic = b"%02d.t" % (4 * publisher.epoch - 4 + number)
+                publisher.send(publisher.encode([(topic, b"")] * 2))
+            wait_recorded(recorder, 8 * publisher.epoch)
+        with subscriber.start(since=0):
+            got.wait(40)
+            assert [message.sequence for message in got.messages] == 5 * [*range(8)]
+            assert subscriber.statistics().received.gaps == 0
 
 
 def of_numbers(numbers: list[int]) -> Block:
@@ -96,13 +165,11 @@ def test_a_held_block_that_came_twice_counts_its_messages_as_duplicates_not_its_
 
 def test_a_held_block_waits_only_for_line_wait() -> None:
     subscriber, got = subscribed(feed := two_line_feed(), line_wait=0.01)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with RawPublisher(feed) as publisher, subscriber:
         publisher.send(publisher.encode([(b"T", b"0")]), [A])
         publisher.encode([(b"T", b"1")])
         publisher.send(publisher.encode([(b"T", b"2")]), [A])
         assert [m.payload for m in got.wait(2)] == [b"0", b"2"]
-        subscriber.stop()
     assert subscriber.statistics().received.gaps == 1
 
 
@@ -161,13 +228,11 @@ def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> Non
     subscriber, _ = subscribed(feed := two_line_feed(key_bytes=1), b"K", line_wait=1_000)
     drop = Collector()
     subscriber.on(b"L")(drop.message)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with RawPublisher(feed) as publisher, subscriber:
         publisher.send(publisher.encode([(b"L", b"0")]), [A])
         publisher.send(publisher.encode([(b"L", b"500")], sequence=500, previous=499, key_sequence=400), [A])
         wait_until(lambda: subscriber.statistics().received.held == 1)
         subscriber.remove(drop.message)
         subscriber.wait_confirmed()
         wait_until(lambda: subscriber.statistics().received.held == 0)
-        subscriber.stop()
     assert subscriber.statistics().received.gaps == 0
