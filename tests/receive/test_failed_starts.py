@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import numpy
@@ -80,11 +80,27 @@ def refuse_thread(patch: pytest.MonkeyPatch, name: str) -> None:
     patch.setattr(threading.Thread, "start", start)
 
 
-def check_start_fails(subscriber: Subscriber, error: type[Exception], text: str, timeout: float = 60.0) -> None:
-    subscriber.on(b"")(nothing)
-    with pytest.raises(error, match=text):
-        subscriber.start(timeout=timeout)
-    assert subscriber.state is SubscriberLife.ENDED
+def check_start_fails(made: Publisher | Subscriber, error: type[Exception], text: str, timeout: float = 60.0) -> None:
+    if isinstance(made, Subscriber):
+        made.on(b"")(nothing)
+    with pytest.raises(error, match=text or None):
+        made.start(timeout=timeout) if isinstance(made, Subscriber) else made.start()
+    assert not isinstance(made, Subscriber) or made.state is SubscriberLife.ENDED
+
+
+@contextmanager
+def starting(role: str) -> Iterator[tuple[Callable[[], Publisher | Subscriber], tuple[int, int]]]:
+    """Yield a function that makes a publisher, or a subscriber with a running one, and the resources held before.
+
+    After the block a publisher can start.
+    """
+    feed = two_slices(lines=2 if role == "publisher" else 1)
+    with ExitStack() as stack:
+        if role == "subscriber":
+            stack.enter_context(Publisher(feed))
+        yield lambda: Publisher(feed) if role == "publisher" else Subscriber(feed), held()
+    with Publisher(feed):
+        pass
 
 
 NO_FILES = 24, os.strerror(24)
@@ -108,32 +124,23 @@ def test_a_publisher_whose_port_is_in_use(lines: int, taken: int) -> None:
         pass
 
 
-@pytest.mark.parametrize("lack", [PIPE._replace(calls=range(4)), SOCKET, MEMORY], ids=lambda each: each.name)
-def test_a_publisher_that_lacks_something(monkeypatch: pytest.MonkeyPatch, lack: Lack) -> None:
-    feed = two_slices(lines=2)
-    before = held()
-    for call in lack.calls:
-        with monkeypatch.context() as patch:
-            has_failed = lack.at(patch, call)
-            with pytest.raises(lack.type, match=lack.text or None):
-                Publisher(feed).start()
-            assert has_failed()
-        wait_given_back(before)
+# For each slice of a subscriber: ROUTER, two workers' DEALERs, SUB.
+LACKS = [
+    *(("publisher", lack) for lack in (PIPE._replace(calls=range(4)), SOCKET, MEMORY)),
+    *(("subscriber", lack) for lack in (PIPE, SOCKET._replace(calls=range(2 * (1 + 2 + 1))))),
+]
 
 
-# For each slice: ROUTER, two workers' DEALERs, SUB.
-@pytest.mark.parametrize("lack", [PIPE, SOCKET._replace(calls=range(2 * (1 + 2 + 1)))], ids=lambda each: each.name)
-def test_a_subscriber_that_lacks_something(monkeypatch: pytest.MonkeyPatch, lack: Lack) -> None:
-    feed = two_slices()
-    with Publisher(feed):
-        before = held()
+@pytest.mark.parametrize(("role", "lack"), LACKS, ids=lambda each: getattr(each, "name", each))
+def test_a_start_that_lacks_something(monkeypatch: pytest.MonkeyPatch, role: str, lack: Lack) -> None:
+    with starting(role) as (make, before):
         for call in lack.calls:
+            made = make()
             with monkeypatch.context() as patch:
-                subscriber = Subscriber(feed)
                 has_failed = lack.at(patch, call)
-                check_start_fails(subscriber, lack.type, lack.text)
+                check_start_fails(made, lack.type, lack.text)
                 assert has_failed()
-                del subscriber
+            del made
             wait_given_back(before)
 
 
@@ -142,21 +149,11 @@ THREADS = ["sender-1", "worker-1.1", "supervisor", "sender-0", "slice-0", "slice
 
 @pytest.mark.parametrize("name", first_of(THREADS, keep=3))
 def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    feed = two_slices()
-    with ExitStack() as stack:
-        if not name.startswith("sender"):
-            stack.enter_context(Publisher(feed))
-        before = held()
+    with starting("publisher" if name.startswith("sender") else "subscriber") as (make, before):
         with monkeypatch.context() as patch:
             refuse_thread(patch, f"blackbox-{name}")
-            if name.startswith("sender"):
-                with pytest.raises(LimitError, match="can't start new thread"):
-                    Publisher(feed).start()
-            else:
-                check_start_fails(Subscriber(feed), LimitError, "can't start new thread")
+            check_start_fails(make(), LimitError, "can't start new thread")
         wait_given_back(before)
-    with Publisher(feed):
-        pass
 
 
 @pytest.mark.parametrize("call", first_of([1, 0]))
