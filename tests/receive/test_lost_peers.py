@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
-from blackbox import Feed, Publisher, SlowPolicy
+from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.block.form.format import ACCEPT_KEY, CONFIRM_KEY, NONCE_BYTES
 from blackbox.feed.slice import Slice
 from blackbox.receive.publishers import lines
@@ -56,35 +56,33 @@ def test_a_restarted_publisher_is_a_new_epoch_without_a_gap_once_all_filters_are
     assert (len(got), received.epochs, received.gaps, received.stale) == (6_000, 3, 0, 0)
 
 
+def wait_for_checks(subscriber: Subscriber) -> None:
+    """Wait until a silent line was checked ten times."""
+    state = subscriber._supervisor.slices.running[0].status.state
+    for _ in range(10):
+        looked_ns = state.look_again_at_ns
+        wait_until(lambda: state.look_again_at_ns != looked_ns, what="a check of a silent line")
+
+
 def test_a_subscriber_on_inproc_reconnects_to_a_restarted_publisher_but_not_to_a_silent_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A reconnect to a slow publisher would lose what it sends meanwhile."""
-    looks, connections = [0], [0]
-    look, connect = Lines.reconnect_silent, Lines._reconnect
-
-    def note_look(self: Lines) -> None:
-        look(self)
-        looks[0] += 1
+    connections, connect = [0], Lines._reconnect
 
     def note_connection(self: Lines, line: int) -> None:
         connections[0] += 1
         connect(self, line)
 
-    def wait_for_looks() -> None:
-        before = looks[0]
-        wait_until(lambda: looks[0] > before + 5, what="looks at a silent publisher")
-
-    monkeypatch.setattr(Lines, "reconnect_silent", note_look)
     monkeypatch.setattr(Lines, "_reconnect", note_connection)
     feed = Feed(name="restarted", slices=(Slice(endpoints=("inproc://restarted",)),), heartbeat_ns=10_000_000)
     subscriber, got = subscribed(feed)
     with RawPublisher(feed) as raw:
         subscriber.start()
         raw.send(raw.encode([(b"A", b"1")]))
-        wait_for_looks()
+        wait_for_checks(subscriber)
         assert connections == [0]
-    wait_for_looks()
+    wait_for_checks(subscriber)
     with Publisher(feed) as publisher:
         publisher.wait_for_subscribers(b"A")
         publisher.publish(b"A", b"2")
@@ -131,10 +129,7 @@ def test_a_silent_publisher_keeps_its_open_connection(transport: Any) -> None:
         socket = publisher._sockets[0, 0]
         news = publisher._call(lambda: socket.get_monitor_socket(zmq.EVENT_ACCEPTED))
         with subscriber:
-            state = subscriber._supervisor.slices.running[0].status.state
-            for _ in range(5):
-                looked_ns = state.look_again_at_ns
-                wait_until(lambda: state.look_again_at_ns != looked_ns, what="a check of a silent line")
+            wait_for_checks(subscriber)
         is_again = publisher._call(lambda: news.recv_multipart() and news.poll(0))
         publisher._call(socket.disable_monitor)
         publisher._call(news.close)
@@ -156,10 +151,7 @@ def test_a_silent_publisher_keeps_the_connection_of_an_unaligned_answer(junk_byt
             parts = [frame(bytes(part), flags) for part, flags in zip(answer.frames, (MORE, MORE, 0), strict=True)]
             peer.sendall(frame(bytes(junk_bytes)) + b"".join(parts))
             started.result()
-            state = subscriber._supervisor.slices.running[0].status.state
-            for _ in range(10):
-                looked_ns = state.look_again_at_ns
-                wait_until(lambda: state.look_again_at_ns != looked_ns, what="a check of a silent line")
+            wait_for_checks(subscriber)
             assert not publisher.has_another
             subscriber.terminate()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Batch, Message, Publisher, SlowPolicy, Subscriber
@@ -202,6 +202,7 @@ def test_a_callback_gets_its_messages_of_many_match_sets_in_order() -> None:
 
 
 @given(st.lists(PREFIXES, unique=True, max_size=20), st.lists(TOPICS, max_size=20))
+@example([bytes([value]) for value in range(256)], [bytes([value, 0]) for value in range(256)])
 def test_longest_prefix_is_the_longest(prefixes: list[bytes], topics: list[bytes]) -> None:
     trie = build_trie(prefixes)
     for topic in topics:
@@ -209,10 +210,3 @@ def test_longest_prefix_is_the_longest(prefixes: list[bytes], topics: list[bytes
         text = numpy.frombuffer(topic, numpy.uint8)
         found = longest_prefix(trie, text.ctypes.data, len(topic))
         assert found == (prefixes.index(max(matching, key=len)) + 1 if matching else 0)
-
-
-def test_prefixes_of_all_256_byte_values_are_distinguished() -> None:
-    trie = build_trie([bytes([value]) for value in range(256)])
-    for value in range(256):
-        text = numpy.array([value, 0], numpy.uint8)
-        assert longest_prefix(trie, text.ctypes.data, 2) == value + 1

@@ -138,11 +138,7 @@ def test_losses_on_a_one_way_line_are_reported_where_they_are_and_at_the_end() -
     source, target = free_group(), free_group()
     subscriber, got = subscribed(multicast_feed(target))
     gaps: list[Gap] = []
-
-    @subscriber.on_gap(b"")
-    def note(gap: Gap) -> None:
-        gaps.append(gap)
-
+    subscriber.on_gap(b"")(gaps.append)
     lost = threading.Event()
     with LossyGroup(source, target, lambda part: is_data(part) and lost.is_set()) as path:
         with Publisher(multicast_feed(source)) as publisher:
