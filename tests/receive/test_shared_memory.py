@@ -1,9 +1,8 @@
-"""Slices with an endpoint in shared memory: readers, losses, and killed, stopped, hostile and ended peers."""
+"""Slices with an endpoint in shared memory: readers, losses, and killed, hostile and ended peers."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 from contextlib import suppress
@@ -217,32 +216,6 @@ def test_a_killed_reader_releases_everything(when_full: Any) -> None:
     survivor.run(until_end=True)
     assert survivor.statistics().received.gaps == 100_000 - len(got)
     assert got == list(range(100_000)) or when_full == "drop"
-
-
-def test_a_stopped_reader_is_not_dead_and_continues() -> None:
-    feed = shared_feed(block_bytes=4_096)
-    code = """
-        subscriber, got = Subscriber(feed, workers=0), 0
-        @subscriber.on_batch(b"")
-        def count(batch):
-            global got
-            got += len(batch)
-        subscriber.start(timeout=200)
-        say("started")
-        subscriber.run(until_end=True)
-        say(got, subscriber.statistics().received.gaps, subscriber.statistics().received.transport)
-    """
-    with Publisher(feed, when_full="wait", hwm_blocks=4) as publisher, Script(code, feed) as script:
-        script.expect("started")
-        publisher.wait_for_subscribers()
-        script.process.send_signal(signal.SIGSTOP)
-        publishing = threading.Thread(target=publish_numbers, args=(publisher, 0, 100_000, 128))
-        publishing.start()
-        wait_until(lambda: publisher.statistics().waits > 2)
-        script.process.send_signal(signal.SIGCONT)
-        publishing.join(60)
-        publisher.close()
-        script.expect("100000 0 shm")
 
 
 @pytest.mark.parametrize("killed", first_of([True, False]), ids=["killed", "closed"])
