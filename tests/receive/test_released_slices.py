@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -219,15 +220,14 @@ def ending(held_up: _Held) -> Iterator[tuple[Subscriber, Publisher]]:
 
 def test_a_slice_needed_while_it_ends_starts_again_after_that(held_up: _Held) -> None:
     got = Collector()
-    with ending(held_up) as (subscriber, publisher):
+    with ending(held_up) as (subscriber, publisher), ThreadPoolExecutor(1) as pool:
         with subscriber.checkpoint() as positions:
             assert list(positions) == [0]
         subscriber.on(SECOND)(got.message)
-        confirmed = threading.Thread(target=subscriber.wait_confirmed)
-        confirmed.start()
+        confirmed = pool.submit(subscriber.wait_confirmed)
         assert running(subscriber) == [0]
         held_up.go_on.set()
-        confirmed.join(60)
+        confirmed.result(60)
         assert running(subscriber) == [0, 1]
         publisher.publish(SECOND, b"7")
         assert got.wait(1)[0].payload == b"7"
@@ -265,18 +265,16 @@ def test_a_slice_that_cannot_start_again_ends_the_subscriber_with_the_limit(held
 def test_run_until_the_end_keeps_the_last_slice() -> None:
     subscriber = Subscriber(feed := sliced(2))
     subscriber.on(b"")(nothing)
-    with Publisher(feed) as publisher:
+    with ThreadPoolExecutor(1) as pool, Publisher(feed) as publisher:
         subscriber.start()
-        waiting = threading.Thread(target=lambda: subscriber.run(until_end=True))
-        waiting.start()
+        waiting = pool.submit(subscriber.run, until_end=True)
         wait_until(lambda: subscriber._supervisor.stop_at_end)
         subscriber.remove(nothing)
         wait_released(subscriber, 0)
         wait_longer_than_unneeded()
         assert running(subscriber) == [0]
         publisher.close()
-        waiting.join(60)
-    assert not waiting.is_alive()
+        waiting.result(60)
     assert subscriber.is_done
 
 
@@ -305,8 +303,7 @@ def test_lag_or_silence_of_a_released_slice_does_not_end_the_subscriber(monkeypa
     subscriber, got = Subscriber(feed, slow=slow), Collector()
     subscriber.on(FIRST)(got.message)
     subscriber.on(SECOND)(nothing)
-    with RawPublisher(feed) as publisher:
-        subscriber.start()
+    with RawPublisher(feed) as publisher, subscriber:
         subscriber.remove(nothing)
         wait_released(subscriber, 0)
         publisher.send(publisher.encode([(SECOND, b"")], slice_id=1, ts_out=1))
@@ -318,7 +315,6 @@ def test_lag_or_silence_of_a_released_slice_does_not_end_the_subscriber(monkeypa
         assert (subscriber.state.value, alerts) == ("running", [])
         monkeypatch.setattr(subscriber._supervisor.slices.running[0].status, "silence_s", lambda: 0.1)
         subscriber._check_silence(0.2)  # the other slice has been silent for longer
-        subscriber.stop()
 
 
 def test_a_named_consumer_keeps_the_position_of_a_released_slice(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -215,26 +216,18 @@ def test_a_sharer_whose_slice_has_no_publisher_does_not_affect_the_others() -> N
     feed = sliced(2)
     topics = topic_of_each(feed)
     first, got = subscribed(feed, topics[0])
-    with RawPublisher(feed) as publisher:
+    with RawPublisher(feed) as publisher, ThreadPoolExecutor(1) as pool:
         publisher.close_line(0, slice_id=1)
         first.start()
         second, third = first.share(), first.share()
         second.on(topics[1])(nothing)
         third.on(topics[0])(got.message)
-
-        def start() -> None:
-            with pytest.raises(NotConfirmedError, match="slice 1: no publisher"):
-                second.start(timeout=1.0)
-            refused.set()
-
-        refused = threading.Event()
-        starting = threading.Thread(target=start)
-        starting.start()
+        refused = pool.submit(second.start, timeout=1.0)
         wait_until(lambda: second.state is not SubscriberLife.NEW)
         third.start()  # its slices are confirmed
         third._check_silence(60.0)
-        starting.join(ENOUGH_S)
-        assert refused.is_set()
+        with pytest.raises(NotConfirmedError, match="slice 1: no publisher"):
+            refused.result(ENOUGH_S)
         assert second.state is SubscriberLife.ENDED
         publisher.send(publisher.encode([(topics[0], b"0")]))
         got.wait(2)

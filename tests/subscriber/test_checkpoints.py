@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy
@@ -244,11 +245,8 @@ def elsewhere(subscriber: Subscriber) -> dict[int, int]:
 
 def elsewhere_of(make: Callable[[Subscriber], dict[int, T]], subscriber: Subscriber) -> dict[int, T]:
     """Return what `make` returns in another thread than the reader's."""
-    found: list[dict[int, T]] = []
-    thread = threading.Thread(target=lambda: found.append(make(subscriber)))
-    thread.start()
-    thread.join(ENOUGH_S)
-    return found[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(make, subscriber).result(ENOUGH_S)
 
 
 @pytest.mark.parametrize(("workers", "limit"), [(0, 10_000), (2, 1)])

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,10 @@ def test_checkpoints_at_any_moment_lose_nothing_and_repeat_nothing(
     assert done == market.runs(prefix=prefix)
 
 
-def kept_once(subscriber: Subscriber) -> dict[int, Position]:
-    """Return the positions of a checkpoint."""
-    with subscriber.checkpoint() as positions:
-        return dict(positions)
+def kept(subscriber: Subscriber) -> dict[int, Position]:
+    """Make a checkpoint in the thread that reads, and store it as a user would."""
+    with subscriber.checkpoint(60) as positions:
+        return msgspec.json.decode(msgspec.json.encode(positions), type=dict[int, Position])
 
 
 def test_what_was_sent_before_a_checkpoint_is_not_read_again(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_what_was_sent_before_a_checkpoint_is_not_read_again(tmp_path: Path) -> 
         wait_recorded(recorder, 10_000)
         subscriber, _ = begun(feed, 0)
         subscriber.wait_live()
-        reached = kept_once(subscriber)
+        reached = kept(subscriber)
         subscriber.terminate()
         before = market.count
         market.publish(range(90), 1_000)
@@ -148,20 +149,18 @@ def test_keys_of_new_callbacks_have_no_position_until_the_publisher_confirms() -
 
 def test_a_checkpoint_waits_for_the_end_of_a_publisher() -> None:
     """Its last heartbeat shows that nothing is missing. No other heartbeat follows."""
-    feed, found = feed_of(key_bytes=2), list[dict[int, Position]]()
-    with RawPublisher(feed, 5) as publisher:
+    feed = feed_of(key_bytes=2)
+    with RawPublisher(feed, 5) as publisher, ThreadPoolExecutor(1) as pool:
         subscriber = Subscriber(feed)
         heard = Heard(subscriber, b"K1")
         subscriber.start()
         publisher.send(publisher.encode([(b"K1.x", b"")] * 5))
         publisher.send(publisher.encode([(b"K2.x", b"")] * 5))
         wait_until(lambda: heard.count == 5)
-        thread = threading.Thread(target=lambda: found.append(kept_once(subscriber)))
-        thread.start()
+        found = pool.submit(kept, subscriber)
         wait_until(lambda: subscriber._supervisor.slices.running[0].status.state.wants_clean)
         publisher.heartbeat(end=True)
-        thread.join()
-        assert found == [{0: (5, 10)}]
+        assert found.result() == {0: (5, 10)}
         subscriber.terminate()
 
 
@@ -177,13 +176,13 @@ def test_a_stop_before_a_heartbeat_has_no_exact_position(tmp_path: Path) -> None
             wait_until(lambda count=count: heard.count == count)  # type: ignore[misc]
             if count == 5:
                 publisher.heartbeat()
-                assert kept_once(subscriber) == {0: (5, 5)}
+                assert kept(subscriber) == {0: (5, 5)}
         subscriber.stop()
         with pytest.raises(SubscriberError, match="ended before a heartbeat had shown"):
-            kept_once(subscriber)
-    kept = PositionFile(tmp_path, "strategy-1").read()
-    assert kept is not None
-    assert kept.slices == {0: (5, 5)}
+            kept(subscriber)
+    stored = PositionFile(tmp_path, "strategy-1").read()
+    assert stored is not None
+    assert stored.slices == {0: (5, 5)}
 
 
 def test_a_checkpoint_waits_until_archives_find_the_start_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +202,7 @@ def test_a_checkpoint_waits_until_archives_find_the_start_time(tmp_path: Path, m
         monkeypatch.setattr(Pieces, "read", read)
         subscriber, heard = begun(feed, since)
         threading.Timer(0.2, go_on.set).start()
-        positions = kept_once(subscriber)
+        positions = kept(subscriber)
         assert positions[0].epoch == publisher.epoch
         assert positions[0].sequence == 500 + heard.count
         subscriber.terminate()
@@ -235,12 +234,6 @@ class Done:
     def add(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self.counts[message.batch.block.epoch, message.topic[: self._size]].append(int(message.payload))
-
-
-def kept(subscriber: Subscriber) -> dict[int, Position]:
-    """Make a checkpoint in the thread that reads, and store it as a user would."""
-    with subscriber.checkpoint(60) as positions:
-        return msgspec.json.decode(msgspec.json.encode(positions), type=dict[int, Position])
 
 
 def behind(told: dict[int, Position], done: dict[int, Position]) -> bool:
