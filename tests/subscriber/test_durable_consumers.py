@@ -20,7 +20,6 @@ from blackbox.block.form.layout import VERSION
 from blackbox.block.position import Position
 from blackbox.errors import PositionError, SubscriberError
 from blackbox.receive.supervise.supervisor import SubscriberLife
-from blackbox.subscriber.consumer import ConsumerLife
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import publish_numbered, wait_recorded
@@ -139,6 +138,8 @@ def test_a_name_in_use_is_rejected_or_waited_for(tmp_path: Path) -> None:
     with Publisher(feed), ThreadPoolExecutor(1) as pool:
         owner, _ = consumer(feed, tmp_path)
         owner.start()
+        with pytest.raises(SubscriberError, match="start was called when running; a subscriber is used once"):
+            owner.start()
         refused, _ = consumer(feed, tmp_path)
         with pytest.raises(PositionError, match=rf"'strategy-1' .* was process {os.getpid()}'s, expected"):
             refused.start()
@@ -182,20 +183,6 @@ def test_the_name_is_released_once_when_another_thread_ends_a_start(tmp_path: Pa
             subscriber.terminate()
             with pytest.raises(SubscriberError, match="ended before"):
                 starting.result(60)
-
-
-def test_a_named_subscriber_starts_once_and_invalid_stages_are_rejected(tmp_path: Path) -> None:
-    subscriber, _ = consumer(feed := archived_feed(), tmp_path)
-    with Publisher(feed), subscriber:
-        with pytest.raises(SubscriberError, match="start was called when running; a subscriber is used once"):
-            subscriber.start()
-        named = subscriber._consumer
-        assert named is not None
-        with pytest.raises(RuntimeError, match="'strategy-1' was to be named when it was keeping, expected ended"):
-            named._enter(ConsumerLife.NAMED)
-    assert named._life is ConsumerLife.ENDED
-    with pytest.raises(SubscriberError, match="start was called when ended; a subscriber is used once"):
-        subscriber.start()
 
 
 FORMAT = f'{{"format": {VERSION}'
@@ -250,9 +237,15 @@ def test_conflicting_settings_are_rejected(
         Subscriber(Feed.local("tape", slices=1), name="a", positions="x")
 
 
-def test_failing_to_write_positions_raises_and_keeps_the_old_ones(tmp_path: Path) -> None:
+def test_failing_to_write_positions_raises_and_keeps_the_old_ones_or_frees_the_name(tmp_path: Path) -> None:
     feed = archived_feed()
+    (tmp_path / "strategy-1.new").mkdir()
     with Publisher(feed, when_full="wait") as publisher:
+        subscriber, _ = consumer(feed, tmp_path)
+        with pytest.raises(PositionError, match="cannot be kept: Is a directory"):
+            subscriber.start()
+        assert subscriber.state is SubscriberLife.ENDED
+        (tmp_path / "strategy-1.new").rmdir()
         subscriber, _ = consumer(feed, tmp_path)
         subscriber.start()
         with subscriber.checkpoint():
@@ -265,19 +258,6 @@ def test_failing_to_write_positions_raises_and_keeps_the_old_ones(tmp_path: Path
                     pass
         subscriber.stop()
     assert kept(tmp_path).slices == {0: (publisher.epoch, 0)}
-
-
-def test_a_start_whose_position_cannot_be_written_ends_and_frees_the_name(tmp_path: Path) -> None:
-    feed = archived_feed()
-    with Publisher(feed):
-        (tmp_path / "strategy-1.new").mkdir()
-        subscriber, _ = consumer(feed, tmp_path)
-        with pytest.raises(PositionError, match="cannot be kept: Is a directory"):
-            subscriber.start()
-        assert subscriber.state is SubscriberLife.ENDED
-        (tmp_path / "strategy-1.new").rmdir()
-        with consumer(feed, tmp_path)[0]:
-            pass
 
 
 LOST = "slice 0: lost 3 from 2 of epoch 1 on"
@@ -331,7 +311,10 @@ def test_a_consumer_that_lost_messages_is_held_until_it_is_released(
             assert got == []
         if by_command:
             assert invoke("positions", positions, "--release", "strategy-1").status == 0
-        subscriber, got = consumer(feed, positions, on_gap="stop", release=not by_command)
+        released, _ = consumer(feed, positions, on_gap="stop", release=not by_command)
+        released.start()
+        released.terminate()  # a release lasts until the loss is passed
+        subscriber, got = consumer(feed, positions, on_gap="stop")
         subscriber.start()
         wait_until(lambda: got == [(1, 1), (1, 5)])
         assert subscriber.statistics().received.gaps == 3
@@ -372,20 +355,6 @@ def test_a_released_loss_of_a_key_does_not_end_the_consumer_again(tmp_path: Path
         subscriber, got = consumer_of_a(release=True)
         subscriber.start()
         wait_until(lambda: got == [5])
-        subscriber.stop()
-
-
-def test_a_release_lasts_until_the_loss_is_passed(tmp_path: Path) -> None:
-    feed = archived_feed()
-    with recorded(feed, tmp_path) as (publisher, recorder):
-        lose_and_end(feed, tmp_path, publisher)
-        wait_recorded(recorder, 3)
-        released, _ = consumer(feed, tmp_path / "positions", on_gap="stop", release=True)
-        released.start()
-        released.terminate()
-        subscriber, got = consumer(feed, tmp_path / "positions", on_gap="stop")
-        subscriber.start()
-        wait_until(lambda: got == [(1, 1), (1, 5)])
         subscriber.stop()
 
 

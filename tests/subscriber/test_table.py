@@ -258,6 +258,8 @@ def test_changes_reach_callbacks_reads_and_frames(tmp_path: Path) -> None:
 
         subscriber.start(snapshot="latest")
         assert table.wait_synced(60)
+        with pytest.raises(SubscriberError, match="used once"):
+            subscriber.start(snapshot="latest")
         items, values = iter(table.items()), iter(table.values())
         assert (next(items), next(values)) == ((b"A.bid", b"first A.bid"), b"first A.bid")
         publisher.publish(b"B.ask", None)
@@ -362,17 +364,3 @@ def test_records_of_a_schema_are_columns() -> None:
     assert {field.name for field in table.schema.arrow(kind)} - {"payload"} <= {
         name.removeprefix("record_") for name in frame.column_names
     }
-
-
-def test_a_second_start_leaves_a_table_as_it_is(tmp_path: Path) -> None:
-    feed, told = archived_feed(), Told(0)
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
-        told.publish(publisher, 100)
-        wait_recorded(recorder, 100)
-        subscriber = Subscriber(feed)
-        table = subscriber.table(b"")
-        with subscriber.start(snapshot="latest"):
-            assert table.wait_synced(60)
-            with pytest.raises(SubscriberError, match="used once"):
-                subscriber.start(snapshot="latest")
-            assert dict(table) == expected(told)
