@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy
@@ -12,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, Message, Publisher, SlowPolicy, Subscriber
+from blackbox import Publisher, SlowPolicy, Subscriber
 from blackbox.feed.routing.prefixes import covering
 from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.native.tables.prefix_trie import build_trie, longest_prefix
+from blackbox.receive.callbacks.callbacks import CompiledCallback
 from blackbox.receive.callbacks.compiled_callback import little_endian, payload
 from blackbox.testing import Collector, wait_until
 from tests.examples import examples
@@ -29,42 +31,23 @@ PREFIXES = st.one_of(st.just(b""), TOPICS, TOPICS.map(lambda topic: topic[:2]))
 MAX_MESSAGES = 120
 
 
-class Listener:
-    """Records the number in each payload, by slice, in the order of the calls."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[int, list[int]] = defaultdict(list)
-
-    def message(self, message: Message) -> None:
-        self.numbers[message.batch.block.slice_id].append(int.from_bytes(message.payload[:8], "little"))
-
-    def batch(self, batch: Batch) -> None:
-        numbers = [int.from_bytes(batch.payload(i)[:8], "little") for i in range(len(batch))]
-        self.numbers[batch.block.slice_id] += numbers
-
-    def has(self, expected: dict[int, list[int]]) -> bool:
-        return all(set(some) <= set(self.numbers[slice_id]) for slice_id, some in expected.items())
-
-
 def note(batch: Any, state: Any) -> None:
-    """The same in compiled code: `state[0]` is the count, the numbers follow."""
+    """Record the number in each payload: `state[0]` is the count, the numbers follow."""
     for row in batch.rows:
         state[0] += 1
         state[state[0]] = little_endian(payload(batch, row), 0, 8)
 
 
-class CompiledListener(Listener):
-    """Records the same numbers by a compiled callback, in the slice thread or on a worker."""
+Numbers = Callable[[], list[int]]
+"""Returns the numbers that a callback has received so far, those of a slice in order."""
 
-    def __init__(self, subscriber: Subscriber, prefix: bytes, worker: bool) -> None:
-        # Messages under way when the callback is added may reach it too.
-        state = numpy.zeros(4 * MAX_MESSAGES + 1, numpy.int64)
-        self.function = subscriber.on_compiled(prefix, state=state, worker=worker)(note)
 
-    @property
-    def numbers(self) -> dict[int, list[int]]:  # type: ignore[override]
-        states = self.function.states.items()
-        return defaultdict(list, {i: state[1 : state[0] + 1].tolist() for i, state in states})
+def numbers_in(got: Collector) -> list[int]:
+    return [int.from_bytes(payload[:8], "little") for payload in got.payloads]
+
+
+def numbers_noted(callback: CompiledCallback) -> list[int]:
+    return [number for state in callback.states.values() for number in state[1 : state[0] + 1].tolist()]
 
 
 class Pair:
@@ -76,7 +59,7 @@ class Pair:
         self.publisher = Publisher(self.feed, when_full="wait").start()
         self.subscriber = Subscriber(self.feed, slow=SlowPolicy(max_lag=3_600))
         self.topics: list[bytes] = []
-        self.past: list[tuple[Listener, range, dict[int, list[int]]]] = []
+        self.past: list[tuple[Numbers, range, bytes | tuple[bytes, ...]]] = []
 
     def publish(self, topics: list[bytes], in_columns: bool, pad: int) -> range:
         first = len(self.topics)
@@ -92,26 +75,21 @@ class Pair:
                 self.publisher.publish(topic, data)
         return numbers
 
-    def expected(self, prefix: bytes | tuple[bytes, ...], numbers: range) -> dict[int, list[int]]:
-        """The reference: for each slice the numbers of matching messages, in publish order."""
-        matching = [number for number in numbers if self.topics[number].startswith(prefix)]
-        found = defaultdict(list)
-        for number in matching:
-            found[self.feed.slice_of(self.topics[number])].append(number)
-        return dict(found)
-
-    def in_key_order(self, numbers: dict[int, list[int]]) -> dict[tuple[int, bytes], list[int]]:
+    def by_key(self, numbers: Iterable[int]) -> dict[tuple[int, bytes], list[int]]:
         """Group numbers by key, since order is promised per key of a slice."""
         found = defaultdict(list)
-        for slice_id, some in numbers.items():
-            for number in some:
-                found[slice_id, self.feed.key_of(self.topics[number])].append(number)
-        return dict(found)
+        for number in numbers:
+            found[self.feed.slice_of(self.topics[number]), self.feed.key_of(self.topics[number])].append(number)
+        return found
 
-    def check(self, listener: Listener, numbers: range, expected: dict[int, list[int]]) -> None:
+    def expected(self, prefix: bytes | tuple[bytes, ...], numbers: range) -> list[int]:
+        """The reference: the numbers of matching messages, in publish order."""
+        return [number for number in numbers if self.topics[number].startswith(prefix)]
+
+    def check(self, received: Numbers, numbers: range, prefix: bytes | tuple[bytes, ...]) -> None:
         # Messages under way when the callback was added may have reached it too.
-        came = {i: [number for number in some if number >= numbers.start] for i, some in listener.numbers.items()}
-        assert self.in_key_order(came) == self.in_key_order(expected)
+        came = [number for number in received() if number >= numbers.start]
+        assert self.by_key(came) == self.by_key(self.expected(prefix, numbers))
 
     def close(self) -> None:
         self.publisher.close()
@@ -161,30 +139,31 @@ def test_each_callback_gets_each_matching_message_once_and_in_order(
     pad: int,
 ) -> None:
     pair = pairs[key_bytes, slices]
-    wishes: list[tuple[bytes | tuple[bytes, ...], str, Listener]] = []
+    wishes: list[tuple[bytes | tuple[bytes, ...], str, Numbers]] = []
     functions: list[Any] = []
+    several, of_any = covering(prefixes), Collector()
     for prefix in prefixes:
-        for kind in ("message", "batch"):
-            register: Any = pair.subscriber.on if kind == "message" else pair.subscriber.on_batch
-            wishes.append((prefix, kind, Listener()))
-            functions.append(register(prefix)(getattr(wishes[-1][2], kind)))
-        compiled = CompiledListener(pair.subscriber, prefix, on_worker)
-        wishes.append((prefix, "compiled", compiled))
-        functions.append(compiled.function)
-    several, of_any = covering(prefixes), Listener()
+        single, batch = Collector(), Collector()
+        functions += [pair.subscriber.on(prefix)(single.message), pair.subscriber.on_batch(prefix)(batch.batch)]
+        # With room for messages under way when the callback is added, which may reach it too.
+        state = numpy.zeros(4 * MAX_MESSAGES + 1, numpy.int64)
+        compiled = pair.subscriber.on_compiled(prefix, state=state, worker=on_worker)(note)
+        functions.append(compiled)
+        wishes += [(prefix, "message", partial(numbers_in, single)), (prefix, "batch", partial(numbers_in, batch))]
+        wishes.append((prefix, "compiled", partial(numbers_noted, compiled)))
     pair.subscriber._on_batch_of(TopicChoice(several), of_any.batch)
-    wishes.append((several, "batch", of_any))
     functions.append(of_any.batch)
+    wishes.append((several, "batch", partial(numbers_in, of_any)))
     if pair.past:
         pair.subscriber.wait_confirmed()
     else:
         pair.subscriber.start()
     numbers = pair.publish(topics, in_columns, pad)
-    for wanted, kind, listener in wishes:
-        expected = pair.expected(wanted, numbers)
-        wait_until(lambda: listener.has(expected), what=f"{kind} callback for {wanted!r}: {expected}")
-        pair.check(listener, numbers, expected)
-        pair.past.append((listener, numbers, expected))
+    for wanted, kind, received in wishes:
+        expected = set(pair.expected(wanted, numbers))
+        wait_until(lambda: expected.issubset(received()), what=f"{kind} callback for {wanted!r}: {expected}")
+        pair.check(received, numbers, wanted)
+        pair.past.append((received, numbers, wanted))
     for function in functions:
         pair.subscriber.remove(function)
 
