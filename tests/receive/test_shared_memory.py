@@ -16,15 +16,14 @@ from blackbox.errors import EndpointError
 from blackbox.feed.slice import Slice
 from blackbox.testing import Collector, wait_until
 from blackbox.transport.shared_memory import attached
-from blackbox.transport.shared_memory.attached import SharedReader, attach
+from blackbox.transport.shared_memory.attached import attach
 from blackbox.transport.shared_memory.layout import HELLO, LARGE_PLACES, MAGIC, READERS, address_of
 from blackbox.transport.wakeup import Pipe, readable
 from tests.examples import first_of
-from tests.process_state import held, linux_only, wait_given_back
+from tests.process_state import linux_only
 from tests.receive.shared import (
     by_sockets,
     came_by,
-    mapped,
     numbers_in,
     publish_numbers,
     sender_of,
@@ -146,28 +145,6 @@ def test_a_publisher_without_a_place_for_large_blocks_counts_their_messages() ->
     assert subscriber.statistics().received.gaps == 10 - LARGE_PLACES
 
 
-@pytest.mark.own_process
-def test_a_reader_that_keeps_its_batches_has_them_whole_without_copies() -> None:
-    feed = shared_feed(block_bytes=4_096)
-    keeper, other = Subscriber(feed, workers=0), Subscriber(feed, workers=0)
-    kept: list[Batch] = []
-    keeper.on_batch(b"")(kept.append)
-    got: list[int] = []
-    other.on_batch(b"")(lambda batch: got.extend(numbers_in(batch)))
-    with published(feed, keeper, other, when_full="drop") as publisher:
-        publisher.wait_for_subscribers(count=2)
-        for first in range(0, 10_000, 500):
-            publish_numbers(publisher, first, first + 500, 64)
-            wait_until(lambda so_far=first + 500: len(got) >= so_far)  # type: ignore[misc]
-        assert publisher.statistics().shared_memory_dropped == 0
-    assert got == list(range(10_000))
-    assert [number for batch in kept for number in numbers_in(batch)] == got
-    assert len(kept) > 150
-    assert mapped() == 2, "kept bodies are in the publisher's memory"
-    kept.clear()
-    assert mapped() == 0
-
-
 STUCK = """
     subscriber = Subscriber(feed, workers=0)
     @subscriber.on(b"")
@@ -245,30 +222,6 @@ def test_readers_take_all_blocks_of_an_ended_publisher_and_attach_to_the_next(ki
     assert numbers_of(got) == [*range(100)] * 2
     received = subscriber.statistics().received
     assert (received.gaps, received.duplicates, received.epochs) == (0, 0, 2)
-
-
-@pytest.mark.own_process
-def test_nothing_is_left_behind() -> None:
-    feed = shared_feed()
-    before = 0, 0
-    for _ in range(3):
-        subscriber, got = subscribed(feed)
-        publisher = Publisher(feed)
-        with publisher:
-            subscriber.start(60)
-            publisher.publish(b"T", b"1")
-        subscriber.run(until_end=True)
-        assert got.payloads == [b"1"]
-        before = before if any(before) else held()
-    assert mapped() == 0
-    wait_given_back(before)
-    with pytest.raises(ConnectionRefusedError):
-        attach(feed.slices[0].shared_memory, Pipe())
-    with Publisher(feed):
-        reader: SharedReader = attach(feed.slices[0].shared_memory, Pipe())
-        assert mapped() == 3, "the publisher's mapping, the reader's, and the reader's slot"
-        reader.close()
-        assert mapped() == 1
 
 
 def test_a_process_with_an_invalid_hello_gets_nothing() -> None:

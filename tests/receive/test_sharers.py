@@ -23,7 +23,6 @@ from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.book.sessions import order
 from tests.callbacks import count_rows
 from tests.examples import examples
-from tests.process_state import held, linux_only, wait_given_back
 from tests.receive.subscribers import PATIENT, nothing, numbers_of, one_slice, sliced, subscribed, topic_of_each
 from tests.support import in_child
 
@@ -131,33 +130,6 @@ def test_a_leaving_sharer_gets_all_up_to_a_point_and_the_others_miss_nothing() -
     assert numbers_of(kept) == list(range(sent))
     assert (lost, stays.statistics().received.gaps) == ([], 0)
     assert len(got) == len(numbers), "nothing arrived after its end"
-
-
-@pytest.mark.own_process
-@linux_only
-def test_the_last_one_closes_sockets_and_threads() -> None:
-    feed = sliced(2)
-    with Publisher(feed, when_full="wait") as publisher:
-
-        def share() -> None:
-            first, _, second, got = two(feed)
-            first.start()
-            before = held()
-            second.start()
-            wait_given_back(before)
-            peers = publisher.statistics().peers
-            assert sorted(peer.slice_id for peer in peers) == [0, 1], "publishers see one subscriber"
-            first.stop()
-            wait_given_back(before)
-            publisher.publish(b"T", b"1")
-            got.wait(1)
-            second.stop()
-
-        share()  # resources opened the first time are kept
-        wait_until(lambda: not publisher.statistics().peers)
-        before = held()
-        share()
-        wait_given_back(before)
 
 
 def test_an_error_in_one_sharer_ends_all() -> None:

@@ -1,4 +1,4 @@
-"""A start that fails midway leaves no thread, no socket and no file descriptor."""
+"""Threads, sockets, file descriptors and mappings are released, also by a start that fails midway."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import BlackBoxError, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox import Batch, BlackBoxError, Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.errors import EndpointError, LimitError, SubscriberError
 from blackbox.publish.send.slice_writer import SliceWriter
 from blackbox.receive.slices.slice_status import SliceStatus
 from blackbox.receive.supervise import confirmation_wait
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, wait_until
+from blackbox.transport.shared_memory.attached import SharedReader, attach
+from blackbox.transport.wakeup import Pipe
 from tests.callbacks import count_rows
 from tests.examples import first_of
 from tests.process_state import held, linux_only, wait_given_back
-from tests.receive.subscribers import nothing
+from tests.receive.shared import mapped, numbers_in, publish_numbers, shared_feed
+from tests.receive.subscribers import nothing, published, sliced, subscribed
 
 pytestmark = [linux_only, pytest.mark.own_process]
 
@@ -237,3 +240,74 @@ def test_starting_and_stopping_frees_everything_at_once() -> None:
         wait_given_back(before, collect=False)
     finally:
         gc.enable()
+
+
+def test_the_last_sharer_closes_sockets_and_threads() -> None:
+    feed = sliced(2)
+    with Publisher(feed, when_full="wait") as publisher:
+
+        def share() -> None:
+            first, _ = subscribed(feed)
+            second, got = first.share(), Collector()
+            second.on(b"")(got.message)
+            first.start()
+            before = held()
+            second.start()
+            wait_given_back(before)
+            peers = publisher.statistics().peers
+            assert sorted(peer.slice_id for peer in peers) == [0, 1], "publishers see one subscriber"
+            first.stop()
+            wait_given_back(before)
+            publisher.publish(b"T", b"1")
+            got.wait(1)
+            second.stop()
+
+        share()  # resources opened the first time are kept
+        wait_until(lambda: not publisher.statistics().peers)
+        before = held()
+        share()
+        wait_given_back(before)
+
+
+def test_a_reader_that_keeps_its_batches_has_them_whole_without_copies() -> None:
+    feed = shared_feed(block_bytes=4_096)
+    keeper, other = Subscriber(feed, workers=0), Subscriber(feed, workers=0)
+    kept: list[Batch] = []
+    keeper.on_batch(b"")(kept.append)
+    got: list[int] = []
+    other.on_batch(b"")(lambda batch: got.extend(numbers_in(batch)))
+    with published(feed, keeper, other, when_full="drop") as publisher:
+        publisher.wait_for_subscribers(count=2)
+        for first in range(0, 10_000, 500):
+            publish_numbers(publisher, first, first + 500, 64)
+            wait_until(lambda so_far=first + 500: len(got) >= so_far)  # type: ignore[misc]
+        assert publisher.statistics().shared_memory_dropped == 0
+    assert got == list(range(10_000))
+    assert [number for batch in kept for number in numbers_in(batch)] == got
+    assert len(kept) > 150
+    assert mapped() == 2, "kept bodies are in the publisher's memory"
+    kept.clear()
+    assert mapped() == 0
+
+
+def test_shared_memory_is_released() -> None:
+    feed = shared_feed()
+    before = 0, 0
+    for _ in range(3):
+        subscriber, got = subscribed(feed)
+        publisher = Publisher(feed)
+        with publisher:
+            subscriber.start(60)
+            publisher.publish(b"T", b"1")
+        subscriber.run(until_end=True)
+        assert got.payloads == [b"1"]
+        before = before if any(before) else held()
+    assert mapped() == 0
+    wait_given_back(before)
+    with pytest.raises(ConnectionRefusedError):
+        attach(feed.slices[0].shared_memory, Pipe())
+    with Publisher(feed):
+        reader: SharedReader = attach(feed.slices[0].shared_memory, Pipe())
+        assert mapped() == 3, "the publisher's mapping, the reader's, and the reader's slot"
+        reader.close()
+        assert mapped() == 1
