@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.errors import NotConfirmedError, SubscriberError
-from blackbox.testing import Collector, RawPublisher
+from blackbox.receive.supervise.supervisor import SubscriberLife
+from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.gate import Gate
 
 SECOND_NS = 10**9
@@ -93,6 +95,15 @@ class CollectingGate(Gate):
     def batch(self, batch: Batch) -> None:
         super().batch(batch)
         self.got.batch(batch)
+
+
+def end_at(gate: Gate, subscriber: Subscriber, end: Callable[[Subscriber], None]) -> None:
+    """End a subscriber whose callback waits at a gate, which opens once the end has begun."""
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(end, subscriber)
+        wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
+        gate.open.set()
+        ending.result(60)
 
 
 def late(publisher: RawPublisher, text: bytes, lag_ns: int = LATE_NS, topic: bytes = b"T") -> None:

@@ -27,6 +27,7 @@ from tests.gate import Gate
 from tests.receive.subscribers import (
     PATIENT,
     CollectingGate,
+    end_at,
     nothing,
     numbers_of,
     one_slice,
@@ -90,11 +91,7 @@ def test_stop_delivers_received_messages_and_terminate_does_not(
         for number in range(1, 50):
             publisher.send(publisher.encode([(b"T", b"%d" % number)]))
         wait_until(lambda: owner.statistics().delivery.matched == 50)
-        ending = threading.Thread(target=end, args=(subscriber,))
-        ending.start()
-        wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
-        gate.open.set()
-        ending.join()
+        end_at(gate, subscriber, end)
         assert numbers_of(gate.got) == list(range(most))
         if is_sharer:
             others.wait(50)

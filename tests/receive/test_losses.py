@@ -13,13 +13,13 @@ import pytest
 
 from blackbox import Batch, CallbackError, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
 from blackbox.receive.statistics import DeliveryStatistics
-from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.callbacks import count_rows
 from tests.gate import Gate
 from tests.receive.subscribers import (
     LATE_NS,
     PATIENT,
+    end_at,
     numbers_of,
     one_slice,
     published,
@@ -38,14 +38,6 @@ def checked(subscriber: Subscriber) -> DeliveryStatistics:
     for done in (statistics.delivery, *(feed_slice.delivery for feed_slice in statistics.slices)):
         assert done.due == done.delivered + done.failed + done.dropped + done.conflated + done.discarded
     return statistics.delivery
-
-
-def terminate_behind(gate: Gate, subscriber: Subscriber) -> None:
-    ending = threading.Thread(target=subscriber.terminate, args=(60.0,))
-    ending.start()
-    wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
-    gate.open.set()
-    ending.join()
 
 
 def test_terminate_counts_everything_queued_anywhere() -> None:
@@ -67,7 +59,7 @@ def test_terminate_counts_everything_queued_anywhere() -> None:
             publisher.send(publisher.encode([(b"A", b"")] * 7 + [(b"AA", b"")]))
         wait_until(lambda: subscriber.statistics().delivery.waits > 2)
         assert subscriber.statistics().delivery.discarded == 0
-        terminate_behind(gate, subscriber)
+        end_at(gate, subscriber, lambda each: each.terminate(60.0))
     delivery, messages = checked(subscriber), subscriber.statistics().received.messages
     assert messages == delivery.matched
     assert 3 + 5 + 8 * 4 <= messages < 3 + 5 + 8 * 20
@@ -116,7 +108,7 @@ def test_terminate_while_conflating_counts_the_newest_undelivered_messages() -> 
             publisher.send(publisher.encode(rows))
             assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
         wait_until(lambda: subscriber.statistics().received.messages == 5_000)
-        terminate_behind(gate, subscriber)
+        end_at(gate, subscriber, lambda each: each.terminate(60.0))
     delivery = checked(subscriber)
     assert (delivery.matched, delivery.due, delivery.delivered) == (5_000, 5_000 + 2_500, gate.messages)
     assert delivery.conflated > 5_000
