@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from blackbox import Feed
 from blackbox.cli.program import app
+from blackbox.cli.ui.status import Status
 from blackbox.feed.routing.key_rule import setting_of
 from blackbox.testing import wait_until
 
@@ -50,7 +51,7 @@ class Ended(NamedTuple):
 
 
 class Command:
-    """A `blackbox` process; killed when the `with` block is left."""
+    """A `blackbox` process with environment variables; killed when the `with` block is left."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Command:
         stdout: int = subprocess.PIPE,
         stderr: int = subprocess.PIPE,
         stdin: int | None = None,
+        **variables: str,
     ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "blackbox.cli", *map(str, words)],
@@ -66,7 +68,7 @@ class Command:
             stderr=stderr,
             text=True,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"},
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"} | variables,
         )
 
     def read_error(self, text: str) -> None:
@@ -77,9 +79,10 @@ class Command:
                 return
         raise AssertionError(f"the command ended without saying {text!r}")
 
-    def end(self, timeout: float = 60.0) -> Ended:
-        """Wait for its end."""
+    def end(self, timeout: float = 200.0) -> Ended:
+        """Wait for its end, without a traceback."""
         out, errors = self.process.communicate(timeout=timeout)
+        assert "Traceback" not in (errors or ""), errors
         lines = [line for line in (errors or "").splitlines(keepends=True) if _COMPILES not in line]
         return Ended(self.process.returncode, out or "", "".join(lines))
 
@@ -157,6 +160,13 @@ def invoke(*words: object, stdin: str | None = None) -> Ended:
     return Ended(result.exit_code, result.stdout, result.stderr)
 
 
+def succeed(*words: object, stdin: str | None = None) -> Ended:
+    """Run a command in this process that ends with status 0."""
+    ended = invoke(*words, stdin=stdin)
+    assert ended.status == 0, ended.errors
+    return ended
+
+
 @contextmanager
 def beside(task: Callable[[], object]) -> Iterator[None]:
     """Run a task in a thread while the block runs. Raise what it raised."""
@@ -166,9 +176,8 @@ def beside(task: Callable[[], object]) -> Iterator[None]:
         running.result()
 
 
-def assert_one_line(ended: Ended, pattern: str) -> None:
-    """Assert that stderr has exactly one error line, which matches the pattern, and no traceback."""
+def assert_one_line(ended: Ended, pattern: str, status: int = Status.ERROR) -> None:
+    """Assert that a command ended with a status and exactly one error line, which matches the pattern."""
     errors = [line for line in ended.errors.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, ended.errors
+    assert (ended.status, len(errors)) == (status, 1), ended.errors
     assert re.search(pattern, errors[0]), errors[0]
-    assert "Traceback" not in ended.errors

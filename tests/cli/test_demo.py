@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +31,7 @@ from blackbox.cli.ui.status import Status
 from blackbox.errors import JournalError
 from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.testing import wait_until
-from tests.cli.commands import ROOT, assert_one_line, invoke
+from tests.cli.commands import ROOT, Command, assert_one_line, invoke
 from tests.examples import first_of
 
 TRADE_TYPES = {"itch50": "P", "iex_deep10": "T", "iex_tops16": "T"}
@@ -153,23 +151,9 @@ def test_watched_symbols_are_busy_but_a_small_share() -> None:
     assert watched_symbols([], numpy.array([], int), SymbolRule()) == []
 
 
-def demo(*words: object, temporary: Path | None = None, before: Path | None = None) -> subprocess.Popen[str]:
-    """Start a demo with a directory for temporary files, and with one whose modules come before others."""
-    more = {} if temporary is None else {"TMPDIR": str(temporary)}
-    paths = [f"{before}"] * (before is not None) + [f"{ROOT}", f"{ROOT}/feeds"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "blackbox.cli", "demo", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": ":".join(paths)} | more,
-    )
-
-
-def children_of(process: subprocess.Popen[str]) -> list[int]:
+def children_of(demo: Command) -> list[int]:
     """Return the publishing process of a demo, once it exists."""
-    task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    task = Path(f"/proc/{demo.process.pid}/task/{demo.process.pid}/children")
     pids = task.read_text().split() if task.exists() else []
     return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
@@ -181,14 +165,14 @@ def test_demo_prints_and_keeps_its_results_even_if_its_report_fails(tmp_path: Pa
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "pyspark.py").write_text("raise ImportError('no pyspark here')\n")
     (tmp_path / "temporary").mkdir()
-    words = ("--count", 60_000, "--out", tmp_path, "--report", tmp_path / "x.html")
-    with demo(*words, temporary=tmp_path / "temporary", before=tmp_path / "modules") as process:
-        out, errors = process.communicate(timeout=300)
-    assert process.returncode == Status.ERROR
-    needs = "this needs pyspark: pip install 'blackbox-md[spark]' (no pyspark"
-    assert f"error: {tmp_path}/x.html was not written: {needs}" in errors
+    words = ("demo", "--count", 60_000, "--out", tmp_path, "--report", tmp_path / "x.html")
+    path = f"{tmp_path}/modules:{ROOT}:{ROOT}/feeds"
+    with Command(*words, TMPDIR=f"{tmp_path}/temporary", PYTHONPATH=path) as demo:
+        ended = demo.end()
+    needs = r"this needs pyspark: pip install 'blackbox-md\[spark\]' \(no pyspark"
+    assert_one_line(ended, f"{tmp_path}/x.html was not written: {needs}")
     assert not (tmp_path / "x.html").exists()
-
+    out = ended.out
     values = dict(re.findall(r"│ (\S[\w ]*?) +│ +([\d,]+) │", out))
     assert values["published"] == values["delivered"] == "60,000"
     for title in ("to callbacks", "lag p50", "largest volumes", "VWAP", "message mix"):
@@ -210,7 +194,6 @@ def test_demo_prints_and_keeps_its_results_even_if_its_report_fails(tmp_path: Pa
     assert sum(Recording.open(day).counts().values()) == 60_000
     assert list((tmp_path / "temporary").iterdir()) == []
     again = invoke("demo", "--count", 60_000, "--out", tmp_path)
-    assert again.status == Status.ERROR
     assert_one_line(again, f"{day} already holds a recording: choose another directory, or remove it")
 
 
@@ -218,11 +201,11 @@ def test_demo_prints_and_keeps_its_results_even_if_its_report_fails(tmp_path: Pa
 def test_demo_ends_with_a_page_of_its_recording(tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
     page = tmp_path / "pages" / "demo.html"
-    with demo("--count", 5_000, "--report", page, temporary=tmp_path / "temporary") as process:
-        out, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    assert re.search(r"recording: \d+ MB, removed again", out)
-    assert f"report: {page}, to be opened in a browser" in out
+    with Command("demo", "--count", 5_000, "--report", page, TMPDIR=f"{tmp_path}/temporary") as demo:
+        ended = demo.end()
+    assert ended.status == 0, ended.errors
+    assert re.search(r"recording: \d+ MB, removed again", ended.out)
+    assert f"report: {page}, to be opened in a browser" in ended.out
     text = page.read_text()
     assert "synthetic:5000, by blackbox demo" in text
     assert "5,000</b><span>messages</span>" in text
@@ -238,30 +221,25 @@ def test_demo_publishes_at_most_count_messages(shared_data: Path) -> None:
 
 @pytest.mark.long
 def test_killed_publishing_process_ends_the_demo() -> None:
-    with demo("--count", 50_000_000) as process:
-        wait_until(lambda: children_of(process), 60, "a publishing process")
-        os.kill(children_of(process)[0], signal.SIGKILL)
-        _, errors = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert "error: the publishing process ended with status -9" in errors
+    with Command("demo", "--count", 50_000_000) as demo:
+        wait_until(lambda: children_of(demo), 60, "a publishing process")
+        os.kill(children_of(demo)[0], signal.SIGKILL)
+        assert_one_line(demo.end(), "the publishing process ended with status -9")
 
 
 @pytest.mark.parametrize("moment", first_of(["preparing", "recording"]))
 def test_interrupt_ends_both_processes(tmp_path: Path, moment: str) -> None:
     def has_come() -> bool:
         if moment == "preparing":
-            return bool(children_of(process))
+            return bool(children_of(demo))
         sizes = [path.stat().st_size for path in tmp_path.rglob("*.journal")]
         return bool(sizes) and min(sizes) > 64
 
     messages = 50_000_000 if moment == "preparing" else 1_000_000
-    with demo("--count", messages, temporary=tmp_path) as process:
+    with Command("demo", "--count", messages, TMPDIR=str(tmp_path)) as demo:
         wait_until(has_come, 60.0, moment)
-        (child,) = children_of(process)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
+        (child,) = children_of(demo)
+        assert demo.interrupt().status == 130
     wait_until(lambda: not Path(f"/proc/{child}").exists(), 60, "the end of the publishing process")
     assert list(tmp_path.iterdir()) == []
 

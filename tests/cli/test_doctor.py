@@ -29,8 +29,9 @@ def checks_of(ended_out: str) -> dict[str, machine.Check]:
     return {each.name: each for each in found}
 
 
-def test_all_checks_run_and_problems_have_advice(place: Place) -> None:
-    ended = invoke("doctor", "--feed", place.path, "--json")
+def test_all_checks_run_problems_have_advice_and_a_port_in_use_is_a_warning(place: Place) -> None:
+    with Publisher(place.feed):
+        ended = invoke("doctor", "--feed", place.path, "--json")
     checks = checks_of(ended.out)
     assert set(checks) == {
         *("versions", "kernel cache", "CPUs", "memory", "/dev/shm", "file descriptors", "libzmq", "Spark"),
@@ -39,6 +40,9 @@ def test_all_checks_run_and_problems_have_advice(place: Place) -> None:
     assert all((each.state is State.OK) == (not each.advice) for each in checks.values())
     problems = [each for each in checks.values() if each.state is State.PROBLEM]
     assert ended.status == (Status.ERROR if problems else Status.OK)
+    assert checks["ports"].state is State.WARNING
+    assert f"{place.feed.slices[0].endpoints[0]} in use by" in checks["ports"].found
+    assert f"(PID {os.getpid()})" in checks["ports"].found
 
 
 def test_the_status_is_1_with_a_problem_and_0_with_warnings(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
@@ -127,14 +131,6 @@ def test_an_unsuitable_java_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert machine._java_version(tmp_path) == "of unknown version"
     (tmp_path / "release").write_text('IMPLEMENTOR="x"\nJAVA_VERSION="21.0.8"\n')
     assert machine._java_version(tmp_path) == "21.0.8"
-
-
-def test_a_port_in_use_is_a_warning_that_names_the_process(place: Place) -> None:
-    with Publisher(place.feed):
-        found = checks_of(invoke("doctor", "--feed", place.path, "--json").out)["ports"]
-    assert found.state is State.WARNING
-    assert f"{place.feed.slices[0].endpoints[0]} in use by" in found.found
-    assert f"(PID {os.getpid()})" in found.found
 
 
 def test_a_feed_whose_schema_is_not_installed_is_a_problem(tmp_path: Path) -> None:

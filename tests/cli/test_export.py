@@ -27,8 +27,6 @@ def test_an_export_has_the_messages_of_its_symbols(day: Day, tmp_path: Path) -> 
     assert (ended.status, ended.text("messages")) == (0, "20"), ended.errors
     ended = invoke("export", day.path, "--parquet", "--out", tmp_path / "two", *chosen, "--json")
     assert json.loads(ended.out)["messages"] == 20, ended.errors
-    ended = invoke("export", day.path, "--out", tmp_path / "none.itch", "--symbol", "")
-    assert_one_line(ended, "symbols had an empty one")
 
 
 def test_days_are_appended_to_a_delta_table_once(day: Day, tmp_path: Path) -> None:
@@ -47,7 +45,6 @@ def test_days_are_appended_to_a_delta_table_once(day: Day, tmp_path: Path) -> No
     assert_one_line(again, "has rows of 2026-11-20, expected a day that is not there yet")
     ended = invoke("export", day.path.parent, "--delta", "--out", tmp_path / "all")
     assert (ended.status, ended.text("messages")) == (0, "40"), ended.errors
-    assert invoke("export", day.path, "--delta", "--parquet", "--out", table).status == Status.USAGE
 
 
 def test_damaged_messages_are_left_out(day: Day, tmp_path: Path) -> None:

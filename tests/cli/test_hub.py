@@ -16,7 +16,7 @@ import zmq
 from blackbox import Feed
 from blackbox.cli.hub.get import _next, print_message
 from blackbox.feed.endpoint import free_endpoints
-from tests.cli.commands import Command, invoke
+from tests.cli.commands import Command, invoke, succeed
 from tests.hub.hubs import published
 
 FEED = """
@@ -50,9 +50,8 @@ def test_put_and_get_while_the_hub_is_killed_and_restarted(place: Path) -> None:
     durable = [*feed, "--positions", place / "positions"]
     with Command("hub", place / "hub.toml") as hub:
         hub.read_error("takes puts at")
-        assert invoke("subscribe", "--prefix", "orders.", "--durable", "--name", "desk", *durable).status == 0
-        first = invoke("put", "orders.new", "one", "--id", "1", "--timeout", "60", *feed)
-        assert first.status == 0, first.errors
+        succeed("subscribe", "--prefix", "orders.", "--durable", "--name", "desk", *durable)
+        first = succeed("put", "orders.new", "one", "--id", "1", "--timeout", "60", *feed)
         assert first.out.split(":")[0::2] == ["0", "0\n"]
         hub.process.kill()
         hub.process.wait()
@@ -66,17 +65,16 @@ def test_put_and_get_while_the_hub_is_killed_and_restarted(place: Path) -> None:
     ):
         hub.read_error("takes puts at")
         assert invoke("put", "orders.new", "one", "--id", "1", "--timeout", "60", *feed).out == first.out
-        assert invoke("put", "orders.new", "two", "--synced", "--timeout", "60", *feed).status == 0
+        succeed("put", "orders.new", "two", "--synced", "--timeout", "60", *feed)
         names = ("--prefix", "orders.", "--name", "desk")
-        got = invoke("get", *names, "--count", "2", "--timeout", "60", "--json", *durable)
-        assert got.status == 0, got.errors
+        got = succeed("get", *names, "--count", "2", "--timeout", "60", "--json", *durable)
         lines = [json.loads(line) for line in got.out.splitlines()]
         assert [(b64decode(line["payload"]), line["sequence"]) for line in lines] == [(b"one", 0), (b"two", 1)]
         assert first.out == "{slice}:{epoch}:{sequence}\n".format(**lines[0])
         more = invoke("get", *names, "--timeout", "0.2", *durable)
         assert more.status == 1
         assert "0 messages arrived, expected 1" in more.errors
-        assert invoke("unsubscribe", *names, *durable).status == 0
+        succeed("unsubscribe", *names, *durable)
         assert "had no subscription of prefix" in invoke("get", *names, *durable).errors
 
         client.read_error(f"driven answers at {endpoint}")
@@ -87,9 +85,9 @@ def test_put_and_get_while_the_hub_is_killed_and_restarted(place: Path) -> None:
             assert driver.poll(60_000)
             assert json.loads(driver.recv())["sequence"] == 2
         ended = client.interrupt(signal.SIGTERM)
-        assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
+        assert ended.status == 143, ended.errors
         ended = hub.interrupt(signal.SIGTERM)
-        assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
+        assert ended.status == 143, ended.errors
     stored = published(place / "kept", Feed.load(place / "feed.toml"))
     assert [each[-1] for each in stored] == [b"one", b"two", b"buy"]
 
@@ -106,9 +104,9 @@ def test_a_signal_before_a_message_is_printed_does_not_lose_it(place: Path, monk
 
     with Command("hub", place / "hub.toml") as hub:
         hub.read_error("takes puts at")
-        assert invoke("subscribe", "--durable", *durable).status == 0
+        succeed("subscribe", "--durable", *durable)
         for text in ("one", "two"):
-            assert invoke("put", "A", text, "--timeout", "60", *feed).status == 0
+            succeed("put", "A", text, "--timeout", "60", *feed)
         monkeypatch.setattr("blackbox.cli.hub.get.print_message", print_after_signal)
         ended = [invoke("get", *durable, "--count", count, "--timeout", 60) for count in (2, 1)]
     assert [each.status for each in ended] == [130, 0], ended
@@ -130,21 +128,20 @@ def test_a_hub_prints_its_totals_and_stores_lines_except_refused_ones(place: Pat
     prefixes, symbols = ["--prefix", "A", "--prefix", "B"], ["--symbol", "A", "--symbol", "B"]
     with Command("hub", place / "hub.toml", "--json") as running:
         running.read_error("takes puts at")
-        assert invoke("subscribe", *prefixes, "--durable", *durable, *client).status == 0
+        succeed("subscribe", *prefixes, "--durable", *durable, *client)
         puts = [invoke("put", topic, "x", "--json", *client) for topic in ("A.x", "B.x", "C.x")]
         assert [json.loads(put.out)["sequence"] for put in puts] == [0, 1, 2]
         got = invoke("get", *prefixes, "--count", 2, "--json", *durable, *client)
         assert sorted(json.loads(line)["topic"] for line in got.out.splitlines()) == ["A.x", "B.x"]
-        assert invoke("subscribe", *symbols, "--durable", *durable, *client).status == 0
-        assert invoke("put", "B.x", "y", *client).status == 0
+        succeed("subscribe", *symbols, "--durable", *durable, *client)
+        succeed("put", "B.x", "y", *client)
         got = invoke("get", *symbols, "--json", *durable, *client)
         assert json.loads(got.out)["topic"] == "B.x"
-        assert invoke("unsubscribe", *symbols, *durable, "--feed", place / "feed.toml").status == 0
+        succeed("unsubscribe", *symbols, *durable, "--feed", place / "feed.toml")
 
         words = ("put", "A", "-", "--name", "lines", "--json", *client)
         for stdin, counts in (("one\n", (1, 0, 0)), ("one\ntwo\nthree\n", (2, 1, 0))):
-            ended = invoke(*words, stdin=stdin)
-            assert ended.status == 0, ended.errors
+            ended = succeed(*words, stdin=stdin)
             assert json.loads(ended.out) == dict(zip(("stored", "skipped", "refused"), counts, strict=True))
         refused = invoke("put", "D", "-", *client, stdin="one\ntwo\n")
         assert refused.status == 1
@@ -153,24 +150,5 @@ def test_a_hub_prints_its_totals_and_stores_lines_except_refused_ones(place: Pat
         assert why in refused.errors
         ended = running.interrupt()
     assert (ended.status, json.loads(ended.out)["stored"]) == (130, 7), ended.errors
-    assert "Traceback" not in ended.errors
     stored = published(place / "kept", Feed.load(place / "feed.toml"))
     assert [each[-2:] for each in stored][-3:] == [(b"A", b"one"), (b"A", b"two"), (b"A", b"three")]
-
-
-@pytest.mark.parametrize(
-    ("file", "why"),
-    [
-        ('feed = "feed.toml"\n', "key 'directory' was missing"),
-        ('feed = "feed.toml"\ndirectory = "kept"\nfsink = "block"\n', "unknown key 'fsink', did you mean 'fsync'?"),
-        ('feed = "none.toml"\ndirectory = "kept"\n', "none.toml' was not found"),
-        ('feed = "feed.toml"\ndirectory = "kept"\nremember_ids = 0\n', "remember_ids was 0"),
-        ("feed = ", "is not TOML"),
-        (f"feed = {'9' * 5_000}", "is not TOML"),
-    ],
-)
-def test_a_wrong_hub_file_is_one_clear_error(place: Path, file: str, why: str) -> None:
-    (place / "hub.toml").write_text(file)
-    ended = invoke("hub", place / "hub.toml")
-    assert ended.status == 1
-    assert why in ended.errors

@@ -117,19 +117,8 @@ def test_a_key_may_arrive_byte_by_byte(keys: bytes, controls: Controls) -> None:
         assert len(rest) < 60, "an incomplete sequence is dropped"
 
 
-def test_step_delivers_one_message(terminal: Terminal, controls: Controls) -> None:
-    with Keys(controls, terminal.program):
-        terminal.type(b"ss")
-        wait_until(lambda: controls._steps_left == 2, what="both steps")
-    assert controls.wait(START).messages == 2
-
-
 def test_the_terminal_is_restored(terminal: Terminal, controls: Controls) -> None:
-    before = terminal.attributes()
-    with Keys(controls, terminal.program):
-        assert terminal.gives_single_keys
-    assert terminal.attributes() == before
-    handler = signal.getsignal(signal.SIGTSTP)
+    before, handler = terminal.attributes(), signal.getsignal(signal.SIGTSTP)
     with pytest.raises(ZeroDivisionError), Keys(controls, terminal.program):
         assert terminal.gives_single_keys
         _ = 1 // 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -53,7 +54,7 @@ def test_metrics_of_a_recorder_and_a_relay_while_they_run(place: Place, tmp_path
         publisher = stack.enter_context(Publisher(place.feed))
         words = ("--metrics", "127.0.0.1:0")
         record = stack.enter_context(Command("record", "--feed", place.path, "--out", tmp_path / "days", *words))
-        relay = stack.enter_context(Command("relay", place.path, below, *words))
+        relay = stack.enter_context(Command("relay", place.path, below, "--json", *words))
         recorder_at, relay_at = url_of(record), url_of(relay)
         wait_until(lambda: roles(recorder_at) == ["recorder"], 200, "the recorder")
         wait_until(lambda: roles(relay_at) == ["relay"], 200, "the relay")
@@ -73,7 +74,8 @@ def test_metrics_of_a_recorder_and_a_relay_while_they_run(place: Place, tmp_path
 
         wait_until(lambda: recorded() == 5, what="the recorded messages")
         assert record.interrupt(signal.SIGHUP).status == 129
-        assert relay.interrupt(signal.SIGTERM).status == 143
+        ended = relay.interrupt(signal.SIGTERM)
+        assert (ended.status, len(json.loads(ended.out)["lines"])) == (143, len(feed.slices))
         with pytest.raises(OSError, match="refused"):
             urlopen(f"{recorder_at}/metrics", timeout=60)
 

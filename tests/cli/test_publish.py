@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import zmq
 
-from blackbox import ConfigError, Feed, Publisher, Subscriber
+from blackbox import ConfigError, Feed, Subscriber
 from blackbox.cli.live.publish import print_summary, warn_of_unwanted
 from blackbox.cli.ui import progress
 from blackbox.cli.ui.feeds import LOCAL, feed_for, open_with_options
@@ -20,7 +20,7 @@ from blackbox.cli.ui.source_publisher import SourcePublisher
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import _free_ports
 from blackbox.testing import wait_until
-from tests.cli.commands import Command, Ended, Place, assert_one_line, beside, invoke, write_feed
+from tests.cli.commands import Command, Ended, Place, assert_one_line, beside, invoke, succeed, write_feed
 from tests.feeds.build import ethernet, itch, mold, pcap
 
 
@@ -53,8 +53,7 @@ def test_published_messages_are_counted(place: Place) -> None:
 
 def test_publish_without_waiting_for_subscribers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
-    ended = invoke("publish", "synthetic:300000", "--feed", place.path, "--wait-for", "0")
-    assert ended.status == 0, ended.errors
+    ended = succeed("publish", "synthetic:300000", "--feed", place.path, "--wait-for", "0")
     assert (ended.value("messages"), ended.value("unwanted")) == (0, 300_000)
     assert "warning: no message was sent: all 300,000 messages had no subscriber" in ended.errors
     assert re.search(r"^messages so far: 131,072(?: \([\d,]+ unwanted\))?, .*/s, 0 B/s$", ended.errors, re.MULTILINE)
@@ -127,43 +126,10 @@ def test_several_sources_are_published_in_the_order_of_their_first_messages(plac
 def test_sources_of_different_schemas_are_refused(place: Place, shared_data: Path) -> None:
     iex = f"iex:{shared_data}/iex/goiex_DEEP10.pcap.gz"
     ended = invoke("publish", "synthetic:10", iex, "--feed", place.path)
-    assert ended.status == Status.ERROR
     assert_one_line(ended, f"source '{re.escape(iex)}' has schema '.*', but 'synthetic:10' has 'itch50': publish them")
     tops = msgspec.structs.replace(LOCAL, schema="iex_tops16")
     with pytest.raises(ConfigError, match="feed 'local' has schema 'iex_tops16' but source 'x' has 'itch50'"):
         feed_for(tops, open_with_options("synthetic:10", ["seed=3"], LOCAL), "x")
-
-
-def test_no_subscriber_and_a_port_in_use_are_errors(place: Place) -> None:
-    ended = invoke("publish", "synthetic:1000", "--feed", place.path, "--timeout", "0.1")
-    assert ended.status == Status.ERROR
-    pattern = r"feed 'cli' \(2 slices\): too few subscribers after 0\.1 s: slice 0 has 0, slice 1 has 0, expected 1"
-    assert_one_line(ended, pattern)
-    with Publisher(place.feed):
-        ended = invoke("publish", "synthetic:1000", "--feed", place.path)
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, r"slice 0: endpoint tcp://127\.0\.0\.1:\d+ is in use")
-
-
-@pytest.mark.parametrize(
-    ("source", "pattern"),
-    [
-        ("itch50:DIR/day.itch", r"DIR/day\.itch: cannot be read: No such file .* expected an ITCH 5\.0 file"),
-        ("itch50:/proc/self/mem", r"/proc/self/mem: cannot be read: Input/output error, expected an ITCH 5\.0 file"),
-        ("itch50:DIR/text", r"text: the file name tells no one date .* `--option date=2019-12-30` to publish"),
-        ("itch50:DIR/empty_20200130", r"empty_20200130 .*has no messages, expected at least one"),
-        ("iex:DIR", r"DIR: cannot be read: Is a directory, expected a pcap or pcapng capture"),
-    ],
-)
-def test_a_wrong_source_is_reported_before_binding(source: str, pattern: str, place: Place, tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("no market data")
-    (tmp_path / "empty_20200130").touch()
-    spec = source.replace("DIR", str(tmp_path))
-    # The ports are taken: binding them would be another error.
-    with Publisher(place.feed):
-        ended = invoke("publish", spec, "--feed", place.path)
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, pattern.replace("DIR", re.escape(str(tmp_path))))
 
 
 def test_topics_follow_the_feeds_template() -> None:
@@ -230,32 +196,10 @@ def test_live_source_is_published_until_a_signal(
     assert (len(received), subscriber.statistics().received.gaps) == (2, missing)
 
 
-def test_live_source_with_another_source(place: Place) -> None:
-    ended = invoke("publish", "moldudp64://127.0.0.1:1", "synthetic:10", "--feed", place.path)
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, "is live and was given with 1 more: publish it alone")
-
-
 def test_a_twin_publishes_one_line_in_the_given_epoch_and_ends_if_its_source_lacks_messages(tmp_path: Path) -> None:
     feed = write_feed(msgspec.structs.replace(Feed.local("twins", lines=2), schema="itch50"), tmp_path / "feed.toml")
     words = ["--feed", feed, "--line", "b", "--epoch", "2026-01-05", "--wait-for", 0, "--option", "date=2019-12-30"]
     ended = invoke("publish", capture(tmp_path / "day.pcap", 1, 2, 3), *words)
     assert (ended.status, ended.value("unwanted")) == (0, 3), ended.errors
     ended = invoke("publish", capture(tmp_path / "day.pcap", 1, 2, 4), *words)
-    assert ended.status == Status.ERROR
     assert_one_line(ended, "line B: the source lacks 1 messages; expected none")
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (("--line", "A"), "expected both --line and --epoch"),
-        (("--epoch", "2026-01-05"), "expected both --line and --epoch"),
-        (("--line", "A", "--epoch", "09:30"), "was '09:30', expected a date"),
-        (("--line", "A", "--epoch", "soon"), "time was 'soon'"),
-    ],
-)
-def test_wrong_options_of_a_twin(words: tuple[str, ...], error: str, place: Place) -> None:
-    ended = invoke("publish", "synthetic:10", "--feed", place.path, *words)
-    assert ended.status == Status.USAGE
-    assert error in " ".join(ended.errors.replace("│", " ").split())

@@ -10,11 +10,9 @@ import msgspec
 import pytest
 
 from blackbox import Feed, Recording, Subscriber
-from blackbox.cli.ui.status import Status
 from blackbox.replay.control_socket import GetStatus, Stop, ask
 from blackbox.testing import Collector
-from tests.cli.commands import Command, Screen, assert_one_line, beside, invoke, write_feed
-from tests.examples import first_of
+from tests.cli.commands import Command, Screen, assert_one_line, beside, invoke, succeed, write_feed
 from tests.journals import Day, Put, Row
 from tests.keyring import Keyring
 
@@ -56,8 +54,7 @@ def replay(feed: Feed, *words: object) -> tuple[str, Collector]:
     """Replay to a subscriber; return the output and the messages."""
     subscriber, collector = collected(feed)
     with beside(lambda: subscriber.run(until_end=True, timeout=200)):
-        ended = invoke("replay", *words, "--timeout", 200)
-    assert ended.status == Status.OK, ended.errors
+        ended = succeed("replay", *words, "--timeout", 200)
     return ended.out, collector
 
 
@@ -99,36 +96,27 @@ def test_it_is_stopped_by_the_control_socket(tmp_path: Path, feed: Feed) -> None
             ask(endpoint, Stop())
 
     with beside(stop):
-        ended = invoke("replay", tmp_path, "--speed", "0.001", "--control", endpoint, "--timeout", 200)
-    assert ended.status == Status.OK, ended.errors
+        ended = succeed("replay", tmp_path, "--speed", "0.001", "--control", endpoint, "--timeout", 200)
     assert "replayed 2 messages" in ended.out
 
 
-@pytest.mark.parametrize(
-    ("number", "status"),
-    first_of([(signal.SIGTERM, 143), (signal.SIGINT, Status.INTERRUPTED)]),
-)
-def test_keys_control_it_in_a_terminal_until_a_signal(
-    tmp_path: Path, feed: Feed, screen: Screen, number: signal.Signals, status: int
-) -> None:
+def test_keys_control_it_in_a_terminal_until_sigterm(tmp_path: Path, feed: Feed, screen: Screen) -> None:
     write_days(tmp_path, feed)
     subscriber, collector = collected(feed)
     with Command("replay", tmp_path, "--speed", "0.001", stdin=screen.program) as command, subscriber.start(200):
         collector.wait(2, 200)
         screen.type(b"s")
         collector.wait(3)
-        ended = command.interrupt(number)
-    assert ended.status == status, ended.errors
+        ended = command.interrupt(signal.SIGTERM)
+    assert ended.status == 143, ended.errors
     assert "replayed 3 messages" in ended.out
-    assert "Traceback" not in ended.errors
 
 
 def test_it_waits_for_subscribers_unless_for_0(tmp_path: Path, feed: Feed) -> None:
     write_days(tmp_path, feed)
     ended = invoke("replay", tmp_path, "--timeout", "0.1")
-    assert ended.status == Status.ERROR
     assert_one_line(ended, "too few subscribers")
-    assert invoke("replay", tmp_path, "--wait-for", "0", "--when-full", "drop").status == Status.OK
+    succeed("replay", tmp_path, "--wait-for", "0", "--when-full", "drop")
 
 
 def test_a_day_of_an_encrypted_feed_is_published_in_the_clear_only_on_request(tmp_path: Path, feed: Feed) -> None:
@@ -137,17 +125,6 @@ def test_a_day_of_an_encrypted_feed_is_published_in_the_clear_only_on_request(tm
     day = Recording.create(tmp_path / "days", secured, columns)
     assert day.encrypted
     ended = invoke("replay", day.path)
-    assert ended.status == Status.ERROR
     assert_one_line(ended, r"is of a feed with \[security\], and recordings do not keep keys: give its feed file")
     clear = write_feed(feed, tmp_path / "feed.toml")
-    assert invoke("replay", day.path, "--feed", clear, "--wait-for", "0", "--when-full", "drop").status == Status.OK
-
-
-def test_gaps_cannot_be_kept_on_another_layout(tmp_path: Path, feed: Feed) -> None:
-    write_days(tmp_path, feed)
-    other = write_feed(Feed.local("other", slices=3), tmp_path / "other.toml")
-    ended = invoke("replay", tmp_path, "--feed", other, "--keep-gaps")
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, "gaps were to be kept on feed 'other', which has other slices or keys")
-    assert "waiting for" not in ended.errors
-    assert "--wait-for" not in ended.errors
+    succeed("replay", day.path, "--feed", clear, "--wait-for", "0", "--when-full", "drop")

@@ -6,18 +6,16 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import _free_ports
 from blackbox.feed.venue_url import Address
 from blackbox.replay.control_socket import Pause, Seek, Stop, ask
-from tests.cli.commands import Command, assert_one_line, beside, invoke
+from tests.cli.commands import Command, assert_one_line, beside, invoke, succeed
 from tests.feeds.serving.datagram_client import Client
 from tests.feeds.serving.test_moldudp64_server import NOON, is_end, messages_of, recorded
 from tests.feeds.serving.test_soupbintcp_server import Client as SoupClient
-from tests.journals import Day, Put, Row, feed_of
 
 MESSAGES = messages_of(200)
 
@@ -30,8 +28,7 @@ def client() -> Iterator[Client]:
 
 def test_a_day_is_served_and_counted(tmp_path: Path, client: Client) -> None:
     day = recorded(tmp_path, MESSAGES).path
-    ended = invoke("replay", day, "--serve", f"moldudp64://{client.address}?linger=0")
-    assert ended.status == Status.OK, ended.errors
+    ended = succeed("replay", day, "--serve", f"moldudp64://{client.address}?linger=0")
     packets = client.receive_until(is_end)
     assert [message for packet in packets for message in packet.messages] == MESSAGES
     assert "replayed 200 messages" in ended.out
@@ -48,7 +45,6 @@ def test_ctrl_c_ends_the_session(tmp_path: Path, client: Client) -> None:
         ended = command.interrupt()
     assert ended.status == Status.INTERRUPTED
     assert client.receive_until(is_end)[-1].first == 2
-    assert "Traceback" not in ended.errors
     assert "replayed 1 message" in ended.out
 
 
@@ -63,10 +59,9 @@ def test_the_control_socket_pauses_moves_and_stops_it(tmp_path: Path, client: Cl
         ask(endpoint, Stop())
 
     with beside(control):
-        ended = invoke(
+        succeed(
             "replay", day, "--speed", "1e-6", "--control", endpoint, "--serve", f"moldudp64://{client.address}?linger=0"
         )
-    assert ended.status == Status.OK, ended.errors
     assert client.receive_until(is_end)[-1].first == 2
 
 
@@ -75,7 +70,6 @@ def test_clients_of_soupbintcp_are_waited_for(tmp_path: Path) -> None:
     address = Address("127.0.0.1", *_free_ports(1))
     url = f"soupbintcp://{address}?linger=0"
     ended = invoke("replay", day, "--serve", url, "--timeout", "0")
-    assert ended.status == Status.ERROR
     assert_one_line(ended, f"0 clients were logged in at {address} after 0 s, expected 1")
     with Command("replay", day, "--serve", url, "--json", "--timeout", "120") as command:
         command.read_error(f"serving {url}")
@@ -86,31 +80,3 @@ def test_clients_of_soupbintcp_are_waited_for(tmp_path: Path) -> None:
         ended = command.end()
     assert ended.status == Status.OK, ended.errors
     assert json.loads(ended.out)["server"] == {"messages": 200, "clients": 1}
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "error"),
-    [
-        (["--serve", "mold://127.0.0.1:1"], Status.ERROR, "scheme of a venue server was 'mold', expected one of"),
-        (["--serve", "iextp://127.0.0.1:1"], Status.ERROR, "but iextp:// serves iex_deep10 and iex_tops16"),
-        (["--serve", "moldudp64://127.0.0.1:1/x"], Status.ERROR, "URL had the path '/x', expected none"),
-        (["--serve", "moldudp64://127.0.0.1:1?mtv=1"], Status.ERROR, "option was mtv=1, expected one of .*'mtu'"),
-        (["--serve", "soupbintcp://192.0.2.1:1"], Status.ERROR, "could not be bound: it is not an address of this"),
-    ],
-)
-def test_what_cannot_be_served_is_one_error(tmp_path: Path, words: list[str], status: Status, error: str) -> None:
-    ended = invoke("replay", recorded(tmp_path, MESSAGES[:1]).path, *words)
-    assert ended.status == status
-    assert_one_line(ended, error)
-
-
-def test_options_of_publishing_and_two_days_are_errors(tmp_path: Path) -> None:
-    day = recorded(tmp_path, MESSAGES[:1]).path
-    for option in (("--feed", "feed.toml"), ("--keep-gaps",)):
-        ended = invoke("replay", day, "--serve", "moldudp64://127.0.0.1:1", *option)
-        assert ended.status == Status.USAGE
-        assert f"{option[0]} was given with --serve" in " ".join(ended.errors.split())
-    other = Day(tmp_path / "2026-11-21", msgspec.structs.replace(feed_of(), schema="itch50"), date="2026-11-21")
-    other.put(0, Put((Row(b"A", b"S", NOON),)))
-    ended = invoke("replay", day, other.path, "--serve", "moldudp64://127.0.0.1:1")
-    assert_one_line(ended, "recordings of the days 2026-11-20 to 2026-11-21 were to be served, expected one")

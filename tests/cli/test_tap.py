@@ -12,9 +12,8 @@ import msgspec
 from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import Feed, Publisher, Relay
-from blackbox.cli.ui.status import Status
 from blackbox.testing import wait_until
-from tests.cli.commands import Ended, Place, assert_one_line, beside, invoke, write_feed
+from tests.cli.commands import Ended, Place, beside, invoke, succeed, write_feed
 from tests.cli.conftest import HEARTBEAT_NS
 
 
@@ -32,12 +31,11 @@ def tapped(place: Place, publish: Callable[[Publisher], object], *words: object,
         publisher.flush()
 
     with Publisher(feed) as publisher, beside(lambda: run(publisher)):
-        return invoke("tap", path, *words)
+        return succeed("tap", path, *words)
 
 
 def test_messages_are_shown_decoded_with_the_chosen_fields(place: Place) -> None:
     ended = tapped(place, Synthetic(20_000).publish, "--count", 6_000, "--field", "price", "--field", "shares")
-    assert ended.status == 0, ended.errors
     lines = ended.out.splitlines()
     assert len(lines) == 6_000
     assert all(
@@ -49,7 +47,6 @@ def test_messages_are_shown_decoded_with_the_chosen_fields(place: Place) -> None
 
 def test_json_has_all_fields_of_the_chosen_messages(place: Place) -> None:
     ended = tapped(place, Synthetic(20_000).publish, "--prefix", "AAPL.", "--count", 5, "--json", slices=1)
-    assert ended.status == 0, ended.errors
     found = [json.loads(line) for line in ended.out.splitlines()]
     assert len(found) == 5
     assert all(each["topic"].startswith("AAPL.") and each["record"]["message_type"] for each in found)
@@ -63,7 +60,6 @@ def test_rates_count_all_messages_by_symbol(place: Place) -> None:
             )
 
     ended = tapped(place, publish, "--rate", "--count", 600, "--json")
-    assert ended.status == 0, ended.errors
     counts, lines = Counter[str](), [json.loads(line) for line in ended.out.splitlines()]
     for line in lines:
         counts.update(line["counts"])
@@ -72,13 +68,6 @@ def test_rates_count_all_messages_by_symbol(place: Place) -> None:
     assert sum(line["missed"] for line in lines) == 0
     ended = tapped(place, publish, "--rate", "--count", 600)
     assert re.search(r"^\S+Z \S+( k)?/s: B [\d.,]+( k)?/s, A [\d.,]+( k)?/s$", ended.out, re.MULTILINE), ended.out
-
-
-def test_an_unknown_field_is_an_error(place: Place) -> None:
-    path = write_feed(msgspec.structs.replace(place.feed, schema="itch50"), place.path)
-    ended = invoke("tap", path, "--field", "prise")
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, "--field was 'prise', expected one of .*price")
 
 
 def test_a_trace_has_the_times_of_each_hop(place: Place) -> None:
@@ -114,9 +103,3 @@ def test_a_trace_has_the_times_of_each_hop(place: Place) -> None:
     for each in found.values():
         assert each["p50_ns"] <= each["p99_ns"] <= each["max_ns"]
         assert each["samples"] == found["match to callback"]["samples"] >= 20
-
-
-def test_a_trace_of_every_thousandth_message_is_an_error(place: Place) -> None:
-    ended = invoke("trace", place.path, "--every", 1_000)
-    assert ended.status == Status.ERROR
-    assert_one_line(ended, "--every was 1000, expected a power of two, such as 1024")

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from blackbox.cli.ui import warm
-from blackbox.cli.ui.status import Status
 from blackbox.cli.warmup import _remove
 from blackbox.native.compile import kernel_cache
-from tests.cli.commands import ROOT, Command, Screen, assert_one_line, invoke
+from tests.cli.commands import ROOT, Command, Screen, assert_one_line, invoke, succeed
 from tests.feeds.databento_live.gateway import KEY
 
 COUNT = """
@@ -137,7 +136,6 @@ def test_a_cache_that_cannot_be_written_is_status_1(tmp_path: Path, monkeypatch:
     (tmp_path / "file").touch()
     monkeypatch.setattr(kernel_cache, "cache_root", lambda: tmp_path / "file" / "kernels")
     ended = invoke("warmup")
-    assert ended.status == Status.ERROR
     assert_one_line(ended, "compiled kernels cannot be cached in .*/kernels: Not a directory; set XDG_CACHE_HOME")
 
 
@@ -189,7 +187,5 @@ def test_files_written_during_the_removal_are_removed_too(tmp_path: Path, monkey
 
 def test_a_source_is_imported_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "PARTS", {})
-    ended = invoke("warmup", "synthetic:100", "-o", "symbols=3")
-    assert ended.status == 0, ended.errors
+    ended = succeed("warmup", "synthetic:100", "-o", "symbols=3")
     assert "synthetic:100: 100 messages imported" in ended.errors
-    assert_one_line(invoke("warmup", "nothing:x"), "source was 'nothing', expected one of")
