@@ -24,7 +24,7 @@ from blackbox.services.monitor.serve.http_server import HttpServer
 from blackbox.services.monitor.serve.metrics import serve_metrics
 from blackbox.services.monitor.serve.observe import STUCK_S, Beats, Observed, observe
 from blackbox.services.monitor.serve.status import ProcessStatus, decode_statuses
-from blackbox.services.monitor.serve.watched import FRESH_S, Watched, _Part
+from blackbox.services.monitor.serve.watched import FRESH_S, Watched
 from blackbox.services.relay.plain_clients import PlainRelay
 from blackbox.testing import wait_until
 
@@ -185,45 +185,29 @@ def test_many_readers_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(looks) == 2
 
 
-def test_a_status_says_since_when_it_is_so_unless_nobody_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    began_ns, now = time.time_ns(), [1_000.0]
-    feed = Feed.local("since", slices=1)
-    publisher = Publisher(feed)
-    watched = Watched(publisher)
+def test_a_state_has_the_time_of_its_change_if_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, faults, now = list[str](), ["It has failed."], [1_000.0]
+    monkeypatch.setattr(
+        "blackbox.services.monitor.serve.watched.observe",
+        lambda *_: Observed("bridge", "f", {}, tuple(waits), tuple(faults)),
+    )
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    began_ns, watched = time.time_ns(), Watched(None)
 
-    def look() -> ProcessStatus:
-        now[0] += 1.0
-        with monkeypatch.context() as patch:
-            patch.setattr("time.monotonic", lambda: now[0])
-            return watched.look().statuses[0]
+    def look(after_s: float = 1.0) -> ProcessStatus:
+        now[0] += after_s
+        return watched.look().statuses[0]
 
-    first = look()
-    assert (first.ready, began_ns <= first.since_ns <= first.now_ns) == (False, True)
-    with publisher:
-        wait_until(lambda: observe(publisher, Beats()).waits == (), what="readiness")
-        ready = look()
-        assert (ready.ready, first.now_ns <= ready.since_ns <= ready.now_ns) == (True, True)
-        assert look().since_ns == ready.since_ns
-    now[0] += 100.0
-    assert (look().ready, look().since_ns) == (False, 0)
-
-
-def test_the_time_of_a_state_stays_while_only_its_reasons_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, faults = list[str](), ["It has failed."]
-
-    def seen(*_: object) -> Observed:
-        return Observed("bridge", "f", {}, tuple(waits), tuple(faults))
-
-    monkeypatch.setattr("blackbox.services.monitor.serve.watched.observe", seen)
-    part = _Part(None)
-    since_ns = part.since_ns
-    assert since_ns > 0
+    failed = look()
+    assert (failed.healthy, began_ns <= failed.since_ns <= failed.now_ns) == (False, True)
     waits.append("redis://x is unreachable.")
-    part.look()
-    assert part.since_ns == since_ns
+    assert look().since_ns == failed.since_ns, "only its reasons have changed"
     faults.clear()
-    part.look()
-    assert part.since_ns > since_ns
+    waiting = look()
+    assert (waiting.healthy, waiting.ready) == (True, False)
+    assert failed.now_ns <= waiting.since_ns <= waiting.now_ns
+    waits.clear()
+    assert (look(after_s=100.0).ready, look().since_ns) == (True, 0)
 
 
 def test_peers_of_a_publisher_are_the_addresses_of_its_receivers() -> None:
@@ -251,9 +235,12 @@ def test_addresses() -> None:
         ("::1", 9100),
         ("host", 0),
     ]
-    for text in ("", "host", "host:", "::1", "::1:80", "host:65536", "host:-1", "host:" + "1" * 5_000):
+    for text in ("", "host", "host:", "host:a", "::1", "::1:80", "host:65536", "host:-1", "host:" + "1" * 5_000):
         with pytest.raises(ConfigError, match="expected HOST:PORT"):
             address_of(text, "127.0.0.1")
+    for text in ("9500", ":80"):
+        with pytest.raises(ConfigError, match="expected HOST:PORT"):
+            address_of(text)
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
@@ -279,16 +266,9 @@ def test_a_page_of_another_site_cannot_read_the_status() -> None:
     ]
 
 
-def test_an_address_in_use_is_one_error() -> None:
-    thing = Publisher(Feed.local("twice", slices=1))
-    with (
-        serve_metrics(thing, "127.0.0.1:0") as server,
-        pytest.raises(EndpointError, match=f"metrics address 127.0.0.1:{server.port} is in use"),
-        serve_metrics(thing, f"127.0.0.1:{server.port}"),
-    ):
-        pass
-    with pytest.raises(TypeError, match="a Feed was given, expected one of Publisher"), serve_metrics(thing.feed):
-        pass
+def test_a_thing_that_cannot_be_watched_is_one_error() -> None:
+    with pytest.raises(TypeError, match="a Feed was given, expected one of Publisher"):
+        Watched(Feed.local("watched"))
 
 
 def test_connections_and_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
