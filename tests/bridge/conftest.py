@@ -41,4 +41,5 @@ def there(server: Server) -> Iterator[redis.Redis]:
     with redis.Redis(port=server.port, protocol=2) as client:
         client.flushall()
         yield client
-        client.config_set("maxmemory", 0)
+        for name, value in (("maxmemory", 0), ("requirepass", ""), ("client-output-buffer-limit", "pubsub 0 0 0")):
+            client.config_set(name, value)

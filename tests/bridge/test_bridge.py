@@ -10,8 +10,13 @@ import pytest
 
 from blackbox import ConfigError, Feed
 from blackbox.cli.ui.feeds import named_options
+from blackbox.services.bridge.amqp.exchange import AmqpExchange
 from blackbox.services.bridge.bridge import open_bridge
+from blackbox.services.bridge.redis.channels import RedisChannels
+from blackbox.services.bridge.redis.group import RedisGroup
+from blackbox.services.bridge.redis.listener import RedisListener
 from tests.cli.commands import assert_one_line, invoke
+from tests.hub.hubs import hub_feed
 
 PLUG_IN = """
 class Lines:
@@ -21,9 +26,6 @@ class Lines:
     def carry(self, say):
         say(self.told)
 
-class Queued(Lines):
-    def __init__(self, feed, url, prefix, *, queue: "str" = ""):
-        self.told = repr(queue)
 
 class Chosen(Lines):
     def __init__(self, feed, url, prefix, *, symbols=None):
@@ -40,7 +42,6 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lines-bridge\nVersion: 1\n")
     (about / "entry_points.txt").write_text(
         "[blackbox.bridges_in]\nlines = lines_bridge:Lines\nchosen = lines_bridge:Chosen\n"
-        "queued = lines_bridge:Queued\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -67,15 +68,20 @@ def test_only_plain_digits_are_a_number(text: str, value: int | str) -> None:
     assert named_options([f"count={text}"]) == {"count": value}
 
 
-def test_a_name_of_digits_stays_as_it_is(plug_in: None) -> None:
-    told = invoke("bridge", "queued://here", "--in", "-o", "queue=0012")
-    assert (told.status, told.errors.strip()) == (0, "'0012'")
-
-
 def test_a_bridge_gets_its_symbols(plug_in: None) -> None:
     told = invoke("bridge", "chosen://here", "--symbol", "AAPL", "--symbol", "BRK.B", "--in")
     assert (told.status, told.errors.strip()) == (0, "[b'AAPL', b'BRK.B']")
     assert invoke("bridge", "chosen://here", "--in").errors.strip() == "None"
+
+
+def test_a_scheme_opens_its_bridge_and_a_name_may_be_a_number() -> None:
+    feed = hub_feed()
+    assert isinstance(open_bridge(feed, "redis+pubsub://there"), RedisChannels)
+    assert isinstance(open_bridge(feed, "redis+pubsub://there", into=True), RedisListener)
+    assert isinstance(open_bridge(Feed.local("x"), "amqp://there"), AmqpExchange)
+    bridge = open_bridge(feed, "redis://127.0.0.1:1", into=True, stream=7)
+    assert isinstance(bridge, RedisGroup)
+    assert bridge.stream == "7"
 
 
 def test_a_scheme_has_its_directions(plug_in: None) -> None:
@@ -83,12 +89,6 @@ def test_a_scheme_has_its_directions(plug_in: None) -> None:
         open_bridge(Feed.local("carried"), "lines://here")
     with pytest.raises(ConfigError, match="scheme of a bridge into a feed was 'http', expected one of: .*lines"):
         open_bridge(Feed.local("carried"), "http://127.0.0.1:1", into=True)
-
-
-def test_a_malformed_url_is_reported_in_one_line() -> None:
-    told = invoke("bridge", "amqp://desk:secret@[::1")
-    assert_one_line(told, "URL was 'amqp://.*::1', expected amqp://")
-    assert "secret" not in told.errors
 
 
 def test_a_bridge_without_its_library_says_what_to_install(tmp_path: Path) -> None:

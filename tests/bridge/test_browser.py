@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
-from blackbox import Feed, Hub, Publisher
+from blackbox import Feed, Publisher
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
 from tests.chromium import PATIENCE_S, ROOT, browser
 from tests.cli.commands import Command, write_feed
-from tests.hub.hubs import hub_feed, published
 
 DOCUMENTED: Final = ROOT / "docs" / "bridges.md"
 
@@ -34,19 +30,6 @@ feed.onmessage = (event) => {
     String(each.ts_event), String(each.epoch), String(each.sequence), each.slice]);
 };
 %s
-</script>"""
-
-PUT_PAGE: Final = """<script>
-const hub = new WebSocket("%s");
-window.said = [];
-const say = (answer) => said.push(answer);
-const order = {do: "put", topic: "orders.new", text: "buy 100 \u20ac", id: "o", number: 1};
-hub.onopen = () => hub.send(JSON.stringify(order));
-hub.onerror = () => say("refused");
-hub.onmessage = (event) => {
-  const answer = JSON.parse(event.data);
-  say([answer.number, answer.slice, answer.sequence]);
-};
 </script>"""
 
 
@@ -82,25 +65,3 @@ def test_a_browser_reads_the_binary_form_as_documented(tmp_path: Path) -> None:
             wait_for(["AAPL.", "AAPL.trade", [0, 127, 255], str((1 << 62) + 1), epoch, "0", 0])
             wait_for(["AAPL.", "AAPL.€", None, str(-(1 << 62) - 1), epoch, "1", 0])
             wait_for(["AAPL.", "AAPL.empty", [], "0", epoch, "2", 0])
-
-
-@pytest.mark.long
-def test_a_browser_puts_to_a_hub_if_its_page_is_allowed(tmp_path: Path) -> None:
-    feed = hub_feed("orders", slices=1)
-    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
-    words = ("bridge", url, "--in", "--feed", write_feed(feed, tmp_path / "feed.toml"))
-    with Hub(feed, tmp_path / "hub"):
-        with Command(*words) as bridge:
-            bridge.read_error("is carried into feed 'orders'")
-            with browsing(PUT_PAGE % url, tmp_path) as wait_for:
-                wait_for("refused")
-            ended = bridge.interrupt(signal.SIGTERM)
-            assert "0 messages put" in ended.errors
-        with Command(*words, "-o", "origins=null") as bridge:
-            bridge.read_error("is carried into feed 'orders'")
-            with browsing(PUT_PAGE % url, tmp_path) as wait_for:
-                wait_for([1, 0, 0])
-            ended = bridge.interrupt(signal.SIGTERM)
-            assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
-            assert "1 messages put, 0 requests failed, 0 clients refused" in ended.errors
-    assert [payload for *_, payload in published(tmp_path / "hub", feed)] == ["buy 100 €".encode()]

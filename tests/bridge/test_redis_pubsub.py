@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.rivals.servers import Server
-from blackbox import ConfigError, Feed, Publisher
-from blackbox.errors import BridgeError
+from blackbox import Feed, Publisher
 from blackbox.services.bridge import hub_inlet
 from blackbox.services.bridge.binary_form import Fields
 from blackbox.services.bridge.hub_inlet import IN_FLIGHT
@@ -26,6 +23,7 @@ from blackbox.services.bridge.redis.channels import RedisChannels
 from blackbox.services.bridge.redis.listener import RedisListener
 from blackbox.services.hub.server.hub import Hub
 from blackbox.testing import RawPublisher, wait_until
+from tests.bridge.pauses import paused
 from tests.hub.hubs import hub_feed, published
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -134,13 +132,10 @@ def test_while_redis_does_not_answer_it_is_waited_for(
     with Publisher(feed, when_full="wait") as publisher, RedisChannels(feed, url_of(server)) as bridge:
         wait_until(lambda: not bridge.away)  # it may have answered late at the start
         caplog.clear()
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
+        with paused(server):
             for number in range(100):
                 publisher.publish(b"A", b"%d" % number)
             wait_until(lambda: "is unreachable" in caplog.text)
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
         while len(payloads) < 100:
             ((_, fields),) = listener.take(1)
             assert payloads.setdefault(fields.sequence, fields.payload) == fields.payload
@@ -185,12 +180,9 @@ def test_raw_messages_are_put_and_their_loss_during_a_disconnect_is_logged(
         there.publish(topic, b"2")
         wait_until(lambda: bridge.statistics()["messages put"] == 2)
         monkeypatch.setattr(redis_connection, "SOCKET_S", 0.3)
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
+        with paused(server):
             wait_until(lambda: "it did not answer for" in caplog.text)
-        finally:
             monkeypatch.setattr(redis_connection, "SOCKET_S", 60.0)  # on a busy machine it answers late
-            os.kill(server.pid, signal.SIGCONT)
         wait_until(lambda: bridge.statistics()["times away"] == 2)
         wait_until(lambda: there.publish(topic, b"3") == 1)
         wait_until(lambda: bridge.statistics()["messages put"] == 3)
@@ -204,23 +196,20 @@ def test_the_queue_for_an_unreachable_hub_is_bounded(
     """Redis bounds the queue of a subscriber, and disconnects slow ones."""
     feed = hub_feed("orders", slices=1)
     there.config_set("client-output-buffer-limit", "pubsub 1000000 0 0")
-    try:
-        with RedisListener(feed, url_of(server), raw=1) as bridge:
-            wait_subscribed(there)
-            count = 0
-            while there.publish("A", b"x" * 10_000):  # until it is disconnected
-                count += 1
-                assert count < 100_000
-                wait_until(lambda: len(bridge._on_their_way) >= min(count, IN_FLIGHT))
-            assert len(bridge._on_their_way) == IN_FLIGHT
-            with Hub(feed, tmp_path):
-                wait_until(lambda: bridge.statistics()["times away"] == 1, 60)
-                wait_until(lambda: not bridge._on_their_way)
-                put = bridge.statistics()["messages put"]
-                wait_until(lambda: there.publish("A", "last") == 1)
-                wait_until(lambda: bridge.statistics()["messages put"] == put + 1)
-    finally:
-        there.config_set("client-output-buffer-limit", "pubsub 0 0 0")
+    with RedisListener(feed, url_of(server), raw=1) as bridge:
+        wait_subscribed(there)
+        count = 0
+        while there.publish("A", b"x" * 10_000):  # until it is disconnected
+            count += 1
+            assert count < 100_000
+            wait_until(lambda: len(bridge._on_their_way) >= min(count, IN_FLIGHT))
+        assert len(bridge._on_their_way) == IN_FLIGHT
+        with Hub(feed, tmp_path):
+            wait_until(lambda: bridge.statistics()["times away"] == 1, 60)
+            wait_until(lambda: not bridge._on_their_way)
+            put = bridge.statistics()["messages put"]
+            wait_until(lambda: there.publish("A", "last") == 1)
+            wait_until(lambda: bridge.statistics()["messages put"] == put + 1)
     found = [payload for *_, payload in published(tmp_path, feed)]
     assert IN_FLIGHT <= len(found) <= count
     assert found[-1] == b"last"
@@ -241,15 +230,6 @@ def test_invalid_messages_are_counted(
         assert bridge.statistics() == counts
     assert "channel b'A': message had 19 bytes, expected at least 34" in caplog.text
     assert "12 messages were lost at the source" in caplog.text
-
-
-def test_wrong_settings_are_reported(server: Server) -> None:
-    with pytest.raises(ConfigError, match="raw was 2, expected 0 or 1"):
-        RedisListener(hub_feed(), url_of(server), raw=2)
-    with pytest.raises(ConfigError, match="hub"):
-        RedisListener(Feed.local("none"), url_of(server))
-    with pytest.raises(BridgeError, match=r"redis\+pubsub://127.0.0.1:1: "):
-        RedisChannels(feed_of(), "redis+pubsub://127.0.0.1:1").start(0.1)
 
 
 def test_a_gap_is_reported_for_any_prefix(

@@ -14,14 +14,16 @@ import pytest
 import redis
 
 from bench.rivals.servers import Server
-from blackbox import CallbackError, ConfigError, Feed, Publisher, Recorder
+from blackbox import CallbackError, Feed, Publisher, Recorder
 from blackbox.errors import BridgeError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.services.bridge import carrier
 from blackbox.services.bridge.redis import connection as redis_connection
+from blackbox.services.bridge.redis.channels import RedisChannels
 from blackbox.services.bridge.redis.streams import RedisStreams
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import wait_recorded
+from tests.bridge.pauses import paused
 
 
 def feed_of(archive: bool = False, key_bytes: int = 0, lines: int = 1) -> Feed:
@@ -121,25 +123,20 @@ def test_while_redis_does_not_answer_it_is_waited_for(
     """At the start, and later."""
     monkeypatch.setattr(redis_connection, "SOCKET_S", 0.2)
     feed = feed_of()
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        with ThreadPoolExecutor(1) as pool, Publisher(feed, when_full="wait") as publisher:
+    with ThreadPoolExecutor(1) as pool, Publisher(feed, when_full="wait") as publisher:
+        with paused(server):
             starting = pool.submit(RedisStreams(feed, server.url).start)
             wait_until(lambda: "is unreachable" in caplog.text)
-            os.kill(server.pid, signal.SIGCONT)
-            with starting.result() as bridge:
-                publisher.publish(b"A", b"0")
-                wait_until(lambda: bridge.statistics().added + bridge.statistics().known == 1)
-                wait_until(lambda: not bridge.away)
-                caplog.clear()
-                os.kill(server.pid, signal.SIGSTOP)
+        with starting.result() as bridge:
+            publisher.publish(b"A", b"0")
+            wait_until(lambda: bridge.statistics().added + bridge.statistics().known == 1)
+            wait_until(lambda: not bridge.away)
+            caplog.clear()
+            with paused(server):
                 for number in range(1, 100):
                     publisher.publish(b"A", b"%d" % number)
                 wait_until(lambda: "is unreachable" in caplog.text)
-                os.kill(server.pid, signal.SIGCONT)
-                wait_until(lambda: bridge.statistics().added + bridge.statistics().known == 100, 60)
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
+            wait_until(lambda: bridge.statistics().added + bridge.statistics().known == 100, 60)
     assert [int(fields[b"payload"]) for _, fields in entries(there)] == list(range(100))
 
 
@@ -154,8 +151,7 @@ def test_a_bridge_ends_without_redis(
     with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, bridge:
         wait_until(lambda: not bridge.away)  # it may have answered late at the start
         caplog.clear()
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
+        with paused(server):
             publisher.publish(b"A", b"0")
             wait_until(lambda: "is unreachable" in caplog.text)
             before = signal.getsignal(signal.SIGINT)
@@ -166,8 +162,6 @@ def test_a_bridge_ends_without_redis(
 
             threading.Thread(target=interrupt).start()
             bridge.run()
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
     assert "was unreachable as the bridge ended: 1 messages are lost" in str(failed.value.__cause__)
 
 
@@ -202,17 +196,13 @@ def test_a_refused_entry_ends_it_and_nothing_is_added_after_it(
     feed = feed_of()
     there.config_set("requirepass", "first")
     there.execute_command("AUTH", "first")
-    try:
-        url = server.url.replace("//", "//:first@")
-        with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, RedisStreams(feed, url) as bridge:
-            publisher.publish(b"A", b"0")
-            wait_until(lambda: bridge.statistics().added == 1)
-            harm(there)
-            publisher.publish(b"A", b"1")
-            bridge.run(until_end=True)
-    finally:
-        there.config_set("requirepass", "")
-        there.config_set("maxmemory", 0)
+    url = server.url.replace("//", "//:first@")
+    with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, RedisStreams(feed, url) as bridge:
+        publisher.publish(b"A", b"0")
+        wait_until(lambda: bridge.statistics().added == 1)
+        harm(there)
+        publisher.publish(b"A", b"1")
+        bridge.run(until_end=True)
     assert isinstance(failed.value.__cause__, BridgeError)
     assert why.replace("EPOCH", str(publisher.epoch)) in str(failed.value.__cause__)
     assert len(entries(there)) == left
@@ -241,18 +231,13 @@ def test_a_stream_keeps_about_the_configured_number_of_entries(server: Server, t
     assert entries(there)[-1][0] == f"{publisher.epoch}-1999"
 
 
-def test_wrong_settings_are_reported_without_the_password(server: Server, there: redis.Redis) -> None:
+def test_an_unreachable_server_and_a_wrong_password_are_reported_without_it(server: Server, there: redis.Redis) -> None:
     feed = feed_of()
-    with pytest.raises(ConfigError, match="keep was 0"):
-        RedisStreams(feed, "redis://127.0.0.1:1", keep=0)
-    bridge = RedisStreams(feed, "redis://desk:secret@127.0.0.1:1/0")
-    assert bridge.url == "redis://127.0.0.1:1/0"
     with pytest.raises(BridgeError, match="redis://127.0.0.1:1/0: "):
-        bridge.start(0.1)
+        RedisStreams(feed, "redis://desk:secret@127.0.0.1:1/0").start(0.1)
+    with pytest.raises(BridgeError, match=r"redis\+pubsub://127.0.0.1:1: "):
+        RedisChannels(feed, "redis+pubsub://127.0.0.1:1").start(0.1)
     there.config_set("requirepass", "right")
     there.execute_command("AUTH", "right")
-    try:
-        with pytest.raises(BridgeError, match="redis://127.0.0.1:[0-9]* refused the bridge: .*password"):
-            RedisStreams(feed, server.url.replace("//", "//:wrong@")).start()
-    finally:
-        there.config_set("requirepass", "")
+    with pytest.raises(BridgeError, match="redis://127.0.0.1:[0-9]* refused the bridge: .*password"):
+        RedisStreams(feed, server.url.replace("//", "//:wrong@")).start()

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed
 from blackbox.services.bridge.amqp.connection import Address
+from blackbox.services.bridge.amqp.exchange import AmqpExchange
+from blackbox.services.bridge.amqp.queue import AmqpQueue, amqp_inlet
 from blackbox.services.bridge.bridge import open_bridge
+from blackbox.services.bridge.redis.channels import RedisChannels
 from blackbox.services.bridge.redis.connection import redis_url
+from blackbox.services.bridge.redis.group import RedisGroup
+from blackbox.services.bridge.redis.listener import RedisListener
+from blackbox.services.bridge.redis.streams import RedisStreams
 from blackbox.services.bridge.url import Url, has_password, with_password
+from blackbox.services.bridge.websocket.inlet import WebSocketInlet
+from tests.hub.hubs import hub_feed
 
 PASSWORDS = ["a/b", "a#b", "a?b", "a@b", "a:b", "a%2Fb#c/d@e?f", "p/ss#w@rd?:", "[::1", "7/0?#"]
 REDIS = ("redis", "rediss", "redis+pubsub", "rediss+pubsub")
@@ -61,32 +72,46 @@ def test_unknown_parts_of_a_url_are_one_error_without_the_password(rest: str) ->
             assert "RET" not in said
 
 
-def test_a_port_of_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match="URL was 'amqp://there:0', expected amqp://USER"):
-        Address.of("amqp://there:0")
+FEED: Final = Feed.local("carried", slices=1)
+CA: Final = "expected a file of certificates in PEM: "
+REFUSED: Final[list[tuple[Callable[[], object], str]]] = [
+    (lambda: RedisGroup(FEED, "redis://there"), "hub"),
+    (lambda: RedisListener(FEED, "redis+pubsub://there"), "hub"),
+    (lambda: WebSocketInlet(FEED), "hub"),
+    (lambda: AmqpQueue(FEED, "amqp://there"), "hub"),
+    (lambda: amqp_inlet(FEED, "amqp://there", queue="q"), "option was queue=q, expected none: feed 'carried' has no"),
+    (lambda: RedisStreams(FEED, "redis://there", keep=0), "keep was 0"),
+    (lambda: RedisListener(hub_feed(), "redis+pubsub://there", raw=2), "raw was 2, expected 0 or 1"),
+    (lambda: AmqpExchange(FEED, "amqp://there", transient=2), "transient was 2, expected 0 or 1"),
+    (lambda: AmqpExchange(FEED, "amqp://there", name="a"), "name was 'a' and positions None, expected both"),
+    (lambda: WebSocketInlet(hub_feed(), most_clients=0), "most_clients was 0, expected 1 to 1048576"),
+    (lambda: WebSocketInlet.of_url(hub_feed(), "ws://there"), "URL was 'ws://there', expected ws://HOST:PORT"),
+    (lambda: redis_url("redis://host/orders"), "URL was 'redis://host/orders', expected redis://"),
+    (lambda: Address.of("amqp://there:0"), "URL was 'amqp://there:0', expected amqp://USER"),
+    (lambda: Address.of("amqp://there", "x.pem"), "option was ca=x.pem, expected none with amqp://.*: amqps:// is"),
+    (lambda: RedisStreams(FEED, "redis://there", ca="x.pem"), "ca=x.pem, expected none with redis://.*: rediss:// is"),
+    (lambda: RedisChannels(FEED, "redis+pubsub://there", ca="x.pem"), r"ca=x.pem, expected .*: rediss\+pubsub:// is"),
+    (lambda: Address.of("amqps://there", "none.pem"), f"none.pem, {CA}"),
+    (lambda: Address.of("amqps://there", __file__), f"test_urls.py, {CA}"),
+    (lambda: with_password("host", "SECOND"), "URL had no scheme"),
+]
+
+
+@pytest.mark.parametrize(("make", "error"), REFUSED)
+def test_a_wrong_setting_is_an_error(make: Callable[[], object], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        make()
+
+
+def test_default_ports_of_amqp() -> None:
     assert Address.of("amqp://there") == ("there:5672", "guest", "guest", "/", "amqp://there", None)
     assert Address.of("amqps://there").host == "there:5671"
 
 
 def test_a_url_without_a_scheme_is_not_shown() -> None:
     with pytest.raises(ConfigError, match="^URL had no scheme, expected one such as redis://") as caught:
-        open_bridge(Feed.local("carried", slices=1), "desk:secret@host:6379")
+        open_bridge(FEED, "desk:secret@host:6379")
     assert "secret" not in str(caught.value)
-
-
-def test_a_database_that_is_not_a_number_is_refused() -> None:
-    with pytest.raises(ConfigError, match="URL was 'redis://host/orders', expected redis://"):
-        redis_url("redis://host/orders")
-
-
-def test_ca_needs_an_encrypted_scheme() -> None:
-    feed = Feed.local("carried", slices=1)
-    for scheme, secure in (("redis", "rediss"), ("redis+pubsub", "rediss+pubsub"), ("amqp", "amqps")):
-        with pytest.raises(
-            ConfigError,
-            match=rf"option was ca=x.pem, expected none with {scheme}.*: {secure}:// is".replace("+", r"\+"),
-        ):
-            open_bridge(feed, f"{scheme}://127.0.0.1:1", ca="x.pem")
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1), st.sampled_from(["", "desk"]))
@@ -106,5 +131,3 @@ def test_two_passwords_are_an_error_that_shows_neither() -> None:
     with pytest.raises(ConfigError) as caught:
         with_password("amqp://desk:FIRST@host/", "SECOND")
     assert str(caught.value) == "URL of amqp:// had a password and another one was given, expected one of them"
-    with pytest.raises(ConfigError, match="URL had no scheme"):
-        with_password("host", "SECOND")

@@ -16,7 +16,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from blackbox import ConfigError, Feed, Hub
+from blackbox import Feed, Hub
 from blackbox.errors import BridgeError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.services.bridge.websocket import inlet as websocket_inlet
@@ -25,7 +25,7 @@ from blackbox.services.bridge.websocket.inlet import WebSocketInlet
 from blackbox.services.monitor.serve.observe import Beats, observe
 from tests.bridge.serving import serve_while, told, until
 from tests.bridge.test_websocket import narrow_socket
-from tests.cli.commands import Command, write_feed
+from tests.cli.commands import Command, Ended, write_feed
 from tests.hub.hubs import hub_feed, published
 
 Work = Callable[[WebSocketInlet, str], Coroutine[Any, Any, None]]
@@ -131,7 +131,7 @@ def test_an_id_is_stored_once_through_kills(tmp_path: Path) -> None:
         for number in missing:
             await send(connection, "A", text=str(number), id=f"order-{number}", number=number)
 
-    async def work() -> None:
+    async def work() -> Ended:
         running = {name: begin(name) for name in words}
         kills = [("hub", 300), ("bridge", 1_500)]
         try:
@@ -156,10 +156,12 @@ def test_an_id_is_stored_once_through_kills(tmp_path: Path) -> None:
             assert kills == []
         finally:
             with running["bridge"], running["hub"]:
-                running["bridge"].interrupt(signal.SIGTERM)
+                ended = running["bridge"].interrupt(signal.SIGTERM)
                 running["hub"].interrupt(signal.SIGTERM)
+        return ended
 
-    asyncio.run(work())
+    ended = asyncio.run(work())
+    assert (ended.status, " messages put, " in ended.errors) == (143, True), ended.errors
     found = published(tmp_path / "kept", feed)
     assert sorted(int(payload or b"") for *_, payload in found) == list(range(count))
     assert places == {int(payload or b""): (epoch, sequence) for epoch, _, sequence, _, payload in found}
@@ -314,18 +316,11 @@ def test_only_listed_pages_may_put_and_no_clients_above_the_limit() -> None:
                 await other.recv()
             assert bridge.statistics().refused == 1
 
-    async def one_named(_: WebSocketInlet, url: str) -> None:
+    async def some_named(_: WebSocketInlet, url: str) -> None:
         assert not await refused(url, "https://desk.example")
+        assert not await refused(url, "null")  # of a page that is a file
         assert await refused(url, "https://elsewhere.example")
 
     serving(hub_feed(), none_named, most_clients=1)
-    serving(hub_feed(), one_named, origins=["https://desk.example"])
-
-
-def test_wrong_settings_are_reported() -> None:
-    with pytest.raises(ConfigError, match="hub"):
-        WebSocketInlet(Feed.local("none"))
-    with pytest.raises(ConfigError, match="most_clients was 0, expected 1 to 1048576"):
-        WebSocketInlet(hub_feed(), most_clients=0)
-    with pytest.raises(ConfigError, match="URL was 'ws://there', expected ws://HOST:PORT"):
-        WebSocketInlet.of_url(hub_feed(), "ws://there")
+    bridge = WebSocketInlet.of_url(hub_feed(), "ws://127.0.0.1:0", origins="https://desk.example,null")
+    serve_while(bridge, some_named)

@@ -65,7 +65,7 @@ class RabbitMq:
         (data / "plugins").write_text("[].")
         told = ",".join(f"{{{name},{value}}}" for name, value in settings.items())
         (data / "advanced.config").write_text(f"[{{rabbit,[{told}]}}].\n")
-        key = _certify(self.certificate)
+        key = certify(self.certificate)
         (data / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\nlisteners.ssl.1 = 127.0.0.1:{tls_port}\n"
             f"ssl_options.certfile = {self.certificate}\nssl_options.keyfile = {key}\n"
@@ -112,8 +112,8 @@ class RabbitMq:
             process.wait()
 
 
-def _certify(certificate: Path) -> Path:
-    """Make a certificate; return its key."""
+def certify(certificate: Path) -> Path:
+    """Make a certificate for localhost; return its key."""
     key = certificate.with_name("key.pem")
     words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {key} -out {certificate}"
     try:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from bench.rivals.servers import Missing
-from blackbox import ConfigError, Feed
+from blackbox import Feed
 from blackbox.errors import BridgeError
 from blackbox.services.bridge import hub_inlet
 from blackbox.services.bridge.amqp.connection import Address, hang_up, message_of, routing_key
@@ -196,13 +196,8 @@ def test_an_unreadable_message_ends_it(rabbit: RabbitMq, channel: amqp.Channel, 
 
 
 def test_the_kind_of_inlet_depends_on_the_hub() -> None:
-    feed = Feed.local("choice", slices=1)
     assert isinstance(amqp_inlet(hub_feed(), "amqp://there", queue="q"), AmqpQueue)
-    assert isinstance(amqp_inlet(feed, "amqp://there"), AmqpSource)
-    with pytest.raises(ConfigError, match="option was queue=q, expected none: feed 'choice' has no hub"):
-        amqp_inlet(feed, "amqp://there", queue="q")
-    with pytest.raises(ConfigError, match="hub"):
-        AmqpQueue(msgspec.structs.replace(hub_feed(), hub=""), "amqp://there")
+    assert isinstance(amqp_inlet(Feed.local("choice", slices=1), "amqp://there"), AmqpSource)
 
 
 def test_overlapping_bindings_put_each_message_once(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:

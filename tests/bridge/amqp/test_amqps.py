@@ -7,9 +7,7 @@ from pathlib import Path
 import amqp
 import pytest
 
-from blackbox import ConfigError
 from blackbox.errors import BridgeError
-from blackbox.services.bridge.amqp.connection import Address
 from blackbox.services.bridge.amqp.exchange import AmqpExchange
 from blackbox.services.bridge.amqp.queue import AmqpQueue
 from blackbox.services.bridge.amqp.source import AmqpSource
@@ -45,13 +43,3 @@ def test_an_untrusted_broker_is_refused(rabbit: RabbitMq, tmp_path: Path) -> Non
     told = invoke("bridge", rabbit.tls_url, "--in", "--feed", write_feed(feed, tmp_path / "feed.toml"))
     assert_one_line(told, "amqps://localhost:[0-9]+ was not trusted: .*self-signed certificate")
     assert "guest" not in told.errors
-
-
-def test_wrong_settings_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="option was ca=there.pem, expected none with amqp://"):
-        Address.of("amqp://there", "there.pem")
-    with pytest.raises(ConfigError, match="none.pem, expected a file of certificates in PEM: "):
-        Address.of("amqps://there", str(tmp_path / "none.pem"))
-    (tmp_path / "bad.pem").write_text("is none")
-    with pytest.raises(ConfigError, match="bad.pem, expected a file of certificates in PEM: "):
-        Address.of("amqps://there", str(tmp_path / "bad.pem"))
