@@ -10,7 +10,7 @@ import pytest
 
 from blackbox import Recordings
 from blackbox.feed.endpoint import _free_ports, free_endpoints
-from tests.cli.commands import Ended, invoke
+from tests.cli.commands import Ended, succeed
 from tests.patience import MAX_LAG_NS, PATIENCE_S
 from tests.project.scripts import ROOT, start
 
@@ -37,8 +37,7 @@ def terminals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[list
 
 
 def command(words: list[str]) -> Ended:
-    ended = invoke(*words)
-    assert ended.status == 0, f"{words}: {ended.errors}"
+    ended = succeed(*words)
     assert "outside of this session" not in ended.errors
     return ended
 

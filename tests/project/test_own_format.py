@@ -16,7 +16,7 @@ from blackbox import Feed, Recording, Subscriber
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.schema.schema import load_schema, schema_of
-from tests.cli.commands import beside, invoke
+from tests.cli.commands import beside, invoke, succeed
 from tests.patience import MAX_LAG_NS, PATIENCE_S
 from tests.project.scripts import ROOT
 from tests.project.test_page_snippets import PAGES, run, snippets
@@ -55,8 +55,7 @@ def test_the_source_of_the_page_publishes_a_file_once_it_is_installed() -> None:
     received: list[tuple[bytes, float]] = []
     subscriber.on(b"", fields=("topic", "price"), prices="float")(lambda topic, price: received.append((topic, price)))
     with beside(lambda: subscriber.run(until_end=True, timeout=PATIENCE_S)):
-        ended = invoke(*command_of("own-format.md", "publish "), "--timeout", PATIENCE_S)
-    assert ended.status == Status.OK, ended.errors
+        succeed(*command_of("own-format.md", "publish "), "--timeout", PATIENCE_S)
     assert received == [(b"AAPL.trade", 189.98)]
 
 

@@ -53,18 +53,23 @@ def test_a_command_of_a_page_is_valid(page: str, line: str) -> None:
     PROGRAM.commands[name].make_context(name, words)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("page", ["archive-protocol.md", "containers.md", "security.md", "shared-memory.md"])
+SETTINGS = {"archive-protocol.md": 1, "containers.md": 1, "multicast.md": 2, "security.md": 1, "shared-memory.md": 1}
+"""Pages with settings of a feed, and how many of their snippets form one file."""
+
+
+@pytest.mark.parametrize("page", SETTINGS)
 def test_settings_of_a_page_load(page: str, tmp_path: Path) -> None:
-    text, *_ = snippets(page, "toml")
+    text = "\n".join(snippets(page, "toml")[: SETTINGS[page]])
     slices = "" if "[[slices]]" in text else '\n[[slices]]\nendpoints = ["tcp://127.0.0.1:17201"]\n'
     path = tmp_path / "feed.toml"
     path.write_text(f'name = "page"\n{text}{slices}')
     assert Feed.load(path).slices
 
 
-def test_the_multicast_slice_and_its_keys_load(tmp_path: Path) -> None:
-    (tmp_path / "feed.toml").write_text("\n".join(['name = "page"', *snippets("multicast.md", "toml")]))
-    assert Feed.load(tmp_path / "feed.toml").slices[0].multicast == ("udp://239.1.1.1:17301",)
+def test_rights_of_the_page_load(tmp_path: Path) -> None:
+    _, rights = snippets("security.md", "toml")
+    (tmp_path / RIGHTS_FILE).write_text(rights)
+    assert load_rights(str(tmp_path), 8) == {"desk": (b"AAPL.", b"MSFT."), "intern": (), "*": (b"INDEX.",)}
 
 
 def test_every_page_with_code_has_a_test_that_names_it() -> None:
@@ -72,16 +77,6 @@ def test_every_page_with_code_has_a_test_that_names_it() -> None:
     pages = [page.name for page in PAGES if re.search(r"^```(python|toml|js|sql)$", page.read_text(), re.MULTILINE)]
     assert len(pages) > 20
     assert [name for name in pages if f'"{name}"' not in tests and f"/{name}" not in tests] == []
-
-
-def test_rights_and_bind_addresses_of_the_pages_load(tmp_path: Path) -> None:
-    _, rights = snippets("security.md", "toml")
-    (tmp_path / RIGHTS_FILE).write_text(rights)
-    assert load_rights(str(tmp_path), 8) == {"desk": (b"AAPL.", b"MSFT."), "intern": (), "*": (b"INDEX.",)}
-    (text,) = snippets("containers.md", "toml")
-    (tmp_path / "feed.toml").write_text(f'name = "quotes"\n{text}')
-    (part,) = Feed.load(tmp_path / "feed.toml").slices
-    assert (part.lines, part.bound) == (("tcp://md.example:17801",), ("tcp://0.0.0.0:17801",))
 
 
 @pytest.fixture(scope="module")

@@ -8,33 +8,6 @@ import pytest
 
 import blackbox
 
-NAMES = {
-    "AsyncHubClient": "blackbox.services.hub.client.async_client",
-    "Batch": "blackbox.block.batch.batch",
-    "BlackBoxError": "blackbox.errors",
-    "CallbackError": "blackbox.errors",
-    "ConfigError": "blackbox.errors",
-    "Feed": "blackbox.feed.feed",
-    "Gap": "blackbox.block.gap",
-    "GapError": "blackbox.errors",
-    "Hub": "blackbox.services.hub.server.hub",
-    "HubClient": "blackbox.services.hub.client.client",
-    "Message": "blackbox.block.batch.batch",
-    "Publisher": "blackbox.publish.publisher",
-    "Recorder": "blackbox.archive.record.recorder",
-    "Recording": "blackbox.archive.recording",
-    "Recordings": "blackbox.archive.recordings",
-    "Relay": "blackbox.services.relay.relay",
-    "Replay": "blackbox.replay.replay",
-    "Schema": "blackbox.feed.schema.schema",
-    "Slice": "blackbox.feed.slice",
-    "SlowPolicy": "blackbox.receive.slow_subscriber",
-    "SlowSubscriberError": "blackbox.errors",
-    "Source": "blackbox.feed.source",
-    "Stream": "blackbox.receive.stream",
-    "Subscriber": "blackbox.subscriber.subscriber",
-    "Table": "blackbox.subscriber.table",
-}
 HEAVY = {"llvmlite", "numba", "pyarrow", "rich", "typer", "uvloop", "zmq"}
 LIGHT_MODULES = (
     "blackbox",
@@ -42,26 +15,26 @@ LIGHT_MODULES = (
 )
 
 
-def test_the_public_names_are_the_classes_of_their_modules() -> None:
-    classes = {name: getattr(blackbox, name) for name in NAMES}
-    assert {name: each.__module__ for name, each in classes.items()} == NAMES
-    assert [each.__name__ for each in classes.values()] == list(NAMES)
-    assert sorted([*NAMES, "__version__"]) == sorted(blackbox.__all__) == dir(blackbox)
+def test_the_public_names_are_classes_and_are_exported() -> None:
+    """`test_api_page.py` compares them with the docs."""
+    names = set(blackbox.__all__) - {"__version__"}
+    assert {getattr(blackbox, name).__name__ for name in names} == names
+    assert dir(blackbox) == sorted(blackbox.__all__)
     namespace: dict[str, object] = {}
     exec("from blackbox import *", namespace)
     del namespace["__builtins__"]
-    assert set(namespace) == {*NAMES, "__version__"}
+    assert set(namespace) == set(blackbox.__all__)
     public = {
         name for name, value in vars(blackbox).items() if not name.startswith("_") and not isinstance(value, ModuleType)
     }
-    assert public - {"TYPE_CHECKING", "import_module"} == set(NAMES)
+    assert public - {"TYPE_CHECKING", "import_module"} == names
 
 
 def test_every_error_is_a_black_box_error_of_its_module() -> None:
     from blackbox import errors
 
     defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
-    assert {name for name, module in NAMES.items() if module == "blackbox.errors"} < defined
+    assert {"BlackBoxError", "CallbackError", "ConfigError", "GapError", "SlowSubscriberError"} < defined
     for name in defined:
         assert issubclass(getattr(errors, name), errors.BlackBoxError)
 

@@ -13,7 +13,7 @@ import zstandard
 
 from blackbox import Recordings
 from blackbox.feed.endpoint import free_endpoints
-from tests.cli.commands import Ended, invoke
+from tests.cli.commands import Ended, succeed
 from tests.feeds.dbn_reference import expected_messages
 from tests.patience import MAX_LAG_NS
 from tests.project.scripts import ROOT, in_turn, start
@@ -38,9 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def command(line: str) -> Ended:
-    ended = invoke(*shlex.split(line)[1:])
-    assert ended.status == 0, f"{line}: {ended.errors}"
-    return ended
+    return succeed(*shlex.split(line)[1:])
 
 
 def test_a_day_from_file_to_live_prints_the_output_on_the_page(shared_data: Path, place: Path) -> None:

@@ -17,7 +17,7 @@ from blackbox import Feed
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import _free_ports, free_endpoints
 from blackbox.testing import wait_until
-from tests.cli.commands import invoke
+from tests.cli.commands import succeed
 from tests.project.scripts import ROOT, start
 from tests.recorded import wait_for_whole_day
 
@@ -50,8 +50,7 @@ def test_from_a_file_to_a_venue_a_feed_a_strategy_and_back(
 ) -> None:
     new, make, live, record, publish, replay, sent, received, _compare, *results = (words[1:] for words in lines)
     for words in (new, make):
-        ended = invoke(*words)
-        assert ended.status == 0, ended.errors
+        ended = succeed(*words)
     wait_for_whole_day(Feed.load("venue.toml"), _PATIENCE_S)
     (source,) = [word for word in publish if word.startswith("moldudp64:")]
     publish[publish.index(source)] = f"{source}&hold={_PATIENCE_S:g}"  # a busy machine answers late
@@ -77,7 +76,6 @@ def test_from_a_file_to_a_venue_a_feed_a_strategy_and_back(
         assert capsys.readouterr().out == out
     received[1] = str(next(Path().glob(received[1].replace("*", "[!.]*"))))  # as a shell does
     for words in (sent, received):
-        ended = invoke(*words, "--json")
-        assert ended.status == 0, ended.errors
+        ended = succeed(*words, "--json")
         assert json.loads(ended.out)["messages"] == 20_000
     assert subprocess.run(lines[8], check=False).returncode == 0
