@@ -12,18 +12,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-import numpy
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from blackbox import ConfigError, Feed, Publisher
-from blackbox.feed.schema.schema import load_schema
 from blackbox.services.monitor.page.clients import MOST_CLIENTS, Clients
 from blackbox.services.monitor.page.market import MOST_SYMBOLS, Market
 from blackbox.services.monitor.watch.view import View
 from blackbox.testing import wait_until
+from tests.book.sessions import order
 from tests.cli.commands import Command, assert_one_line, invoke, write_feed
+from tests.cli.days import trade
 from tests.monitor.pages import Served, page
 from tests.monitor.test_watch_view import shown
 
@@ -95,33 +95,20 @@ def test_a_browser_gets_states_with_what_is_wrong() -> None:
         assert "error" in until(client, lambda state: state["error"])
 
 
-def itch_trade(price: int, shares: int) -> bytes:
-    record = numpy.zeros(1, load_schema("itch50").records["P"])
-    record["message_type"], record["price"], record["shares"] = b"P", price, shares
-    return record.tobytes()
-
-
-def itch_order(reference: int, side: bytes, price: int, shares: int) -> bytes:
-    record = numpy.zeros(1, load_schema("itch50").records["A"])
-    record["message_type"], record["order_reference_number"] = b"A", reference
-    record["buy_sell_indicator"], record["price"], record["shares"] = side, price, shares
-    return record.tobytes()
-
-
 def test_prices_and_books_of_chosen_symbols() -> None:
     feed = feed_of("itch50")
     with Publisher(feed) as publisher, page(feed) as served, talk(served) as client:
         client.send(json.dumps({"do": "show", "feed": "quotes", "symbol": "AAPL"}))
         until(client, lambda state: state["instruments"] and state["instruments"][0]["state"] == "live")
-        publisher.publish(b"AAPL.A", itch_order(1, b"B", 1_899_900, 300))
-        publisher.publish(b"AAPL.A", itch_order(2, b"S", 1_900_100, 200))
-        publisher.publish(b"AAPL.P", itch_trade(1_900_000, 100))
-        publisher.publish(b"MSFT.P", itch_trade(4_000_000, 100))
+        publisher.publish(b"AAPL.A", order(1, b"B", 1_899_900, 300))
+        publisher.publish(b"AAPL.A", order(2, b"S", 1_900_100, 200))
+        publisher.publish(b"AAPL.P", trade("AAPL", 100).payload)
+        publisher.publish(b"MSFT.P", trade("MSFT", 100).payload)
         state = until(client, lambda state: state["instruments"][0]["messages"] == 3)
         (found,) = state["instruments"]
-        assert (found["symbol"], found["price"], found["size"]) == ("AAPL", 190.0, 100.0)
+        assert (found["symbol"], found["price"], found["size"]) == ("AAPL", 12.345, 100.0)
         assert (found["bids"], found["asks"]) == ([[189.99, 300.0]], [[190.01, 200.0]])
-        assert found["prices"][-1][1] == 190.0
+        assert found["prices"][-1][1] == 12.345
         client.send(json.dumps({"do": "show", "feed": "other", "symbol": "AAPL"}))
         assert "feed was 'other', expected one of quotes" in until(client, lambda state: state["error"])["error"]
         client.send(json.dumps({"do": "remove", "feed": "quotes", "symbol": "AAPL"}))
