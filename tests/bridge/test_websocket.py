@@ -324,7 +324,6 @@ def test_an_unknown_prefix_or_a_silent_slice_affects_only_its_clients(monkeypatc
 
 
 def narrow_socket(port: int) -> socket.socket:
-    """A connection with a small buffer."""
     narrow = socket.socket()
     narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     narrow.connect(("127.0.0.1", port))

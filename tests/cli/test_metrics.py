@@ -34,7 +34,6 @@ def test_every_long_running_command_serves_metrics() -> None:
 
 
 def url_of(command: Command) -> str:
-    """Return the address that a command reports."""
     assert command.process.stderr is not None
     for line in command.process.stderr:
         if found := re.search(r"metrics are at (http://\S+)/metrics", line):

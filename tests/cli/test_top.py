@@ -23,7 +23,6 @@ WIDTH, HEIGHT = 80, 24
 
 
 def screen_of(app: Top) -> list[str]:
-    """Return the lines on the screen."""
     return ["".join(part.text for part in line) for line in app.screen._compositor.render_strips()]
 
 

@@ -30,7 +30,6 @@ from blackbox.testing import wait_until
 
 
 def get(url: str | Request) -> tuple[int, str]:
-    """Return status and text of an answer."""
     try:
         with urlopen(url, timeout=60) as answer:
             return answer.status, answer.read().decode()

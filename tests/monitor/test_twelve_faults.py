@@ -132,7 +132,6 @@ def named(console: Console, kind: str, *, only: bool = True) -> Condition:
 
 @contextmanager
 def repeated(work: Callable[[], object], every_s: float = 0.05) -> Iterator[None]:
-    """Do something all the time."""
     ending = threading.Event()
 
     def run() -> None:

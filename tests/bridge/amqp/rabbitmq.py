@@ -101,12 +101,10 @@ class RabbitMq:
                 return
 
     def kill(self) -> None:
-        """Kill it."""
         self._node.kill()
         self._node.wait()
 
     def close(self) -> None:
-        """End it."""
         for process in (self._node, self._epmd):
             process.kill()
             process.wait()

@@ -35,7 +35,6 @@ def feed_of(name: str, archive: bool = False, key_bytes: int = 0) -> Feed:
 
 
 def queue_of(channel: amqp.Channel, exchange: str, binding: str, **arguments: object) -> str:
-    """A durable queue."""
     channel.exchange_declare(exchange, "topic", durable=True, auto_delete=False)
     name = f"{exchange}-{binding}"
     channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)

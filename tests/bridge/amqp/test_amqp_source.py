@@ -26,7 +26,6 @@ def feed_of(name: str, slices: int = 2) -> Feed:
 
 @contextmanager
 def wanting(feed: Feed, *prefixes: bytes) -> Iterator[Collector]:
-    """A subscriber to these topics."""
     got, subscriber = Collector(), Subscriber(feed)
     for prefix in prefixes:
         subscriber.on(prefix)(got.message)
@@ -39,7 +38,6 @@ def put(channel: amqp.Channel, exchange: str, topic: bytes, payload: bytes | Non
 
 
 def test_messages_published_after_a_start_arrive(rabbit: RabbitMq, channel: amqp.Channel) -> None:
-    """However soon after: the binding exists by then."""
     feed = feed_of("soon")
     with AmqpSource(feed, rabbit.url):
         for turn in range(20):
