@@ -14,7 +14,6 @@ from rich.console import Console
 
 from blackbox import Publisher, Recording
 from blackbox.block.gap import Gap
-from blackbox.cli.program import app
 from blackbox.cli.recordings.verify import gaps_table
 from blackbox.cli.ui.status import Status
 from blackbox.cli.ui.terminal import bad_if, columns_table, stdout, values_table
@@ -25,7 +24,7 @@ from tests.journals import Day, Put, Row, feed_of
 from tests.process_state import linux_only
 
 TOPICS = (b"A[red]B.x", b"A[/red]B.x", b"[bold]", b"[/]", b"A:smile:.x", b"\\[x]", "caf\u00e9.\u20ac".encode())
-COMMANDS = sorted(command.name or "" for command in app.registered_commands)
+
 RUN_ALL = """
 import sys
 from blackbox import cli
@@ -142,7 +141,7 @@ def test_topics_that_look_like_markup_are_shown_as_they_are(tmp_path: Path) -> N
 def test_characters_missing_in_the_locale_are_escaped(tmp_path: Path, encoding: str, shown: str) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, Put((Row(TOPICS[-1], b"x", 1),)))
-    lines = [["inspect", str(day.path)], *([name, "--help"] for name in COMMANDS)]
+    lines = [["inspect", str(day.path)], ["replay", "--help"], ["bridge", "--help"]]
     ran = subprocess.run(
         [sys.executable, "-c", RUN_ALL.format(lines=lines)],
         capture_output=True,
@@ -152,4 +151,4 @@ def test_characters_missing_in_the_locale_are_escaped(tmp_path: Path, encoding: 
     )
     assert ran.returncode == 0, ran.stderr
     assert shown in ran.stdout
-    assert ran.stdout.count("Usage: ") == len(COMMANDS)
+    assert ran.stdout.count("Usage: ") == 2
