@@ -189,3 +189,4 @@ def test_a_source_is_imported_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "PARTS", {})
     ended = succeed("warmup", "synthetic:100", "-o", "symbols=3")
     assert "synthetic:100: 100 messages imported" in ended.errors
+    assert_one_line(invoke("warmup", "nothing:x"), "source was 'nothing', expected one of")
