@@ -42,7 +42,7 @@ _LINGER_MS = 5_000
 _QUEUE_BLOCKS = 1_000_000
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 180.0, what: str = "the condition") -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 60.0, what: str = "the condition") -> None:
     """Return as soon as `condition()` is true. Raises TimeoutError naming `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     pause, pause_s = threading.Event(), _LEAST_POLL_S

@@ -13,7 +13,9 @@ import msgspec
 
 import blackbox
 from blackbox import Feed
+from blackbox.repeated_log import HOUR_S, RepeatedLog
 from blackbox.replay.control_socket import ask
+from blackbox.testing import wait_until
 from blackbox.transport.shared_memory import attached
 
 PATIENCE_S: Final = 200.0
@@ -28,7 +30,8 @@ _LEFT_ALONE: Final = ("close", "stop", "terminate")
 def be_patient() -> None:
     """Raise the default `timeout` of all public classes' methods and the lag limit of `Feed.local`.
 
-    Also raise the time limits for a publisher's reply to a reader of its shared memory and for a replay's reply.
+    Also raise the time limits for a publisher's reply to a reader of its shared memory and for a replay's reply, and
+    repeat no message of the log that holds repetitions back.
     """
     for public in (getattr(blackbox, name) for name in blackbox.__all__):
         if inspect.isclass(public):
@@ -37,6 +40,8 @@ def be_patient() -> None:
                     _raise_timeout(inspect.unwrap(function))
     attached._ANSWER_S = PATIENCE_S
     _raise_timeout(ask)
+    _raise_timeout(wait_until)
+    RepeatedLog.__init__.__defaults__ = (HOUR_S,)
     _allow_lag()
 
 
