@@ -19,10 +19,10 @@ from blackbox.archive.maintain import merge_blocks
 from blackbox.archive.maintain.compact import Compacted, compact
 from blackbox.archive.read.digest import Digest
 from blackbox.block.form.format import FLAG_END
-from blackbox.block.form.layout import RECORD
 from blackbox.errors import JournalError
 from tests.archive.written_days import days, made, told
 from tests.archive.written_journals import Journal, block
+from tests.damaged import damage_body
 from tests.examples import examples
 from tests.journals import Day, Put, Row, Told, feed_of
 
@@ -101,9 +101,7 @@ def day_of(path: Path, blocks: int, rows: int = 10, apart_ns: int = 1_000) -> Da
     return day
 
 
-def test_blocks_are_merged_up_to_the_size_and_segments_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_of_merged_blocks_and_segments_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.archive.maintain.slice_rewriter.SEGMENT_BYTES", 16 << 10)
     recording = Recording.open(day_of(tmp_path / "day", 400).path)
     compact(recording, tmp_path / "out", block_bytes=4 << 10)
@@ -146,13 +144,12 @@ def test_alternating_keys_keep_order_and_sequences(tmp_path: Path) -> None:
 def test_marks_stay_before_the_same_blocks(tmp_path: Path, is_past: bool) -> None:
     """Also if the blocks are older than the marks, as in an imported day."""
     now = 0 if is_past else time.time_ns()
-    journal = Journal(tmp_path / "day")
-    for epoch in (1, 2):
-        journal.put(block(0, 2, now + epoch, epoch))
-        journal.hear({b"": 5}, epoch, now + epoch + 1)
-        journal.put(block(5, 1, now + epoch + 1, epoch))
-        journal.hear({b"": 6}, epoch, now + epoch + 1, flags=FLAG_END)
-    journal.writer.close()
+    with Journal(tmp_path / "day") as journal:
+        for epoch in (1, 2):
+            journal.put(block(0, 2, now + epoch, epoch))
+            journal.hear({b"": 5}, epoch, now + epoch + 1)
+            journal.put(block(5, 1, now + epoch + 1, epoch))
+            journal.hear({b"": 6}, epoch, now + epoch + 1, flags=FLAG_END)
 
     def marks(day: Path) -> list[tuple[MarkKind, int, int]]:
         return [(mark.kind, mark.epoch, mark.totals.records) for mark in Recording.open(day).marks()]
@@ -165,11 +162,9 @@ def test_marks_stay_before_the_same_blocks(tmp_path: Path, is_past: bool) -> Non
 
 def test_damaged_blocks_become_gaps_and_are_counted(tmp_path: Path) -> None:
     day = day_of(tmp_path / "day", 20)
-    segment = day.segments[0]
-    data = bytearray(segment.path.read_bytes())
-    data[segment.places[7][0] + RECORD.size + 16] ^= 1
-    data += b"torn"
-    segment.path.write_bytes(data)
+    damage_body(day.segments[0], 7)
+    with day.segments[0].path.open("ab") as file:
+        file.write(b"torn")
     done = compact(Recording.open(day.path), tmp_path / "out")
     assert (done.messages, done.left_out, done.blocks_after) == (190, 10, 2)
     (gap,) = Recording.open(tmp_path / "out").gaps()

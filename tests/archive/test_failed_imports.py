@@ -25,6 +25,7 @@ from blackbox.errors import JournalError, SourceError
 from blackbox.feed.source import Chunk, Source
 from blackbox.testing import wait_until
 from tests.archive.imports import DAY_NS, NOON, Made, feed_of, told
+from tests.damaged import flip
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [(b"A.t", b"1", NOON)]
@@ -135,9 +136,7 @@ def test_a_day_is_checked_before_it_is_renamed(tmp_path: Path, monkeypatch: pyte
     def spoil(writer: ColumnWriter) -> None:
         close(writer)
         (path,) = tmp_path.rglob("*.journal")
-        data = bytearray(path.read_bytes())
-        data[data.index(b"payload")] ^= 1
-        path.write_bytes(data)
+        flip(path, b"payload")
 
     monkeypatch.setattr(ColumnWriter, "close", spoil)
     with pytest.raises(JournalError, match="the day had 1 messages, expected 1: .*checksum"):
@@ -170,9 +169,7 @@ def start(*words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_killed_import_leaves_no_day_and_the_next_one_cleans_up(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_next_import_cleans_up_after_a_killed_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feed = tmp_path / "imported"
     with start(tmp_path) as process:
         try:

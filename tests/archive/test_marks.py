@@ -29,6 +29,7 @@ from blackbox.block.form.layout import MARK
 from blackbox.testing import wait_until
 from tests import wire
 from tests.archive.written_journals import FOREVER, Journal, block
+from tests.damaged import flip
 from tests.journals import Day, Put, Row, Segment, check_index, feed_of, read_segment, sealed, stored_marks
 
 SECOND = 10**9
@@ -43,13 +44,12 @@ def kinds(day: Path) -> list[str]:
 
 
 def test_a_journal_has_marks_of_recorders_and_epochs(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.put(block(0, 3, SECOND, epoch=7))
-    journal.put(block(3, 2, 2 * SECOND, epoch=7))
-    journal.put(block(0, 1, 3 * SECOND, epoch=9))
-    journal.hear({b"": 1}, 9, 4 * SECOND)
-    journal.hear({b"": 1}, 9, 5 * SECOND, flags=FLAG_END)
-    journal.writer.close()
+    with Journal(tmp_path) as journal:
+        journal.put(block(0, 3, SECOND, epoch=7))
+        journal.put(block(3, 2, 2 * SECOND, epoch=7))
+        journal.put(block(0, 1, 3 * SECOND, epoch=9))
+        journal.hear({b"": 1}, 9, 4 * SECOND)
+        journal.hear({b"": 1}, 9, 5 * SECOND, flags=FLAG_END)
     expected = [
         "SEGMENT_BEGIN", "RECORDER_BEGIN", "EPOCH_BEGIN", "EPOCH_BEGIN", "HEARD", "EPOCH_END", "RECORDER_END",
         "SEGMENT_END",
@@ -57,8 +57,7 @@ def test_a_journal_has_marks_of_recorders_and_epochs(tmp_path: Path) -> None:
     found = marks(tmp_path)
     assert [mark.kind.name for mark in found] == expected
     assert [mark.epoch for mark in found] == [0, 0, 7, 9, 9, 9, 9, 9]
-    assert [mark.totals.records for mark in found] == [0, 0, 0, 2, 3, 3, 3, 3]
-    assert [mark.totals.messages for mark in found] == [0, 0, 0, 5, 6, 6, 6, 6]
+    assert [(mark.totals.records, mark.totals.messages) for mark in found] == [(0, 0)] * 3 + [(2, 5)] + [(3, 6)] * 4
     assert [mark.totals.marks for mark in found] == list(range(8))
     assert (found[4].ts, found[4].ts_out, found[4].keys) == (4 * SECOND, 4 * SECOND - 1, {})
     assert [mark.sequence for mark in found] == [0, 0, 0, 0, 1, 1, 0, 0]
@@ -74,29 +73,25 @@ def test_a_journal_has_marks_of_recorders_and_epochs(tmp_path: Path) -> None:
 
 
 def test_a_mark_names_all_ends_once_if_records_do_not_reach_its_sequence(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, key_bytes=1)
-    journal.put(block(0, 3, 0, topic=b"A"))
-    journal.put(block(3, 2, 0, topic=b"B"))
-    journal.hear({b"A": (3, 3), b"B": (5, 2)}, 1, SECOND)
     lost = {b"A": (3, 3), b"B": (5, 2), b"C": (7, 2)}
-    for ts in (2 * SECOND, 20 * SECOND, 40 * SECOND):
-        journal.hear(lost, 1, ts)
-    journal.hear(lost | {b"C": (9, 3)}, 1, 41 * SECOND, sequence=10)
-    journal.writer.close()
+    with Journal(tmp_path, key_bytes=1) as journal:
+        journal.put(block(0, 3, 0, topic=b"A"))
+        journal.put(block(3, 2, 0, topic=b"B"))
+        journal.hear({b"A": (3, 3), b"B": (5, 2)}, 1, SECOND)
+        for ts in (2 * SECOND, 20 * SECOND, 40 * SECOND):
+            journal.hear(lost, 1, ts)
+        journal.hear(lost | {b"C": (9, 3)}, 1, 41 * SECOND, sequence=10)
     heard = [mark for mark in marks(tmp_path) if mark.kind is MarkKind.HEARD]
     assert [mark.sequence for mark in heard] == [5, 7, 7, 7, 10]
     assert [mark.keys for mark in heard] == [{}, lost, {}, {}, lost | {b"C": (9, 3)}]
     assert Recording.open(tmp_path).verify() == []
-    (segment,) = tmp_path.glob("slice-*/*.journal")
-    assert [mark.sequence for mark in stored_marks(segment) if mark.kind == MarkKind.HEARD] == [5, 7, 7, 7, 10]
 
 
 def test_many_keys_are_named_by_several_marks(tmp_path: Path) -> None:
     ends = {b"%08d" % key: (key + 5, 1 + key % 2) for key in range(9_000)}
-    journal = Journal(tmp_path, key_bytes=8)
-    journal.put(block(0, topic=b"00000000"))
-    journal.hear(ends, 1, SECOND, flags=FLAG_END)
-    journal.writer.close()
+    with Journal(tmp_path, key_bytes=8) as journal:
+        journal.put(block(0, topic=b"00000000"))
+        journal.hear(ends, 1, SECOND, flags=FLAG_END)
     found = [mark for mark in marks(tmp_path) if mark.keys]
     assert [(mark.kind.name, mark.flags) for mark in found] == [("HEARD", NAMES_LEFT_OUT), ("EPOCH_END", 0)]
     assert {mark.sequence for mark in found} == {9_004}
@@ -106,62 +101,57 @@ def test_many_keys_are_named_by_several_marks(tmp_path: Path) -> None:
 
 def test_an_outbox_names_all_ends_once_per_day_and_epoch(tmp_path: Path) -> None:
     ends = {b"A": (3, 3), b"B": (4, 1)}
-    journal = Journal(tmp_path, key_bytes=1, is_outbox=True)
-    journal.put(block(0, 3, 0, topic=b"A"))
-    journal.put(block(3, 1, 0, topic=b"B"))
-    for ts in (SECOND, 20 * SECOND):
-        journal.hear(ends, 1, ts)
-    journal.put(block(0, 1, 21 * SECOND, epoch=2, topic=b"B"))
-    journal.hear({b"A": (0, 0), b"B": (1, 1)}, 2, 22 * SECOND)
-    journal.writer.close()
+    with Journal(tmp_path, key_bytes=1, is_outbox=True) as journal:
+        journal.put(block(0, 3, 0, topic=b"A"))
+        journal.put(block(3, 1, 0, topic=b"B"))
+        for ts in (SECOND, 20 * SECOND):
+            journal.hear(ends, 1, ts)
+        journal.put(block(0, 1, 21 * SECOND, epoch=2, topic=b"B"))
+        journal.hear({b"A": (0, 0), b"B": (1, 1)}, 2, 22 * SECOND)
     heard = [mark for mark in marks(tmp_path) if mark.kind is MarkKind.HEARD]
     assert [mark.keys for mark in heard] == [ends, {}, {b"A": (0, 0), b"B": (1, 1)}]
 
 
 def test_heartbeats_without_news_are_rarely_marked(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    for tenth in range(1_000):
-        if tenth < 500:
-            journal.put(block(tenth, 1, tenth * SECOND // 10))
-        journal.hear({b"": min(tenth + 1, 500)}, 1, tenth * SECOND // 10)
-    journal.writer.close()
+    with Journal(tmp_path) as journal:
+        for tenth in range(1_000):
+            if tenth < 500:
+                journal.put(block(tenth, 1, tenth * SECOND // 10))
+            journal.hear({b"": min(tenth + 1, 500)}, 1, tenth * SECOND // 10)
     heard = [mark.ts for mark in marks(tmp_path) if mark.kind is MarkKind.HEARD]
     assert 50 <= len(heard) <= 52 + 5
     assert all(later - before >= SECOND for before, later in zip(heard[1:], heard[2:], strict=False))
 
 
 def test_sequences_ahead_of_the_other_line_are_not_marked(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.put(block(0, 1, 0))
-    journal.hear({b"": 9}, 1, 20 * SECOND, held=1)
-    journal.writer.close()
+    with Journal(tmp_path) as journal:
+        journal.put(block(0, 1, 0))
+        journal.hear({b"": 9}, 1, 20 * SECOND, held=1)
     assert "HEARD" not in kinds(tmp_path)
 
 
 @pytest.mark.parametrize("by_block", [True, False])
 def test_an_epoch_begins_even_if_the_clock_was_set_back(tmp_path: Path, by_block: bool) -> None:
-    journal = Journal(tmp_path)
-    journal.put(block(0, 1, 0, epoch=5))
-    journal.hear({b"": 1}, 5, SECOND, flags=FLAG_END)
-    if by_block:
-        journal.put(block(0, 1, 2 * SECOND, epoch=4))
-    journal.hear({b"": 1}, 4, 20 * SECOND)
-    journal.hear({b"": 1}, 4, 40 * SECOND, flags=FLAG_END)
-    journal.writer.close()
+    with Journal(tmp_path) as journal:
+        journal.put(block(0, 1, 0, epoch=5))
+        journal.hear({b"": 1}, 5, SECOND, flags=FLAG_END)
+        if by_block:
+            journal.put(block(0, 1, 2 * SECOND, epoch=4))
+        journal.hear({b"": 1}, 4, 20 * SECOND)
+        journal.hear({b"": 1}, 4, 40 * SECOND, flags=FLAG_END)
     about = [(mark.kind.name, mark.epoch) for mark in marks(tmp_path) if "E" in mark.kind.name[:1] or mark.kind == 7]
     expected = [("EPOCH_BEGIN", 5), ("EPOCH_END", 5), ("EPOCH_BEGIN", 4), ("HEARD", 4), ("EPOCH_END", 4)]
     assert about == expected
 
 
 def test_messages_before_the_recorder_are_counted_and_not_a_gap(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, key_bytes=1)
-    journal.put(block(7, 3, 0, topic=b"A"))
-    journal.put(block(10, 2, 0, topic=b"B"))
-    journal.hear({b"A": (10, 4), b"B": (12, 2)}, 1, SECOND)
-    journal.put(block(2, 1, 0, epoch=2, topic=b"A"))
-    journal.hear({b"A": (5, 5)}, 3, 2 * SECOND)
-    journal.put(block(5, 1, 0, epoch=3, topic=b"A"))
-    journal.writer.close()
+    with Journal(tmp_path, key_bytes=1) as journal:
+        journal.put(block(7, 3, 0, topic=b"A"))
+        journal.put(block(10, 2, 0, topic=b"B"))
+        journal.hear({b"A": (10, 4), b"B": (12, 2)}, 1, SECOND)
+        journal.put(block(2, 1, 0, epoch=2, topic=b"A"))
+        journal.hear({b"A": (5, 5)}, 3, 2 * SECOND)
+        journal.put(block(5, 1, 0, epoch=3, topic=b"A"))
     assert journal.writer.state.unheard == 7 + 2 + 5
     examined = Recording.open(tmp_path).examine()
     assert (examined.damage, examined.gaps) == ([], [])
@@ -230,17 +220,19 @@ def test_a_day_that_ends_with_an_empty_segment_is_not_damaged(tmp_path: Path, ha
 def test_a_second_recorder_continues_totals_and_chain(tmp_path: Path) -> None:
     """It marks that the one before was killed."""
     for number in range(2):
-        journal = Journal(tmp_path)
-        journal.put(block(number, 1, number))
-        journal.writer.close()
+        record(tmp_path, block(number, 1, number))
     with killed_journal(tmp_path, block(2)):
-        journal = Journal(tmp_path)
-        journal.put(block(3))
-        journal.writer.close()
+        record(tmp_path, block(3))
         begins = [mark for mark in marks(tmp_path) if mark.kind is MarkKind.RECORDER_BEGIN]
         assert [(mark.totals.records, mark.flags) for mark in begins] == [(0, 0), (1, 0), (2, 0), (3, AFTER_KILL)]
         assert Recording.open(tmp_path).verify() == []
         assert read_closed(tmp_path)[0].records == 4
+
+
+def record(path: Path, *puts: Put) -> None:
+    with Journal(path) as journal:
+        for put in puts:
+            journal.put(put)
 
 
 @contextmanager
@@ -293,10 +285,9 @@ def replace_record(segment: Segment, number: int, *by: tuple[Segment, int]) -> N
     index_of(segment).unlink()
 
 
-def flip(segment: Segment, offset: int) -> None:
-    data = bytearray(segment.path.read_bytes())
-    data[offset] ^= 1
-    segment.path.write_bytes(data)
+def flip_unindexed(segment: Segment, offset: int) -> None:
+    flip(segment.path, offset)
+    index_of(segment).unlink()
 
 
 def cut(segment: Segment, number: int) -> None:
@@ -315,20 +306,14 @@ REPEATED = "these messages are recorded twice"
         (lambda s: replace_record(s[0], 1, (s[2], 1)), ["the records before this offset differ from", REPEATED]),
         (lambda s: replace_record(s[0], 1, (s[2], 1), (s[0], 1)), ["too many records before this offset: 5", REPEATED]),
         (lambda s: remove(s[2]), ["missing: 3 segments had been begun", "slice 0 held 12 records of 12 messages when"]),
-        (
-            lambda s: remove(s[1]),
-            ["1 segment missing, from this one", "records are missing before this offset: 4 found"],
-        ),
+        (lambda s: remove(s[1]), ["1 segment missing, from this one", "records are missing before this offset: 4"]),
         (lambda s: [*map(remove, s)], ["missing: 3 segments had been begun", "slice 0 held 12 records of 12 messages"]),
         (lambda s: cut(s[0], 2), ["records are missing before this offset: 3 found"]),
         (lambda s: cut(s[2], 2), ["slice 0 held 12 records of 12 messages when it was closed"]),
-        (lambda s: flip(s[1], 70), ["the segment does not begin with a SEGMENT_BEGIN mark", NO_GOOD_RECORD]),
-        (lambda s: flip(s[1], 110), ["the segment does not begin with a SEGMENT_BEGIN mark", NO_GOOD_RECORD]),
-        (lambda s: flip(s[2], -60), [NO_GOOD_RECORD]),
-        (
-            lambda s: [*map(flip, s[2:], (-60,)), *map(Path.unlink, map(index_of, s[2:]))],
-            ["torn tail: no whole record"],
-        ),
+        (lambda s: flip(s[1].path, 70), ["the segment does not begin with a SEGMENT_BEGIN mark", NO_GOOD_RECORD]),
+        (lambda s: flip(s[1].path, 110), ["the segment does not begin with a SEGMENT_BEGIN mark", NO_GOOD_RECORD]),
+        (lambda s: flip(s[2].path, -60), [NO_GOOD_RECORD]),
+        (lambda s: flip_unindexed(s[2], -60), ["torn tail: no whole record"]),
         (lambda s: s[0].path.parents[1].joinpath("closed.json").write_bytes(b"{"), ["closed.json is damaged"]),
     ],
 )
@@ -391,12 +376,11 @@ def test_an_index_with_wrong_values_is_detected(tmp_path: Path, changes: dict[st
 
 
 def test_a_full_segment_ends_with_a_mark_and_the_next_continues(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, segment_bytes=1 << 20)
-    for i in range(40):
-        journal.put(Put((Row(b"A", bytes(60_000)),), i, i, i))
-        journal.writer.tend()
-        journal.writer.sync(what_is_written=False)
-    journal.writer.close()
+    with Journal(tmp_path) as journal:
+        for i in range(40):
+            journal.put(Put((Row(b"A", bytes(60_000)),), i, i, i))
+            journal.writer.tend()
+            journal.writer.sync(what_is_written=False)
     paths = sorted(tmp_path.glob("slice-*/*.journal"))
     assert [int(path.stem) for path in paths] == [0, 1, 2]
     assert all(path.stat().st_size >= 1 << 20 for path in paths[:-1])
@@ -420,13 +404,9 @@ def test_a_mark_whose_body_is_too_short_for_its_keys_is_reported(tmp_path: Path)
 
 
 def test_data_recorded_after_opening_is_not_reported_as_damage(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.put(block(0, 3))
-    journal.writer.close()
+    record(tmp_path, block(0, 3))
     opened = Recording.open(tmp_path)
-    again = Journal(tmp_path)
-    again.put(block(3, 2))
-    again.writer.close()
+    record(tmp_path, block(3, 2))
     assert opened.verify() == []
     opened.refresh()
     assert opened.verify() == Recording.open(tmp_path).verify() == []
@@ -458,8 +438,6 @@ def test_a_failed_write_of_the_end_is_not_marked_as_closed(tmp_path: Path) -> No
     assert (state.error, state.messages, state.lost) == (errno.EFBIG, 1, 5)
     assert read_closed(tmp_path)[0].totals is None
     assert Recording.open(tmp_path).verify() == []
-    again = Journal(tmp_path)
-    again.put(block(6, 1))
-    again.writer.close()
+    record(tmp_path, block(6, 1))
     assert Recording.open(tmp_path).verify() == []
     assert [mark.flags for mark in marks(tmp_path) if mark.kind is MarkKind.RECORDER_BEGIN] == [0, AFTER_KILL]

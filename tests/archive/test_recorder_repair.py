@@ -79,9 +79,7 @@ def test_a_restarted_recorder_fetches_what_it_missed(tmp_path: Path, monkeypatch
     assert (Recording.open(day).gaps(), Recording.open(day).verify()) == ([], [])
 
 
-def test_without_another_archive_that_answers_it_begins_live_and_keeps_the_gap(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_begins_live_if_no_other_archive_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, _ = two_archives(slices=1)
     with Publisher(first, when_full="wait") as publisher:
         with recorder_of(first, tmp_path) as recorder:
@@ -124,9 +122,7 @@ def test_a_slice_begins_live_if_its_end_is_not_known(
     assert f"{day} ended more than 24 hours ago: messages of slices 0, 1 since then are not fetched" in caplog.text
 
 
-def test_a_day_without_messages_does_not_hide_the_end_of_the_day_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_day_does_not_hide_the_end_of_the_day_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumption, "_RECENT_NS", 1 << 62)
     feed, other = Feed.local("day", 1), tmp_path / "day" / "2026-01-06"
     columns = {"topic": [b"A.t"] * 16, "ts_event": [1_767_625_200 * 10**9] * 16, "payload": [b"x"] * 16}
@@ -134,18 +130,15 @@ def test_a_day_without_messages_does_not_hide_the_end_of_the_day_before(
     (epoch,) = first.summary().epochs
     other.mkdir()
     Manifest.new(feed, datetime.date(2026, 1, 6), 0).write(other)
-    journal = Journal(other)
-    journal.hear({b"": 16}, epoch + 1, 10**9)
-    journal.writer.close()
+    with Journal(other) as journal:
+        journal.hear({b"": 16}, epoch + 1, 10**9)
     archives: Any = SimpleNamespace(feed=feed, answers=lambda: True)
     begin = resumption.resumption(tmp_path / "day", archives)
     assert begin is not None
     assert begin(0) == Since(Position(epoch, 16))
 
 
-def test_a_damaged_manifest_of_the_day_before_does_not_prevent_the_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_earlier_day_does_not_prevent_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feed = Feed.local("day", 1)
     columns = {"topic": [b"A.t"], "ts_event": [1_767_625_200 * 10**9], "payload": [b"x"]}
     (Recording.create(tmp_path, feed, columns, date="2026-01-05").path / "manifest.json").write_bytes(b"{")

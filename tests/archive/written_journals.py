@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Self
 
 import numpy
 
@@ -21,11 +22,11 @@ FOREVER = 1 << 62
 class Journal:
     """A slice's journal written block by block."""
 
-    def __init__(self, day: Path, key_bytes: int = 0, segment_bytes: int = 1 << 20, is_outbox: bool = False) -> None:
+    def __init__(self, day: Path, key_bytes: int = 0, is_outbox: bool = False, **settings: Any) -> None:
         if not day.joinpath("manifest.json").exists():
             Day(day, feed_of(key_bytes=key_bytes))
-        settings = JournalSettings(segment_bytes=segment_bytes)
-        self.writer = JournalWriter(0, key_bytes, settings, Pipe(), lambda _: (day, FOREVER), is_outbox=is_outbox)
+        made = JournalSettings(**{"segment_bytes": 1 << 20} | settings)
+        self.writer = JournalWriter(0, key_bytes, made, Pipe(), lambda _: (day, FOREVER), is_outbox=is_outbox)
         self._append = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.writer.handler.function)
 
     def put(self, put: Put) -> None:
@@ -63,6 +64,12 @@ class Journal:
         given.kind, given.held, given.first_row, given.ts_recv = kind, held, first_row, ts_recv
         given.head, given.body, given.body_bytes = self._kept[0].ctypes.data, self._kept[1].ctypes.data, len(body)
         self._append(self.writer.handler.record)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()
 
 
 def block(sequence: int, count: int = 1, ts: int = 0, epoch: int = 1, topic: bytes = b"A") -> Put:
