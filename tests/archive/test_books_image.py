@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -22,7 +23,6 @@ from blackbox.archive.recording import Recording
 from blackbox.archive.serve.images import Images
 from blackbox.archive.serve.newest_books import NewestBooks
 from blackbox.archive.serve.pieces import Pieces
-from blackbox.archive.serve.protocol import AskImage, Image
 from blackbox.block.batch.batch import Batch
 from blackbox.block.batch.received_block import BatchFeed, ReceivedBlock
 from blackbox.block.form.block import Block
@@ -31,23 +31,22 @@ from blackbox.feed.schema.schema import load_schema
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
+from tests.archive.test_images import answer_of
+from tests.examples import first_of
 from tests.feeds.build import messages_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import recorded
 
 CAPTURES: dict[str, Callable[[Path], Source]] = {
     "itch50": lambda data: Itch50(data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30"),
+    "dbn": lambda data: Dbn(data / "dbn" / "esh4-glbx-mdp3-20231225.mbo.dbn.zst"),
     "itch50 of many symbols": lambda data: Itch50(data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50"),
     "iex deep": lambda data: Iex(data / "iex" / "goiex_DEEP10.pcap.gz"),
     "dbn snapshot": lambda data: Dbn(data / "dbn" / "esh4-glbx-mdp3-20231224.mbo.dbn.zst"),
-    "dbn": lambda data: Dbn(data / "dbn" / "esh4-glbx-mdp3-20231225.mbo.dbn.zst"),
     "made up": lambda _data: Synthetic(10_000, symbols=25),
 }
 DEEP = 1 << 20
-CASES = [
-    *(pytest.param(each, 0, marks=[pytest.mark.long] if each == "iex deep" else []) for each in CAPTURES),
-    ("made up", 8),
-]
+CASES = first_of([("made up", 8), *((name, 0) for name in CAPTURES)], keep=3)
 
 
 def pieces(recording: Recording, seed: int, count: int) -> Iterator[RecordRun]:
@@ -275,19 +274,12 @@ def test_a_late_subscriber_has_the_books_of_one_from_the_start(tmp_path: Path) -
     assert state_of(books[0])
 
 
-def answer_of(images: Images, ask: AskImage) -> tuple[Image, list[Block]]:
-    """Return the answer once the archive has read everything."""
-    while not (answer := images.answer(ask))[0].image:
-        pass
-    return answer
-
-
 def test_a_day_of_another_schema_begins_new_books(tmp_path: Path) -> None:
-    images, ask = Images(Pieces(tmp_path)), AskImage(slice_id=0, prefixes=(b"",), of="books")
+    answer = partial(answer_of, Images(Pieces(tmp_path)), b"", of="books")
     Day(tmp_path / "2026-11-20", feed_of(schema="iex_deep10")).put(0, Put((Row(b"AAPL.Q", b"\0" * 8),)))
-    assert answer_of(images, ask)[0].position == (1, 1)
+    assert answer()[0].position == (1, 1)
     written = Day(tmp_path / "2026-11-21", feed_of(schema="itch50"), date="2026-11-21")
     written.put(0, Put((Row(b"AAPL.A", itch("A", 7)),), epoch=2, schema=load_schema("itch50").schema_id))
-    wait_until(lambda: answer_of(images, ask)[0].position.epoch == 2)  # the previous image may be returned at first
-    answer, (block,) = answer_of(images, ask)
-    assert (answer.position, block.topics) == ((2, 1), [b"AAPL.A"])
+    wait_until(lambda: answer()[0].position.epoch == 2)  # the previous image may be returned at first
+    image, (block,) = answer()
+    assert (image.position, block.topics) == ((2, 1), [b"AAPL.A"])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy
@@ -20,6 +20,7 @@ from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import ConfigError, Feed, Publisher
 from blackbox.archive.record.recorder import Recorder
+from blackbox.archive.serve import images as images_module
 from blackbox.archive.serve import newest, newest_of_slice
 from blackbox.archive.serve.client import ArchiveClient, SliceImage
 from blackbox.archive.serve.images import Images
@@ -34,6 +35,7 @@ from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, JournalError
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded
+from tests.damaged import damage_body
 from tests.journals import Day, Put, Row
 from tests.journals import feed_of as journal_feed
 from tests.recorded import recorded
@@ -87,16 +89,24 @@ def newest_of(image: SliceImage) -> dict[bytes, tuple[int, int, bytes]]:
     return found
 
 
-def answer_of(images: Images, *prefixes: bytes, at: float | None = None) -> tuple[Image, list[Block]]:
+def answer_of(images: Images, *prefixes: bytes, at: float | None = None, **of: Any) -> tuple[Image, list[Block]]:
     """Return the first piece of an image requested at a time, once the archive has read everything."""
     while True:
-        answer, blocks = images.answer(AskImage(slice_id=0, prefixes=prefixes), received_at=at)
+        answer, blocks = images.answer(AskImage(slice_id=0, prefixes=prefixes, **of), received_at=at)
         if answer.image:
             return answer, blocks
 
 
+class Served(NamedTuple):
+    """An archive, what was published to it, and its directory."""
+
+    feed: Feed
+    told: Told
+    directory: Path
+
+
 @contextmanager
-def published(tmp_path: Path, key_bytes: int = 0, runs: int = 1) -> Iterator[tuple[Feed, Told]]:
+def published(tmp_path: Path, key_bytes: int = 0, runs: int = 1) -> Iterator[Served]:
     """Yield an archive of 3,000 messages of each epoch."""
     feed = archived_feed(key_bytes=key_bytes)
     told = Told(key_bytes)
@@ -108,15 +118,26 @@ def published(tmp_path: Path, key_bytes: int = 0, runs: int = 1) -> Iterator[tup
                 told.publish(publisher, 500, 50 - 15 * run)
             wait_recorded(recorder, 3_000)
     with ArchiveServer(tmp_path / feed.name, feed.archives):
-        yield feed, told
+        yield Served(feed, told, tmp_path / feed.name)
 
 
-def test_an_image_is_the_newest_of_every_topic_at_its_position(tmp_path: Path) -> None:
-    """Also of a subtree."""
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with published(tmp_path_factory.mktemp("archive")) as served:
+        yield served
+
+
+def test_an_image_is_the_newest_of_every_topic_at_its_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is read in many turns and sent in many pieces."""
     prefixes = (b"A1", b"B", b"C7.")
-    with published(tmp_path, 1, 3) as (feed, told):
-        image, subtree = ArchiveClient(feed, timeout=60).image(0), ArchiveClient(feed, timeout=60).image(0, prefixes)
-        assert newest_of(ArchiveClient(feed, timeout=60).image(0, [b"nothing"])) == {}
+    with published(tmp_path, 1, 3) as (feed, told, _):
+        client = ArchiveClient(feed, timeout=60)
+        with monkeypatch.context() as patch:
+            for name, value in {"PIECE_BLOCKS": 2, "_READ_BYTES": 1, "_TURN_S": 1e-3}.items():
+                patch.setattr(images_module, name, value)
+            image = client.image(0)
+        subtree = client.image(0, prefixes)
+        assert newest_of(client.image(0, [b"nothing"])) == {}
     assert newest_of(image) == told.newest
     assert newest_of(subtree) == {topic: each for topic, each in told.newest.items() if topic.startswith(prefixes)}
     assert image.position == (max(epoch for epoch, _, _ in told.newest.values()), told.following)
@@ -153,15 +174,15 @@ def test_an_image_has_what_a_day_got_after_the_next_one_was_made(tmp_path: Path)
 
 
 def test_readers_of_large_images_do_not_drive_each_other_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.archive.serve.images.PIECE_BLOCKS", 1)
+    monkeypatch.setattr(images_module, "PIECE_BLOCKS", 1)
     monkeypatch.setattr("blackbox.archive.serve.newest._BLOCK_BYTES", 1)  # a block per message
     day = Day(tmp_path / "tape" / "2026-01-01", feed_of())
     day.put(0, Put(tuple(Row(b"%02d" % number, b"xxxx") for number in range(10)), epoch=1))
     images, first = Images(Pieces(tmp_path / "tape")), AskImage(slice_id=0, prefixes=(b"",))
     answer_of(images, b"")
-    monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", images._kept.pop().size + 1)
+    monkeypatch.setattr(images_module, "MOST_IMAGE_BYTES", images._kept.pop().size + 1)
     clock = itertools.count(1_000)
-    monkeypatch.setattr("blackbox.archive.serve.images.time", SimpleNamespace(monotonic=lambda: next(clock) / 20))
+    monkeypatch.setattr(images_module, "time", SimpleNamespace(monotonic=lambda: next(clock) / 20))
     asks, found, ended = [first] * 3, [0] * 3, set[int]()
     for reader in (turn % 3 for turn in range(600)):
         if reader not in ended:
@@ -173,55 +194,35 @@ def test_readers_of_large_images_do_not_drive_each_other_out(tmp_path: Path, mon
     assert ended == {0, 1, 2}
 
 
-def test_an_image_in_many_pieces_and_read_in_many_turns_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("blackbox.archive.serve.images.PIECE_BLOCKS", 2)
-    monkeypatch.setattr("blackbox.archive.serve.images._READ_BYTES", 1)
-    monkeypatch.setattr("blackbox.archive.serve.images._TURN_S", 1e-9)
-    with published(tmp_path, 3, 2) as (feed, told):
-        monkeypatch.setattr("blackbox.archive.serve.images._TURN_S", 1e-3)
-        assert newest_of(ArchiveClient(feed, timeout=60).image(0)) == told.newest
-
-
-def test_an_image_is_kept_while_its_rest_is_fetched_and_expires(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_is_kept_while_it_is_fetched_and_expires(archive: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def set_time(now: float) -> None:
-        monkeypatch.setattr("blackbox.archive.serve.images.time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr(images_module, "time", SimpleNamespace(monotonic=lambda: now))
 
-    with published(tmp_path) as (feed, told):
-        now, images = time.monotonic(), Images(Pieces(tmp_path / feed.name))
-        made, blocks = answer_of(images, b"")
-        ask = AskImage(slice_id=0, prefixes=(b"",), image=made.image)
-        for late in range(10):  # a slow reader
-            set_time(now + 20 * late)
-            rest = images.answer(ask)
-            assert (rest[0], len(rest[1])) == (made, len(blocks))
-        with pytest.raises(StaleCursorError, match="expected a recent one of this archive"):
-            images.answer(AskImage(slice_id=0, prefixes=(b"A",), image=made.image))  # not its prefixes
-        set_time(now + 1_000)
-        with pytest.raises(StaleCursorError, match="expected a recent one of this archive"):
-            images.answer(ask)
-        monkeypatch.undo()
-        assert newest_of(ArchiveClient(feed, timeout=60).image(0)) == told.newest
+    now, images = time.monotonic(), Images(Pieces(archive.directory))
+    made, blocks = answer_of(images, b"")
+    ask = AskImage(slice_id=0, prefixes=(b"",), image=made.image)
+    for late in range(10):  # a slow reader
+        set_time(now + 20 * late)
+        rest = images.answer(ask)
+        assert (rest[0], len(rest[1])) == (made, len(blocks))
+    with pytest.raises(StaleCursorError, match="expected a recent one of this archive"):
+        images.answer(AskImage(slice_id=0, prefixes=(b"A",), image=made.image))  # not its prefixes
+    set_time(now + 1_000)
+    with pytest.raises(StaleCursorError, match="expected a recent one of this archive"):
+        images.answer(ask)
 
 
-def test_an_image_that_is_too_large_is_rejected_with_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", 1_000)
-    with published(tmp_path, 1) as (feed, _):
-        images = Images(Pieces(tmp_path / feed.name))
-        with pytest.raises(ArchiveError, match=r"image of slice 0 had \d+ bytes, expected at most 1000: request lo"):
-            answer_of(images, b"")
+def test_an_image_that_is_too_large_is_rejected(archive: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images_module, "MOST_IMAGE_BYTES", 1_000)
+    with pytest.raises(ArchiveError, match=r"image of slice 0 had \d+ bytes, expected at most 1000: request lo"):
+        answer_of(Images(Pieces(archive.directory)), b"")
 
 
-def test_the_size_of_kept_images_is_bounded_even_for_small_payloads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_size_of_kept_images_of_small_payloads_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     day = Day(tmp_path / "tape" / "2026-01-01", feed_of())
     day.put(0, Put(tuple(Row(b"%04d" % number, b"") for number in range(1_000)), epoch=1))
-    monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", 1_000 * (72 + 4))
-    monkeypatch.setattr("blackbox.archive.serve.images._BUSY_S", 0.0)
+    monkeypatch.setattr(images_module, "MOST_IMAGE_BYTES", 1_000 * (72 + 4))
+    monkeypatch.setattr(images_module, "_BUSY_S", 0.0)
     images = Images(Pieces(tmp_path / "tape"))
     for number in range(10):
         answer_of(images, b"", b"%d" % number)
@@ -239,43 +240,36 @@ def test_days_that_are_replaced_or_of_another_layout_do_not_mix(tmp_path: Path) 
     assert sorted(newest_of(SliceImage(blocks, answer.position, 0))) == [b"A", b"B2"]
 
 
-def test_an_invalid_request_for_an_image_is_rejected(tmp_path: Path) -> None:
-    with published(tmp_path) as (feed, _):
-        client = ArchiveClient(feed, timeout=60)
-        with pytest.raises(ConfigError, match="slice was 1, expected 0 to 0"):
-            client.image(1)
-        with pytest.raises(ConfigError, match="prefixes of an image were 0, expected 1 to 256"):
-            client.image(0, [])
-        with pytest.raises(ArchiveError, match="schema of books was .raw."):
-            client.image(0, of="books", timeout=0.0)
-        wide = msgspec.structs.replace(feed, slices=feed_of(slices=2).slices)
-        with pytest.raises(ArchiveError, match="slice was 1, expected 0 to 0"):
-            ArchiveClient(wide, timeout=60).image(1, timeout=0.1)
+def test_an_invalid_request_for_an_image_is_rejected(archive: Served) -> None:
+    client = ArchiveClient(archive.feed, timeout=60)
+    with pytest.raises(ConfigError, match="slice was 1, expected 0 to 0"):
+        client.image(1)
+    with pytest.raises(ConfigError, match="prefixes of an image were 0, expected 1 to 256"):
+        client.image(0, [])
+    with pytest.raises(ArchiveError, match="schema of books was .raw."):
+        client.image(0, of="books", timeout=0.0)
+    wide = msgspec.structs.replace(archive.feed, slices=feed_of(slices=2).slices)
+    with pytest.raises(ArchiveError, match="slice was 1, expected 0 to 0"):
+        ArchiveClient(wide, timeout=60).image(1, timeout=0.1)
     with pytest.raises(ArchiveError, match=r"no archive of feed 'tape' answered: .* did not answer within 0\.1 s"):
-        ArchiveClient(feed, timeout=0.1).image(0, timeout=0.2)
+        ArchiveClient(archived_feed(), timeout=0.1).image(0, timeout=0.2)
 
 
 def test_a_slice_without_records_has_an_empty_image(tmp_path: Path) -> None:
     feed = archived_feed(slices=2)
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
-        publisher.publish(b"A", b"1")
-        publisher.flush()
-        wait_recorded(recorder, 1)
-        images = [ArchiveClient(feed, timeout=60).image(slice_id) for slice_id in (0, 1)]
-    assert sorted((len(image.blocks), image.position.epoch > 0) for image in images) == [(0, False), (1, True)]
+    Day(tmp_path / "2026-01-01", feed_of(slices=2)).put(0, Put((Row(b"A", b"1"),)))
+    with ArchiveServer(tmp_path, feed.archives):
+        image = ArchiveClient(feed, timeout=60).image(1)
+    assert (image.blocks, image.position) == ([], Position(0, 0))
 
 
 def test_damaged_messages_are_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feed = archived_feed()
-    day = Day(tmp_path / feed.name / "2026-01-01", feed_of())
-    day.put(0, *(Put((Row(b"A", b"%d" % number),), sequence=number) for number in range(3)))
-    (path,) = (tmp_path / feed.name).glob("*/slice-00000/*.journal")
-    data = bytearray(path.read_bytes())
-    data[data.rindex(b"A")] ^= 1  # of the last record
-    path.write_bytes(data)
-    with ArchiveServer(tmp_path / feed.name, feed.archives), caplog.at_level(logging.WARNING, "blackbox"):
+    day = Day(tmp_path / "2026-01-01", feed_of())
+    damage_body(day.put(0, *(Put((Row(b"A", b"0"),), sequence=number) for number in range(3))), 2)
+    with ArchiveServer(tmp_path, feed.archives), caplog.at_level(logging.WARNING, "blackbox"):
         image = ArchiveClient(feed, timeout=60).image(0)
-    assert newest_of(image) == {b"A": (1, 1, b"1")}
+    assert newest_of(image) == {b"A": (1, 1, b"0")}
     assert "1 places of its files could not be read for an image" in caplog.text
 
 
@@ -287,41 +281,29 @@ BLOCK = [
 ]
 
 
+IMAGE = Image(image=1, blocks=1, position=Position(1, 4))
 ABOUT = About(
     version=VERSION, feed="tape", key_rule=0, schema={}, days=[], day="", slices={}, deleted="", live_epoch=None
 )
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Feed, Told]]:
-    with published(tmp_path_factory.mktemp("archive")) as (feed, told):
-        yield feed, told
-
-
 @pytest.mark.parametrize(
     ("image", "frames", "match"),
     [
-        (Image(image=1, blocks=1, position=Position(1, 4)), lambda f: f[:2], "was no image, or lacked a part"),
-        (Image(image=1, blocks=1, position=Position(1, 4)), lambda f: [f[0], f[1][:-1], f[2]], "is damaged"),
-        (Image(image=1, blocks=1, position=Position(1, 4)), lambda f: [*f[:2], bytes(len(f[2]))], "is damaged"),
+        (IMAGE, lambda f: f[:2], "was no image, or lacked a part"),
+        (IMAGE, lambda f: [f[0], f[1][:-1], f[2]], "is damaged"),
+        (IMAGE, lambda f: [*f[:2], bytes(len(f[2]))], "is damaged"),
         (Image(image=1, blocks=1, position=Position(1, 3)), lambda f: f, "which cannot be in it"),
-        (Image(image=1, blocks=1, position=Position(1, 0)), lambda f: f, "which cannot be in it"),
         (Image(image=1, blocks=1, position=Position(0, 4)), lambda f: f, "which cannot be in it"),
-        (Image(image=1, blocks=1, position=Position(1, 4)), lambda f: f * 2, "had 2 blocks, expected 1"),
-        (
-            Image(image=1, blocks=2, position=Position(1, 4)),
-            lambda f: [],
-            "was not whole within timeout=0 s, expected a longer",
-        ),
+        (IMAGE, lambda f: f * 2, "had 2 blocks, expected 1"),
+        (Image(image=1, blocks=2, position=Position(1, 4)), lambda f: [], "was not whole within timeout=0 s, expected"),
         (Image(image=0), lambda f: [], "was not whole within timeout=0 s, expected a longer"),
         (AskAbout(), lambda f: f, "did not answer as an archive does"),
     ],
 )
-def test_after_a_wrong_answer_the_next_archive_is_asked(
-    archive: tuple[Feed, Told], image: Any, frames: Any, match: str
-) -> None:
+def test_after_a_wrong_answer_the_next_archive_is_asked(archive: Served, image: Any, frames: Any, match: str) -> None:
     """A peer speaks the protocol but sends wrong answers."""
-    feed, told = archive
+    feed, told, _ = archive
     with zmq.Context() as context, context.socket(zmq.ROUTER) as liar:
         port = liar.bind_to_random_port("tcp://127.0.0.1")
         over = threading.Event()
@@ -349,11 +331,10 @@ def test_after_a_wrong_answer_the_next_archive_is_asked(
             thread.join()
 
 
-def test_an_archive_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with published(tmp_path) as (feed, _):
-        monkeypatch.setattr("blackbox.archive.serve.pieces.VERSION", 99)
-        with pytest.raises(ArchiveError, match=f"archive version was 99, expected {VERSION}: use the same release"):
-            ArchiveClient(feed, timeout=60).about()
+def test_an_archive_of_another_version_is_refused(archive: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.archive.serve.pieces.VERSION", 99)
+    with pytest.raises(ArchiveError, match=f"archive version was 99, expected {VERSION}: use the same release"):
+        ArchiveClient(archive.feed, timeout=60).about()
     with pytest.raises(ArchiveError, match=f"archive version was 99, expected {VERSION}"):
         check_version(ENCODER.encode({"is": "about", "version": 99, "fields of that version": []}))
 

@@ -50,13 +50,6 @@ def test_the_newest_messages_match_a_slow_loop(
     assert runs == sorted(runs)
 
 
-def test_a_topic_whose_newest_message_has_no_value_is_left_out(tmp_path: Path) -> None:
-    written = Day(tmp_path, feed_of())
-    written.put(0, Put((Row(b"A", b"1"), Row(b"B", b"2"))), Put((Row(b"A", None),), sequence=2))
-    found = [message for batch in Recording.open(tmp_path).newest() for message in batch]
-    assert [(each.topic, each.payload) for each in found] == [(b"B", b"2")]
-
-
 def test_more_topics_or_bytes_than_the_limits_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Day(tmp_path / "many", feed_of(max_topics=3)).put(0, *(block(number, topic=b"T%d" % number) for number in range(4)))
     with pytest.raises(JournalError, match="slice 0 had more than 3 topics"):
