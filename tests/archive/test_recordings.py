@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy
 import pytest
+from polars.testing import assert_frame_equal
 
 from blackbox import ConfigError, Feed, Message, Recording, Recordings, Replay, Schema, Subscriber
 from blackbox.errors import JournalError
-from blackbox.feed.schema.schema import QuoteFields, TradeFields, price
+from blackbox.feed.schema.schema import QuoteFields, TradeFields, price, utc_time
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
+from tests.damaged import flip
 from tests.deals import Sides, write_deals
 from tests.journals import Day, Put, Row
 from tests.journals import feed_of as journal_feed
@@ -73,12 +75,7 @@ def test_days_are_chosen_by_date_index_and_slice(tmp_path: Path) -> None:
     both = Recordings.open(tmp_path / "one", write_days(tmp_path, name="two"))
     assert both.of_feed("two")["2026-01-05"].feed.name == "two"
     wrong: list[tuple[Any, Any, type[Exception], str]] = [
-        (
-            recordings,
-            "2026-01-08",
-            KeyError,
-            "no recording is of 2026-01-08, expected one of 3 days: 2026-01-05, 2026-",
-        ),
+        (recordings, "2026-01-08", KeyError, "no recording is of 2026-01-08, expected one of 3 days: 2026-01-05"),
         (recordings, 3, IndexError, "index was 3, expected one of 3 days: 2026-01-05, 2026-01-06, 2026-01-07"),
         (recordings, "monday", ConfigError, "date was 'monday', expected one such as"),
         (recordings, 1.5, TypeError, r"index was 1.5, expected an integer, a date or a slice"),
@@ -206,9 +203,7 @@ def test_a_seek_stays_in_a_days_times_and_loops_replay_all_days(tmp_path: Path) 
 def test_damage_is_reported_for_its_day(tmp_path: Path) -> None:
     directory = write_days(tmp_path)
     path = directory / DATES[1] / "slice-00000" / "000000.journal"
-    data = bytearray(path.read_bytes())
-    data[-200] ^= 1
-    path.write_bytes(data)
+    flip(path, -200)
     read: list[int] = []
     recordings = Recordings.open(directory)
     assert {damage.path for damage in recordings.verify(read.append)} == {path}
@@ -351,3 +346,67 @@ def test_trades_of_several_schemas_have_common_columns(tmp_path: Path) -> None:
         Recordings.open(tmp_path / "stocks", tmp_path / "named").trades.to_arrow()
     with pytest.raises(ConfigError, match="messages of one feed, not of"):
         several.to_arrow()
+
+
+OLD = [("type", "S1"), ("size", "<u4"), ("price", price("<i4", 2)), ("venue", "S2"), ("time", utc_time("<i8", "s"))]
+NEW = [("type", "S1"), ("flags", "u1"), ("price", price("<i8", 4)), ("size", "<u8"), ("time", utc_time("<i8", "ns"))]
+
+
+def write_ticks(path: Path, number: int, fields: list[Any], columns: dict[str, Any], **more: Any) -> Recording:
+    records = {"t": numpy.dtype(fields), **more}
+    feed = Feed.local("own", schema=Schema("own", 1_001, records, names={"tick": "t"}))
+    time = NOON_NS + 24 * HOUR_NS * number
+    table = {"topic": ["A.t", "B.t"], "ts_event": [time, time + 1], **columns}
+    return Recording.create(path, feed, table, message_type="tick")
+
+
+@pytest.fixture
+def days(tmp_path: Path) -> Recordings:
+    old = {"size": [1, 2**32 - 1], "price": [1.25, 1.5], "venue": ["X", "YZ"], "time": [1_700_000_000, 0]}
+    new = {"flags": [3, 4], "price": [1.2501, 1.5], "size": [5, 2**40], "time": [1_700_000_000 * 10**9 + 1, 0]}
+    more = {"q": numpy.dtype([("type", "S1"), ("bid", "<i4")])}
+    return Recordings([write_ticks(tmp_path, 0, OLD, old), write_ticks(tmp_path, 1, NEW, new, **more)])
+
+
+def test_fields_are_widened_and_missing_ones_are_null(days: Recordings) -> None:
+    frame = days.to_polars(message_type="tick")
+    assert frame["size"].to_list() == [1, 2**32 - 1, 5, 2**40]
+    assert frame["price"].to_list() == [1.25, 1.5, 1.2501, 1.5]
+    assert frame["venue"].to_list() == ["X", "YZ", None, None]
+    assert frame["flags"].to_list() == [None, None, 3, 4]
+    assert frame["time"].dt.timestamp("ns").to_list() == [1_700_000_000 * 10**9, 0, 1_700_000_000 * 10**9 + 1, 0]
+    assert frame["symbol"].to_list() == ["A", "B", "A", "B"]
+    lazy = days.scan_polars(message_type="tick")
+    assert_frame_equal(lazy.collect(), frame, categorical_as_str=True)
+    chunks = list(days.arrow_chunks(message_type="tick", rows=1, prices="decimal"))
+    assert [str(chunk.column("price")[0].as_py()) for chunk in chunks] == ["1.2500", "1.5000", "1.2501", "1.5000"]
+    assert len(days.to_pandas(message_type=["tick", "q"])) == 4
+    assert len(days.to_arrow(message_type="q")) == 0
+
+
+def test_changes_are_reported(days: Recordings) -> None:
+    changes = {each.field: (each.before, each.after) for each in days.schema_changes()}
+    assert changes == {
+        "type": ("", "|S1"), "bid": ("", "<i4"), "size": ("<u4", "<u8"), "price": ("<i4 decimals=2", "<i8 decimals=4"),
+        "venue": ("|S2", ""), "time": ("<i8 utc=s", "<i8 utc=ns"), "flags": ("", "|u1"),
+    }  # fmt: skip
+    (venue,) = [each for each in days.schema_changes() if each.field == "venue"]
+    assert str(venue) == f"{days[-1].path}: type 'tick', field 'venue': |S2 -> gone"
+    assert days[:1].schema_changes() == []
+
+
+def test_a_conflict_names_day_field_and_types(days: Recordings, tmp_path: Path) -> None:
+    first, last = (str(day.path) for day in days)
+    cases: list[tuple[Any, str, str]] = [
+        ({"prices": "integer"}, "int32 of 2 decimals", "int64 of 4 decimals"),
+        ({"times": "integer"}, "timestamp[s, tz=UTC]", "timestamp[ns, tz=UTC]"),
+    ]
+    for options, before, after in cases:
+        with pytest.raises(ConfigError) as raised:
+            days.to_arrow(message_type="tick", **options)
+        assert f"was {after} on {last} and {before} on {first}, which have no common type" in str(raised.value)
+    other = write_ticks(tmp_path / "other", 2, [("type", "S1"), ("venue", "<f8")], {"venue": [1.0, 2.0]})
+    with pytest.raises(ConfigError, match=r"'venue' was double on .*2026-01-07 and string on .*2026-01-05, which"):
+        Recordings([*days, other]).to_polars(message_type="tick")
+    with pytest.raises(ConfigError, match="message type was 'x', expected one of: tick"):
+        days.to_polars(message_type="x")
