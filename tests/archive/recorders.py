@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy
 
-from blackbox import Feed, Publisher
+from blackbox import Feed, Publisher, Recording
 from blackbox.archive.record.recorder import Recorder, RecorderStatistics
 from blackbox.testing import RawPublisher, wait_until
 from tests.journals import Stored, stored
@@ -47,6 +47,20 @@ def records(directory: Path, feed: Feed, slice_id: int = 0) -> list[Stored]:
         assert torn == 0, path
         found += whole
     return found
+
+
+def check_keys(*days: Path) -> None:
+    """Check that the blocks of a slice and epoch are consecutive, each with the end of the earlier ones of its key."""
+    following: dict[tuple[int, int], int] = {}
+    ends: dict[tuple[int, int, bytes], tuple[int, int]] = {}
+    for day in days:
+        for batch in Recording.open(day).batches():
+            block = batch.block
+            run = block.slice_id, block.epoch
+            assert block.sequence == following.get(run, 0)
+            assert (block.previous, block.key_sequence) == ends.get((*run, block.key), (0, 0))
+            following[run] = block.sequence + block.count
+            ends[*run, block.key] = following[run], block.key_sequence + block.count
 
 
 def payloads(directory: Path, feed: Feed, slice_id: int = 0) -> list[bytes]:

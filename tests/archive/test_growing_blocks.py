@@ -1,10 +1,11 @@
-"""Growing blocks: the recording of any columns equals that of a plain loop."""
+"""Growing blocks and topic numbers of an import: the recording of any columns equals that of a plain loop."""
 
 from __future__ import annotations
 
 import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import numpy
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import Feed, Recording
+from blackbox import ConfigError, Feed, Recording
+from blackbox.archive.files.topic_numbers import TopicNumbers
 from blackbox.archive.importing.column_writer import ColumnWriter
 from blackbox.block.form.format import FLAG_FIXED, FLAG_NULLS
+from tests.archive.recorders import check_keys
 from tests.examples import examples
 
 DAY = datetime.date(2026, 1, 5)
@@ -53,19 +56,6 @@ def put(writer: ColumnWriter, rows: list[Row], *, spare: int) -> None:
     )
 
 
-def check_numbers(recording: Recording) -> None:
-    """Check that blocks of a slice are consecutive, and that each has the end of the earlier blocks of its key."""
-    following: dict[int, int] = {}
-    ends: dict[tuple[int, bytes], tuple[int, int]] = {}
-    for batch in recording.batches():
-        block = batch.block
-        name = block.slice_id, block.key
-        assert block.sequence == following.get(block.slice_id, 0)
-        assert (block.previous, block.key_sequence) == ends.get(name, (0, 0))
-        following[block.slice_id] = block.sequence + block.count
-        ends[name] = block.sequence + block.count, block.key_sequence + block.count
-
-
 @given(st.lists(ROWS, max_size=3), st.integers(0, 2), st.integers(1, 3), st.sampled_from([0, 2, 100]))
 @settings(max_examples=examples(60), deadline=None)
 def test_messages_are_recorded_as_put(
@@ -94,7 +84,7 @@ def test_messages_are_recorded_as_put(
         for topic, payload, time in (row for rows in made for row in rows):
             expected.setdefault((feed.slice_of(topic), feed.key_of(topic)), []).append((topic, payload, time))
         assert found == expected
-        check_numbers(recording)
+        check_keys(recording.path)
         assert recording.examine() == ([], [], [])
 
 
@@ -130,3 +120,56 @@ def test_a_growing_block_keeps_its_topics_when_the_table_grows(tmp_path: Path) -
             put(writer, [(b"S%d.t" % number, b"x", NOON) for number in range(count)], spare=0)
     (batch,) = Recording.open(tmp_path).batches()
     assert (len(batch), batch.block.topic_count) == (3_010, 3_000)
+
+
+TOPICS = st.lists(st.text("AB.", min_size=1, max_size=6).map(str.encode), max_size=30)
+
+
+KEY_RULES = st.sampled_from([{}, {"key_bytes": 1}, {"key_bytes": 3}, {"channels": 3}])
+
+
+@given(st.lists(TOPICS, max_size=4), KEY_RULES, st.integers(1, 3), st.booleans())
+def test_numbers_slices_and_keys_match_a_plain_dictionary(
+    parts: list[list[bytes]], keys: dict[str, int], slices: int, grows: bool
+) -> None:
+    feed = msgspec.structs.replace(Feed.local("numbers", slices), **keys)
+    numbers = TopicNumbers(feed)
+    known: dict[bytes, int] = {}
+    given_topics: tuple[bytes, ...] = ()
+    for part in parts:
+        given_topics = (*given_topics, *part) if grows else tuple(part)
+        expected = [known.setdefault(topic, len(known)) for topic in given_topics]
+        assert numbers.numbers_of(given_topics).tolist() == expected
+    groups: dict[tuple[int, bytes], int] = {}
+    for topic, number in known.items():
+        name = feed.slice_of(topic), feed.key_of(topic)
+        assert numbers.group_of[number] == groups.setdefault(name, len(groups))
+        assert numbers.slice_of[numbers.group_of[number]] == name[0]
+    table = numbers.table
+    texts = [table.text[table.offsets[i] : table.offsets[i] + table.sizes[i]].tobytes() for i in range(len(known))]
+    assert texts == list(known)
+
+
+def test_the_table_grows_for_more_and_longer_topics() -> None:
+    numbers = TopicNumbers(msgspec.structs.replace(Feed.local("numbers", 2), key_bytes=2))
+    topics = [b"S%d." % number + b"x" * (number % 300) for number in range(5_000)]
+    for stop in (10, 2_000, 5_000):
+        assert numpy.array_equal(numbers.numbers_of(topics[:stop]), numpy.arange(stop))
+    assert numbers.numbers_of([b"A" * 65_535]).tolist() == [5_000]
+    assert len(numbers) == 5_001 <= numbers.room
+
+
+def test_text_is_as_its_bytes_and_invalid_or_too_many_topics_are_rejected() -> None:
+    numbers = TopicNumbers(msgspec.structs.replace(Feed.local("numbers", 2), max_topics=3))
+    assert numbers.numbers_of(["A.t", "Aü", b"A.t", "Aü".encode()]).tolist() == [0, 1, 0, 1]
+    wrong: list[tuple[Any, str]] = [
+        (b"", "empty"),
+        (b"\0A", "zero byte"),
+        (b"A" * 65_536, "65536"),
+        (1, "str or bytes"),
+    ]
+    for topic, why in wrong:
+        with pytest.raises((ConfigError, TypeError), match=why):
+            numbers.numbers_of([b"A.t", topic])
+    with pytest.raises(ConfigError, match=r"topics were 9 or more, expected at most 3 .max_topics. a slice"):
+        numbers.numbers_of([b"A%d" % number for number in range(7)])
