@@ -18,14 +18,14 @@ import msgspec
 import pytest
 import zmq
 
-from blackbox import Batch, CallbackError, ConfigError, Feed, Publisher, Recorder, Subscriber
+from blackbox import Batch, CallbackError, Feed, Publisher, Recorder, Subscriber
 from blackbox.archive.serve import block_reader, piece_reading
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.gap import Gap
 from blackbox.block.position import End, Position
-from blackbox.errors import ArchiveError, SubscriberError
+from blackbox.errors import SubscriberError
 from blackbox.receive.slices import catching_up
 from blackbox.receive.slices.catching_up import Since
 from blackbox.subscriber.start_position import Beginning, beginning_of
@@ -459,27 +459,6 @@ def test_a_subscriber_that_needs_an_absent_archive_ends() -> None:
         pytest.raises(SubscriberError, match="slice 0 could not catch up: no archive of feed 'tape' answered"),
     ):
         subscriber.start(since=0).wait_live()
-
-
-def test_invalid_starts_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="had no archives"):
-        Subscriber(feed_of()).start(since=0)
-    with pytest.raises(ConfigError, match=r"since was \{0: \(1, 1, 1\)\}, expected the \(epoch, sequence\) of each"):
-        Subscriber(archived_feed(key_bytes=2)).start(since={0: (1, 1, 1)})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match=r"since was \{0: \(5\.7, 1\)\}, expected the \(epoch, sequence\) of each"):
-        Subscriber(archived_feed()).start(since={0: (5.7, 1)})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match="sequence was -3, expected 0 to"):
-        Subscriber(archived_feed()).start(since={0: (5, -3)})
-    with pytest.raises(ConfigError, match=r"since was for slices \[1\], expected some of 0 to 0"):
-        Subscriber(archived_feed()).start(since={1: (1, 1)})
-    with pytest.raises(ConfigError, match="start was given since 0 and back 5, expected one of them"):
-        Subscriber(archived_feed()).start(since=0, back=5)
-    with pytest.raises(ValueError, match="back was 0, expected 1 to"):
-        Subscriber(archived_feed()).start(back=0)
-    with pytest.raises(ValueError, match="time was 'yesterday', expected ns since 1970"):
-        Subscriber(archived_feed()).start(since="yesterday")
-    with pytest.raises(ArchiveError, match="did not answer"):
-        Subscriber(archived_feed(), repair_wait=0.01).start(back=5, timeout=0.1)
 
 
 def test_an_archive_that_does_not_answer_at_first_is_asked_again(tmp_path: Path) -> None:

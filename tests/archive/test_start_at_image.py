@@ -1,4 +1,4 @@
-"""A subscriber that starts with an image of the newest messages continues after it without a gap."""
+"""A subscriber that starts with an image of the newest messages continues after it without a gap; rejected starts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import tempfile
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -17,10 +18,11 @@ from blackbox.archive.serve.server import ArchiveServer
 from blackbox.errors import ArchiveError, SubscriberError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
-from tests.archive.recorders import feed_of, wait_recorded
+from tests.archive.recorders import wait_recorded
 from tests.archive.test_images import Told
 from tests.callbacks import count_rows
-from tests.examples import examples
+from tests.examples import examples, first_of
+from tests.receive.subscribers import nothing
 
 Number = tuple[int, int]
 """An epoch and a sequence."""
@@ -69,7 +71,7 @@ def check(heard: Heard, told: Told, epoch: int, prefix: bytes = b"") -> None:
         assert found == list(range(told.following - len(found), told.following))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", first_of([2, 0]))
 def test_messages_after_the_image_have_no_duplicates_and_no_gaps(tmp_path: Path, workers: int) -> None:
     feed, told = archived_feed(key_bytes=1), Told(1)
     for run in range(2):  # the newest of some topics are of the previous epoch and begin no epoch
@@ -212,20 +214,42 @@ def test_a_stream_has_no_position_during_an_image(tmp_path: Path) -> None:
         subscriber.stop()
 
 
-def test_invalid_starts_with_an_image_are_rejected(tmp_path: Path) -> None:
-    feed = archived_feed()
-    conflating = Subscriber(feed, slow=SlowPolicy("conflate"))
-    Heard(conflating)
+def test_a_conflating_subscriber_cannot_start_with_an_image() -> None:
+    subscriber = Subscriber(archived_feed(), slow=SlowPolicy("conflate"))
+    Heard(subscriber)
     with pytest.raises(ConfigError, match="snapshot was 'latest' with the policy 'conflate'"):
-        conflating.start(snapshot="latest")
-    without = Subscriber(feed_of())
-    Heard(without)
-    with pytest.raises(ConfigError, match="had no archives"):
-        without.start(snapshot="latest")
-    silent = Subscriber(feed, repair_wait=0.1)
-    Heard(silent)
-    with pytest.raises(ArchiveError, match="no archive of feed 'tape' answered"):
-        silent.start(0.2, snapshot="latest")
+        subscriber.start(snapshot="latest")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"since": {0: (1, 1, 1)}}, ConfigError, r"\(1, 1, 1\)\}, expected the \(epoch, sequence\) of each"),
+        ({"since": {0: (5.7, 1)}}, ConfigError, r"\(5\.7, 1\)\}, expected the \(epoch, sequence\) of each"),
+        ({"since": {0: (5, -3)}}, ValueError, "sequence was -3, expected 0 to"),
+        ({"since": {1: (1, 1)}}, ConfigError, r"since was for slices \[1\], expected some of 0 to 0"),
+        ({"since": 0, "back": 5}, ConfigError, "start was given since 0 and back 5, expected one of them"),
+        ({"back": 0}, ValueError, "back was 0, expected 1 to"),
+        ({"since": "yesterday"}, ValueError, "time was 'yesterday', expected ns since 1970"),
+        ({"back": 5}, ArchiveError, "did not answer"),
+        ({"snapshot": "latest"}, ArchiveError, "no archive of feed 'tape' answered"),
+    ],
+)
+def test_invalid_starts_are_rejected(options: dict[str, Any], error: type[Exception], text: str) -> None:
+    subscriber = Subscriber(archived_feed(), repair_wait=0.01)
+    subscriber.on(b"")(nothing)
+    with pytest.raises(error, match=text):
+        subscriber.start(timeout=0.1, **options)
+
+
+def test_starts_and_repairs_without_archives_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="feed 'tape' had no archives"):
+        Subscriber(archived_feed(0), on_gap="repair")
+    for options in ({"since": 0}, {"snapshot": "latest"}):
+        subscriber = Subscriber(archived_feed(0))
+        subscriber.on(b"")(nothing)
+        with pytest.raises(ConfigError, match="had no archives"):
+            subscriber.start(**options)
 
 
 def test_a_subscriber_can_end_during_its_image(tmp_path: Path) -> None:
