@@ -8,13 +8,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy
 import pytest
 
 from blackbox import Feed, Publisher
 from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.serve.connection import Answered, Connection, Fetched, SilentArchiveError
-from blackbox.archive.serve.protocol import Gone
+from blackbox.archive.serve.piece_reading import Read
+from blackbox.archive.serve.pieces import Pieces
+from blackbox.archive.serve.protocol import AskBlocks, Gone, Piece
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import RawPublisher, wait_until
@@ -58,16 +61,29 @@ def all_numbers(found: Iterator[Fetched | Gone]) -> list[int]:
     return wanted
 
 
+def after(ask: AskBlocks, piece: Piece) -> AskBlocks:
+    """Return the request for what follows an answer."""
+    return msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed)
+
+
+def answers(archive: Pieces, ask: AskBlocks) -> Iterator[Read]:
+    """Yield answers up to the one after which there is no more."""
+    while True:
+        yield (found := archive.read(ask))
+        if found.piece.state != "more":
+            return
+        ask = after(ask, found.piece)
+
+
 def publish_parts(publisher: Publisher, first: int, stop: int) -> None:
     for start in range(first, stop, PART):
         publish_numbered(publisher, start, min(PART, stop - start))
         publisher.flush()
 
 
-def publish_over_segments(publisher: Publisher, recorder: Recorder, least: int = 3) -> int:
-    """Publish until there are at least `least` segments. Return the number of messages."""
-    count = 0
-    while recorder.statistics().segments < least or count == 0:
+def publish_over_segments(publisher: Publisher, recorder: Recorder, count: int = 0) -> int:
+    """Publish after `count` messages until there are at least three segments. Return the number of messages."""
+    while recorder.statistics().segments < 3 or count == 0:
         publish_parts(publisher, count, count + 10_000)
         count += 10_000
         wait_recorded(recorder, count)
@@ -92,8 +108,9 @@ class Sent(NamedTuple):
     archives: int = 1
 
 
-def send_all(publisher: RawPublisher, blocks: list[Sent], which: list[bool]) -> None:
-    for block, wanted in zip(blocks, which, strict=True):
+def send_all(publisher: RawPublisher, blocks: list[Sent], which: list[bool] | None = None) -> None:
+    """Send chosen blocks, by default those that are not lost."""
+    for block, wanted in zip(blocks, which or [not block.is_lost for block in blocks], strict=True):
         encoded = publisher.encode([(block.key + b".x", b"0")] * block.messages)
         if wanted:
             publisher.send(encoded)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import Feed, Publisher, Recording
+from blackbox import Publisher, Recording
 from blackbox.archive.files.format import ENTRY_SPAN_BYTES
 from blackbox.archive.files.marks import is_closed
 from blackbox.archive.record.recorder import Recorder
@@ -30,7 +31,9 @@ from blackbox.testing import wait_until
 from tests.archive.archives import (
     PART,
     all_numbers,
+    answers,
     archived_feed,
+    free_endpoint,
     keep_silent,
     numbers,
     publish_over_segments,
@@ -38,11 +41,13 @@ from tests.archive.archives import (
     recorded,
 )
 from tests.archive.recorders import MIB, segments, wait_recorded
-from tests.archive.recorders import days as days_of
 from tests.archive.written_days import EPOCHS, days, few, made, many
-from tests.archive.written_journals import Journal
+from tests.archive.written_journals import Journal, block
 from tests.cli.commands import Command
+from tests.damaged import flip
 from tests.journals import Day, Put, Row, Told, feed_of
+
+SECOND = 10**9
 
 
 def told(piece: Piece, blocks: list[Any], prefixes: tuple[bytes, ...]) -> list[Told]:
@@ -91,12 +96,7 @@ def walked(puts: list[Put], start: Position) -> tuple[list[Put], list[Numbers]]:
     st.one_of(st.none(), st.builds(Position, st.sampled_from([0, 1, 5, EPOCHS[1]]), st.integers(0, 9))),
 )
 def test_answers_equal_a_plain_walk_over_the_blocks(
-    day: Any,
-    prefixes: tuple[bytes, ...],
-    piece_bytes: int,
-    entries: int,
-    start_ns: int,
-    start: Position | None,
+    day: Any, prefixes: tuple[bytes, ...], piece_bytes: int, entries: int, start_ns: int, start: Position | None
 ) -> None:
     with TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(piece_reading, "PIECE_BYTES", piece_bytes)
@@ -112,14 +112,10 @@ def test_answers_equal_a_plain_walk_over_the_blocks(
             begin = start or position
             ask = AskBlocks(slice_id=slice_id, prefixes=prefixes, start=begin)
             found, gone, ended = list[Told](), list[Numbers](), list[int]()
-            while True:
-                read = archive.read(ask)
+            for read in answers(archive, ask):
                 found += told(read.piece, read.blocks, prefixes)
                 gone += [(each.epoch, each.first, each.stop) for _, each in read.piece.gone]
                 ended += [read.piece.ended.epoch] if read.piece.ended else []
-                ask = msgspec.structs.replace(ask, cursor=read.piece.cursor, start=read.piece.passed)
-                if read.piece.state != "more":
-                    break
             assert read.piece.state == "later"  # the recorder has not closed the journal
             met, missing = walked(puts, begin)
             rows = [row for put in met for row in put.told(slice_id)]
@@ -146,9 +142,7 @@ def test_a_search_by_time_finds_a_block_recorded_during_it(tmp_path: Path, monke
         assert found.position in (Position(0, 0), Position(publisher.epoch, 0))
 
 
-def test_the_next_archive_continues_the_answer_of_one_that_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_archive_continues_the_answer_of_one_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(piece_reading, "PIECE_BYTES", MIB)
     keep_silent(monkeypatch, closed := list[str]())
     feed = archived_feed(2)
@@ -164,41 +158,46 @@ def test_the_next_archive_continues_the_answer_of_one_that_ends(
         assert second.statistics().answered > 1
 
 
+def places(found: Iterable[Fetched | Gone]) -> list[tuple[int, int]]:
+    """Return epoch and sequence of each requested message."""
+    wanted: list[tuple[int, int]] = []
+    for each in found:
+        assert isinstance(each, Fetched), each
+        wanted += [(each.block.epoch, n) for n in each.block.sequences[each.first_row : each.stop_row].tolist()]
+    return wanted
+
+
 def test_an_answer_spans_days_and_epochs(tmp_path: Path) -> None:
-    feed = archived_feed()
-    epochs = []
-    for day in range(1, 4):
-        epochs.append(recorded(tmp_path, feed, 1_000))
-        days_of(tmp_path, feed)[-1].rename(tmp_path / feed.name / f"2020-01-0{day}")
-    last = recorded(tmp_path, feed, 700)
-    epochs += [last, recorded(tmp_path, feed, 1_000)]
-    with ArchiveServer(tmp_path / feed.name, feed.archives):
+    """A block of 100 messages each second."""
+    feed, epochs_of = feed_of(archives=(free_endpoint(),)), {"2026-01-01": [1], "2026-01-02": [2], "2026-01-03": [3, 4]}
+    expected, blocks = list[tuple[int, int]](), itertools.count()
+    for name, epochs in epochs_of.items():
+        with Journal(tmp_path / name) as journal:
+            for epoch in epochs:
+                for first in range(0, 1_000, 100):
+                    journal.put(block(first, 100, next(blocks) * SECOND, epoch))
+                    expected += [(epoch, number) for number in range(first, first + 100)]
+    with ArchiveServer(tmp_path, feed.archives):
         client = ArchiveClient(feed, timeout=60)
         about = client.about()
-        assert (about.feed, about.live_epoch, len(about.days), about.day) == (feed.name, None, 4, about.days[-1])
-        assert (about.slices[0].messages, about.slices[0].last_sequences) == (1_700, [699, 999])
-        assert (about.slices[0].epochs, about.slices[0].is_closed) == (epochs[3:], True)
-        found = [each for each in client.blocks(0) if isinstance(each, Fetched)]
-        assert [n for each in found for n in numbers(each)] == [*3 * list(range(1_000)), *range(700), *range(1_000)]
-        asked = client.blocks(0, start=(epochs[2], 900), stop=(last, 100))
-        assert all_numbers(asked) == [*range(900, 1_000), *range(100)]
-        low, high = found[3].ts_recv, found[7].ts_recv
-        expected = [n for each in found if low <= each.ts_recv < high for n in numbers(each)]
-        assert all_numbers(client.blocks(0, start_ns=low, stop_ns=high)) == expected
+        assert (about.feed, about.live_epoch, about.days, about.day) == (feed.name, None, [*epochs_of], "2026-01-03")
+        assert (about.slices[0].messages, about.slices[0].last_sequences) == (2_000, [999, 999])
+        assert (about.slices[0].epochs, about.slices[0].is_closed) == ([3, 4], True)
+        assert places(client.blocks(0)) == expected
+        assert places(client.blocks(0, start=(2, 950), stop=(4, 150))) == expected[1_950:3_150]
+        assert places(client.blocks(0, start_ns=3 * SECOND, stop_ns=27 * SECOND)) == expected[300:2_700]
     # Days before the requested range are not read.
-    archive = Pieces(tmp_path / feed.name)
-    at_time = archive.position_at(0, archive.about("2020-01-03").slices[0].first_ns).position
-    for start in (Position(epochs[2], 0), at_time or Position(0, 0)):
-        _, blocks = archive.read(AskBlocks(slice_id=0, start=start))
-        assert blocks[0].epoch == epochs[2]
+    archive = Pieces(tmp_path)
+    assert archive.position_at(0, archive.about("2026-01-02").slices[0].first_ns).position == (2, 0)
+    _, recorded_blocks = archive.read(AskBlocks(slice_id=0, start=Position(2, 0)))
+    assert recorded_blocks[0].epoch == 2
 
 
 @pytest.mark.parametrize("rules", [(1, 0), (0, 1)])
 def test_a_day_with_other_keys_is_read_by_its_own_rule(tmp_path: Path, rules: tuple[int, int]) -> None:
     for epoch, key_bytes in enumerate(rules, 1):
-        journal = Journal(tmp_path / f"2026-01-0{epoch}", key_bytes)
-        journal.put(Put((Row(b"AA", b"0"), Row(b"A" if key_bytes else b"B", b"1")), epoch=epoch))
-        journal.writer.close()
+        with Journal(tmp_path / f"2026-01-0{epoch}", key_bytes) as journal:
+            journal.put(Put((Row(b"AA", b"0"), Row(b"A" if key_bytes else b"B", b"1")), epoch=epoch))
     piece, blocks = Pieces(tmp_path).read(AskBlocks(slice_id=0, start=Position(2, 0)))
     assert ([(each.epoch, each.key, each.count) for each in blocks], piece.gone) == ([(2, b"A"[: rules[1]], 2)], [])
 
@@ -214,27 +213,24 @@ def test_a_slice_that_an_earlier_day_lacks_is_read(tmp_path: Path) -> None:
         archive.read(AskBlocks(slice_id=2, start=Position(2, 0)))
 
 
-def came_and_gone(feed: Feed, start: tuple[int, int], stop: tuple[int, int]) -> tuple[list[int], list[Gone]]:
-    found = list(ArchiveClient(feed, timeout=60).blocks(0, start=start, stop=stop))
-    gone = [each for each in found if isinstance(each, Gone)]
-    return [n for each in found if isinstance(each, Fetched) for n in numbers(each)], gone
-
-
 @pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_bytes(b"")])
-def test_a_missing_or_empty_segment_is_reported_with_its_sequences(
-    tmp_path: Path, lose: Callable[[Path], object]
-) -> None:
-    feed = archived_feed()
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB) as recorder:
-        epoch, count = publisher.epoch, publish_over_segments(publisher, recorder)
-    lost = segments(tmp_path, feed)[1]
+def test_a_missing_or_empty_segment_is_reported(tmp_path: Path, lose: Callable[[Path], object]) -> None:
+    feed = feed_of(archives=(free_endpoint(),))
+    with Journal(tmp_path / "2026-01-01") as journal:
+        for number in range(40):
+            journal.put(Put((Row(b"A", bytes(60_000)),), number, number, number))
+            journal.writer.tend()
+    _, lost, _ = sorted(tmp_path.glob("*/slice-00000/*.journal"))
     lose(lost)
-    with ArchiveServer(tmp_path / feed.name, feed.archives):
-        came, (gone,) = came_and_gone(feed, (epoch, 0), (epoch, count))
-        end = came_and_gone(feed, (epoch, count), (epoch, count + 5))
-    assert came == [n for n in range(count) if not gone.first <= n < gone.stop]
-    assert (gone.epoch, gone.stop > gone.first, lost.name in gone.why) == (epoch, True, True)
-    assert end == ([], [Gone(epoch, count, count + 5, "not recorded")])
+    with ArchiveServer(tmp_path, feed.archives):
+        client = ArchiveClient(feed, timeout=60)
+        found = list(client.blocks(0, start=(1, 0), stop=(1, 40)))
+        (gone,) = (each for each in found if isinstance(each, Gone))
+        assert places(each for each in found if each is not gone) == [
+            (1, n) for n in range(40) if not gone.first <= n < gone.stop
+        ]
+        assert (gone.epoch, gone.stop > gone.first, lost.name in gone.why) == (1, True, True)
+        assert list(client.blocks(0, start=(1, 40), stop=(1, 45))) == [Gone(1, 40, 45, "not recorded")]
 
 
 def test_passed_entries_do_not_count_for_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,10 +258,7 @@ def test_a_closed_journal_is_known_wherever_an_index_entry_ends(tmp_path: Path) 
 
 def test_a_damaged_index_is_no_gap(tmp_path: Path) -> None:
     segment = Day(tmp_path / "2026-01-01", feed_of()).put(0, *many(2_000)[5:])
-    index = segment.path.with_suffix(".index")
-    data = bytearray(index.read_bytes())
-    data[-1] ^= 1
-    index.write_bytes(data)
+    flip(segment.path.with_suffix(".index"), -1)
     piece, _ = Pieces(tmp_path).read(AskBlocks(slice_id=0, start=Position(1, 0)))
     assert piece.gone == [(0, Gone(1, 0, 5, "not recorded"))]
 
@@ -274,46 +267,18 @@ def test_damage_is_reported_once_and_in_order_across_pieces(tmp_path: Path, monk
     feed = archived_feed()
     epoch = recorded(tmp_path, feed, 10_000)
     path = segments(tmp_path, feed)[0]
-    data = bytearray(path.read_bytes())
-    for part in (1, 2):
-        data[part * len(data) // 3] ^= 0xFF
-    path.write_bytes(data)
+    flip(path, *(part * path.stat().st_size // 3 for part in (1, 2)))
     for blocks in (1, 3, 1_000):
         monkeypatch.setattr(piece_reading, "PIECE_BLOCKS", blocks)
-        archive, ask, state = Pieces(tmp_path / feed.name), AskBlocks(slice_id=0, start=Position(epoch, 0)), "more"
         told: list[int | None] = []
-        while state == "more":
-            piece, found = archive.read(ask)
+        for piece, found in answers(Pieces(tmp_path / feed.name), AskBlocks(slice_id=0, start=Position(epoch, 0))):
             gone = dict(piece.gone)
             for place in range(len(found) + 1):
                 told += [None] * (place in gone)
                 told += [int(found[place].sequences[0])] if place < len(found) else []
-            ask, state = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed), piece.state
         around = [told[place - 1 : place + 2] for place, number in enumerate(told) if number is None]
         assert len(around) == 2
         assert all(a is not None and b is not None and b - a > PART for a, _, b in around), around
-
-
-def test_a_reader_next_to_the_recorder_misses_nothing_across_segments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(piece_reading, "PIECE_BYTES", MIB)
-    feed, counts, found = archived_feed(), list[int](), list[int]()
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB, serve=True) as recorder:
-
-        def publish() -> None:
-            count = publish_over_segments(publisher, recorder)
-            counts.append(count + PART)
-            publish_parts(publisher, count, count + PART)
-
-        publishing = threading.Thread(target=publish)
-        publishing.start()
-        asked = ArchiveClient(feed, timeout=60).blocks(0, start=(publisher.epoch, 0), timeout=60)
-        while not counts or len(found) < counts[0]:
-            found += all_numbers(iter([next(asked)]))
-        publishing.join()
-        assert recorder.statistics().lost == 0
-    assert found == list(range(counts[0]))
 
 
 def test_a_reader_waits_for_messages_not_recorded_yet(tmp_path: Path) -> None:
@@ -324,45 +289,38 @@ def test_a_reader_waits_for_messages_not_recorded_yet(tmp_path: Path) -> None:
             next(ArchiveClient(feed, timeout=60).blocks(0, timeout=0.1))
         publish_parts(publisher, 0, 1_000)
         wait_recorded(recorder, 1_000)
-        asked = ArchiveClient(feed, timeout=60).blocks(
-            0, start=(publisher.epoch, 750), stop=(publisher.epoch, 1_250), timeout=60
-        )
-        first = next(asked)
-        assert isinstance(first, Fetched)
-        publish_parts(publisher, 1_000, 2_000)
-        assert numbers(first) + all_numbers(asked) == list(range(750, 1_250))
-        publisher.wait_recorded(60)
-        beyond = ArchiveClient(feed, timeout=60).blocks(0, start=(publisher.epoch, 1_999), timeout=0.1)
-        assert numbers(next(beyond)) == [1_999]  # type: ignore[arg-type]
+        beyond = ArchiveClient(feed, timeout=60).blocks(0, start=(publisher.epoch, 999), timeout=0.1)
+        assert numbers(next(beyond)) == [999]  # type: ignore[arg-type]
         with pytest.raises(ArchiveError, match=nothing_more):
             next(beyond)
 
 
-def test_a_waiting_reader_continues_and_learns_of_the_recorders_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_next_to_the_recorder_misses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It continues at the archive's place: searching all segments again, it would never reach the live messages."""
+    monkeypatch.setattr(piece_reading, "PIECE_BYTES", MIB)
     feed, begun, begin, found = archived_feed(), list[str](), ArchiveDays.begin, list[int]()
 
     def note(days: ArchiveDays, name: str) -> Any:
         begun.append(name)
         return begin(days, name)
 
+    def read() -> None:
+        for each in ArchiveClient(feed, timeout=60).blocks(0, timeout=60):
+            found.extend(all_numbers(iter([each])))
+
     monkeypatch.setattr(ArchiveDays, "begin", note)
     with Publisher(feed) as publisher:
-        with Recorder(feed, tmp_path, serve=True) as recorder:
+        with Recorder(feed, tmp_path, segment_bytes=MIB, serve=True) as recorder:
             publish_parts(publisher, 0, 1_000)
             wait_recorded(recorder, 1_000)
-            reader = threading.Thread(
-                target=lambda: found.extend(all_numbers(ArchiveClient(feed, timeout=60).blocks(0, timeout=60)))
-            )
+            reader = threading.Thread(target=read)
             reader.start()
             # The first answers have blocks; the following ones are "ask later".
             wait_until(lambda: recorder.archive_statistics.answered >= 12)  # type: ignore[union-attr]
-            publish_parts(publisher, 1_000, 2_000)
-            wait_recorded(recorder, 2_000)
+            count = publish_over_segments(publisher, recorder, 1_000)
+            wait_until(lambda: len(found) == count, 60)
         reader.join(60)
-    assert found == list(range(2_000))
+    assert found == list(range(count))
     assert len(begun) <= 2, f"{len(begun)} times in one reading"
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -18,34 +16,14 @@ from blackbox.archive.serve import piece_reading
 from blackbox.archive.serve.archive_days import DAYS_OPEN, ArchiveDays
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
-from blackbox.archive.serve.piece_reading import Read
 from blackbox.archive.serve.pieces import Pieces
-from blackbox.archive.serve.protocol import (
-    BEGINNING_NS,
-    AskBlocks,
-    EndOfEpoch,
-    FoundPosition,
-    Gone,
-    Outage,
-    Piece,
-    RunAbout,
-)
+from blackbox.archive.serve.protocol import BEGINNING_NS, AskBlocks, EndOfEpoch, FoundPosition, Gone, Outage, RunAbout
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.form.format import FLAG_END
 from blackbox.block.position import Position
 from blackbox.testing import RawPublisher
-from tests.archive.archives import free_endpoint
-from tests.archive.epochs import (
-    FIRST,
-    SECOND,
-    SECOND_RUN,
-    Fact,
-    Walk,
-    begin_run,
-    facts,
-    from_start,
-    send,
-)
+from tests.archive.archives import after, answers, free_endpoint
+from tests.archive.epochs import FIRST, SECOND, SECOND_RUN, Fact, Walk, begin_run, facts, from_start, send
 from tests.archive.recorders import feed_of, wait_recorded
 from tests.archive.written_days import few
 from tests.archive.written_journals import Journal, block
@@ -120,6 +98,12 @@ class Model(Walk):
             self.days += what == "day"
             self.journal = self._begin()
 
+    def after(self, text: str) -> Model:
+        """Do all these operations."""
+        for op in ops_of(text):
+            self.do(op)
+        return self
+
     def close(self) -> None:
         for killed in self.killed:
             killed.writer.refuse()
@@ -130,20 +114,6 @@ class Model(Walk):
         self.epoch += 1
         self.sent = 0
         self.ends.clear()
-
-
-def after(ask: AskBlocks, piece: Piece) -> AskBlocks:
-    """Return the request for what follows an answer."""
-    return msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed)
-
-
-def answers(archive: Pieces, ask: AskBlocks) -> Iterator[Read]:
-    """Yield answers up to the one after which there is no more."""
-    while True:
-        yield (found := archive.read(ask))
-        if found.piece.state != "more":
-            return
-        ask = after(ask, found.piece)
 
 
 def read_all(archive: Pieces, ask: AskBlocks) -> tuple[list[Fact], str]:
@@ -202,53 +172,23 @@ def test_received_and_missing_messages_match_a_plain_walk(
 
 
 def test_an_answer_has_the_ends_of_keys_whose_last_messages_are_missing(tmp_path: Path) -> None:
-    model = Model(tmp_path, 1)
-    for op in ops_of("rA2 rB1 lA3 rB2 lB1 h n rA1"):
-        model.do(op)
-    model.journal.writer.close()
+    Model(tmp_path, 1).after("rA2 rB1 lA3 rB2 lB1 h n rA1").close()
     piece, _ = Pieces(tmp_path).read(AskBlocks(slice_id=0, prefixes=(b"A",), start=Position(1, 0)))
-    assert piece.ended is not None
-    ended = piece.ended
-    assert (piece.passed, ended.epoch, ended.stop, ended.following) == (Position(2, 0), 1, 9, 9)
-    assert ended.ends == {b"A": (6, 5)}
-
-
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_a_later_epoch_without_messages_ends_the_epoch_before(tmp_path: Path, is_closed: bool) -> None:
-    model = Model(tmp_path, 1)
-    for op in ops_of("rA3 lA2 h n h"):
-        model.do(op)
-    if is_closed:
-        model.journal.writer.close()
-    else:
-        model.journal.write()
-    archive, ask = Pieces(tmp_path), AskBlocks(slice_id=0, start=Position(1, 0))
-    piece, blocks = archive.read(ask)
-    assert (len(blocks), piece.gone) == (1, [(1, Gone(1, 3, 5, "not recorded"))])
-    assert (piece.state, piece.passed, piece.ended) == ("more", (2, 0), EndOfEpoch(1, 5, 5, {b"A": (5, 5)}))
-    piece, blocks = archive.read(after(ask, piece))
-    assert (blocks, piece.passed, piece.ended) == ([], (2, 0), None)
-    assert piece.state == ("done" if is_closed else "later")
-    model.close()
+    assert (piece.passed, piece.ended) == (Position(2, 0), EndOfEpoch(1, 9, 9, {b"A": (6, 5)}))
 
 
 def test_an_epoch_without_messages_ends_before_the_next_one(tmp_path: Path) -> None:
-    model = Model(tmp_path, 0)
-    for op in ops_of("rA3 h n h n rA1"):
-        model.do(op)
-    model.journal.writer.close()
+    Model(tmp_path, 0).after("rA3 h n h n rA1").close()
     pieces = [piece for piece, _ in answers(Pieces(tmp_path), AskBlocks(slice_id=0, start=Position(1, 0)))]
     ended = [(each.ended.epoch, each.ended.stop, each.passed) for each in pieces if each.ended]
     assert (ended, pieces[-1].state) == ([(1, 3, Position(2, 0)), (2, 0, Position(3, 0))], "done")
-    model.close()
 
 
 def test_the_end_of_an_epoch_is_known_however_long_its_slice_is_quiet(tmp_path: Path) -> None:
     names = [f"2026-01-{number:02}" for number in range(1, DAYS_OPEN + 4)]
-    journal = Journal(tmp_path / names[0])
-    journal.put(block(0, 3, SECOND))
-    journal.hear({b"": 5}, ts_recv=2 * SECOND)
-    journal.writer.close()
+    with Journal(tmp_path / names[0]) as journal:
+        journal.put(block(0, 3, SECOND))
+        journal.hear({b"": 5}, ts_recv=2 * SECOND)
     for name in names[1:]:
         Day(tmp_path / name, journal_feed())
     ask = AskBlocks(slice_id=0, start=Position(1, 0))
@@ -259,15 +199,12 @@ def test_the_end_of_an_epoch_is_known_however_long_its_slice_is_quiet(tmp_path: 
         pass
     assert found == FoundPosition(position=Position(1, 5), is_end=True)
     archive.check_positions({0: Position(1, 5)})
-    journal = Journal(tmp_path / names[-1])
-    journal.put(block(0, 1, 9 * SECOND, epoch=2))
-    journal.writer.close()
+    with Journal(tmp_path / names[-1]) as journal:
+        journal.put(block(0, 1, 9 * SECOND, epoch=2))
     assert read_all(Pieces(tmp_path), ask) == (expected + facts("came", 2, range(1)), "done")
 
 
-def test_a_waiting_reader_makes_an_archive_look_at_its_last_day_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_for_a_waiting_reader_only_the_last_day_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 5):
         journal = Journal(tmp_path / f"2026-01-0{number}")
         journal.put(block(number, 1, SECOND))
@@ -337,11 +274,10 @@ def test_an_archive_reports_ends_of_epochs_and_outages(tmp_path: Path) -> None:
 
 
 def test_the_last_heartbeat_counts_after_one_that_named_keys(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "2026-01-01")
-    journal.put(block(0, 3, 10 * SECOND, epoch=7))
-    journal.hear({b"": 5}, 7, 20 * SECOND)
-    journal.hear({b"": 5}, 7, 32 * SECOND)
-    journal.writer.close()
+    with Journal(tmp_path / "2026-01-01") as journal:
+        journal.put(block(0, 3, 10 * SECOND, epoch=7))
+        journal.hear({b"": 5}, 7, 20 * SECOND)
+        journal.hear({b"": 5}, 7, 32 * SECOND)
     (run,) = Pieces(tmp_path).about(None).slices[0].runs
     assert run == RunAbout(epoch=7, last_sequence=4, has_ended=False, heard_ns=32 * SECOND)
 
