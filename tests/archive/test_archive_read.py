@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
@@ -16,7 +16,7 @@ import zmq
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from blackbox import ConfigError
+from blackbox import ConfigError, Feed
 from blackbox.archive.record.recorder import Recorder
 from blackbox.archive.serve import block_reader, client
 from blackbox.archive.serve.client import ArchiveClient
@@ -32,12 +32,7 @@ from blackbox.errors import ArchiveError, EndpointError
 from blackbox.native.system.awake_clock import awake_s
 from blackbox.receive.slices.catching_up import Gone, Passed, Told, Wanted
 from blackbox.testing import wait_until
-from tests.archive.archives import (
-    all_numbers,
-    archived_feed,
-    free_endpoint,
-    recorded,
-)
+from tests.archive.archives import all_numbers, archived_feed, free_endpoint, recorded
 from tests.archive.written_journals import Journal, block
 from tests.examples import examples
 from tests.journals import feed_of
@@ -45,6 +40,11 @@ from tests.journals import feed_of
 SECOND = 10**9
 
 ALL = Wanted([b""])
+
+
+def with_archives(key_bytes: int = 0) -> Feed:
+    """Return a feed with the endpoints of two archives."""
+    return feed_of(key_bytes=key_bytes, archives=(free_endpoint(), free_endpoint()))
 
 
 class Sent(NamedTuple):
@@ -109,7 +109,7 @@ def write(place: Path, number: int, sent: list[Sent], key_bytes: int) -> None:
 @example([BOTH, SECOND_ONLY._replace(begins_run=True), BOTH._replace(begins_run=True, heard=(False, True))], 1, b"", 0)
 @example([BOTH, SECOND_ONLY, NEITHER, BOTH._replace(begins_run=True, heard=(True, False))], 1, b"", 0)
 def test_two_archives_are_read_as_one(sent: list[Sent], key_bytes: int, prefix: bytes, start: int) -> None:
-    feed = feed_of(key_bytes=key_bytes, archives=(free_endpoint(), free_endpoint()))
+    feed = with_archives(key_bytes)
     wanted = prefix[:key_bytes]
     expected: list[tuple[str, int, int]] = []
     epoch, following, runs = 1, 0, [1]
@@ -158,20 +158,17 @@ ARCHIVED = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_siz
 @given(ARCHIVED, st.integers(0, 18))
 @example([(True, True), (False, True), (True, False)], 1)
 @example([(True, False), (False, True)], 9)
-def test_reading_from_a_time_starts_at_the_first_block_of_any_archive(
-    archived: list[tuple[bool, bool]], halves: int
-) -> None:
+def test_a_time_starts_at_the_first_block_of_any_archive(archived: list[tuple[bool, bool]], halves: int) -> None:
     """Block n is received at second n. An archive has nothing after its last block."""
-    feed = feed_of(archives=(free_endpoint(), free_endpoint()))
+    feed = with_archives()
     found = [n for n, has in enumerate(archived) if any(has)]
     expected = next((n for n in found if 2 * n >= halves), found[-1] + 1 if found else 0)
     with TemporaryDirectory() as directory, ExitStack() as stack:
         for number, endpoint in enumerate(feed.archives):
             place = Path(directory) / str(number) / feed.name
-            journal = Journal(place / "2026-01-01")
-            for n in (n for n, has in enumerate(archived) if has[number]):
-                put(journal, b"A", 0, 1, n, epoch=7, sequence=n)
-            journal.writer.close()
+            with Journal(place / "2026-01-01") as journal:
+                for n in (n for n, has in enumerate(archived) if has[number]):
+                    put(journal, b"A", 0, 1, n, epoch=7, sequence=n)
             stack.enter_context(ArchiveServer(place, (endpoint,)))
         until = awake_s() + 200
         reading = ArchiveClient(feed, timeout=60).read(
@@ -181,60 +178,59 @@ def test_reading_from_a_time_starts_at_the_first_block_of_any_archive(
         cast(Generator[object], reading).close()
 
 
+@contextmanager
+def two_recording(tmp_path: Path) -> Iterator[tuple[ArchiveClient, Journal, Journal]]:
+    """Yield a client of two archives whose recorders write the yielded journals."""
+    feed = with_archives()
+    with ExitStack() as stack:
+        places = [tmp_path / name / feed.name for name in "ab"]
+        first, second = (stack.enter_context(Journal(place / "2026-01-01")) for place in places)
+        for place, endpoint in zip(places, feed.archives, strict=True):
+            stack.enter_context(ArchiveServer(place, (endpoint,)))
+        yield ArchiveClient(feed, timeout=60), first, second
+
+
 def test_a_gap_of_one_archive_waits_for_another_that_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = feed_of(archives=(free_endpoint(), free_endpoint()))
-    places = [tmp_path / name / feed.name for name in "ab"]
-    first, second = journals = [Journal(place / "2026-01-01") for place in places]
-    for journal in journals:
-        journal.put(block(0, 2, SECOND, epoch=7))
-    first.put(block(4, 1, SECOND, epoch=7))
     left, pause = [block(2, 3, SECOND, epoch=7)], block_reader._Waits.pause
-
-    def record(waits: Any, retry_s: float) -> None:
-        while left:
-            second.put(left.pop())
-            second.write()
-        pause(waits, retry_s)
-
-    monkeypatch.setattr(block_reader._Waits, "pause", record)
     monkeypatch.setattr(client, "_GAP_S", 600.0)
-    for journal in journals:
-        journal.write()
-    with ArchiveServer(places[0], feed.archives[:1]), ArchiveServer(places[1], feed.archives[1:]):
-        found = list(ArchiveClient(feed, timeout=60).blocks(0, start=(7, 0), stop=(7, 5), timeout=1_200))
+    with two_recording(tmp_path) as (reader, first, second):
+
+        def record(waits: Any, retry_s: float) -> None:
+            while left:
+                second.put(left.pop())
+                second.write()
+            pause(waits, retry_s)
+
+        monkeypatch.setattr(block_reader._Waits, "pause", record)
+        for journal in (first, second):
+            journal.put(block(0, 2, SECOND, epoch=7))
+            journal.write()
+        first.put(block(4, 1, SECOND, epoch=7))
+        first.write()
+        found = list(reader.blocks(0, start=(7, 0), stop=(7, 5), timeout=1_200))
     assert [each.block.count if isinstance(each, Fetched) else each for each in found] == [2, 3]
-    for journal in journals:
-        journal.writer.close()
 
 
-def test_waits_for_an_archive_that_records_no_more_are_short_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    feed = feed_of(archives=(free_endpoint(), free_endpoint()))
-    places = [tmp_path / name / feed.name for name in "ab"]
-    first, second = journals = [Journal(place / "2026-01-01") for place in places]
-    second.put(block(0, 1, SECOND, epoch=7))
-    for number in range(40):
-        first.put(block(2 * number, 1, SECOND, epoch=7))
-    for journal in journals:
-        journal.write()
+def test_waits_for_an_archive_that_records_no_more_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
     monkeypatch.setattr(block_reader, "awake_s", lambda: now_s[0])
     monkeypatch.setattr(block_reader._Waits, "pause", lambda _, retry_s: now_s.__setitem__(0, now_s[0] + 0.05))
-    with ArchiveServer(places[0], feed.archives[:1]), ArchiveServer(places[1], feed.archives[1:]):
-        found = list(ArchiveClient(feed, timeout=60).blocks(0, start=(7, 0), stop=(7, 79)))
+    with two_recording(tmp_path) as (reader, first, second):
+        second.put(block(0, 1, SECOND, epoch=7))
+        second.write()
+        for number in range(40):
+            first.put(block(2 * number, 1, SECOND, epoch=7))
+        first.write()
+        found = list(reader.blocks(0, start=(7, 0), stop=(7, 79)))
     assert sum(isinstance(each, Fetched) for each in found) == 40
     assert now_s[0] < 5
-    for journal in journals:
-        journal.writer.close()
 
 
 def test_a_start_without_a_silent_archive_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    feed = feed_of(archives=(free_endpoint(), free_endpoint()))
-    journal = Journal(tmp_path / feed.name / "2026-01-01")
-    for number in range(5):
-        put(journal, b"A", 0, 1, number, epoch=7, sequence=number)
-    journal.writer.close()
+    feed = with_archives()
+    with Journal(tmp_path / feed.name / "2026-01-01") as journal:
+        for number in range(5):
+            put(journal, b"A", 0, 1, number, epoch=7, sequence=number)
     with ArchiveServer(tmp_path / feed.name, feed.archives[1:]):
         reading = ArchiveClient(feed, timeout=0.2).read(0, 3 * SECOND, ALL, 1.0, lambda: False, patience_s=60.0)
         assert next(reading) == Passed(Position(7, 3))
@@ -245,8 +241,7 @@ def test_a_start_without_a_silent_archive_is_logged(tmp_path: Path, caplog: pyte
 
 
 def test_a_client_does_not_wait_for_an_unreachable_archive() -> None:
-    feed = feed_of(archives=(free_endpoint(), free_endpoint()))
-    assert not ArchiveClient(feed, timeout=3_600).answers()
+    assert not ArchiveClient(with_archives(), timeout=3_600).answers()
 
 
 def test_an_archive_that_was_unreachable_is_waited_for_while_it_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +265,7 @@ def test_an_archive_that_was_unreachable_is_waited_for_while_it_is_connected(mon
 
 
 def test_an_archive_whose_answer_is_no_longer_needed_has_not_failed() -> None:
-    feed, is_over = feed_of(archives=(free_endpoint(), free_endpoint())), iter([False])
+    feed, is_over = with_archives(), iter([False])
     pool = ConnectionPool(feed, 60.0, keeps=False)
     ask = AskBlocks(slice_id=0, start=Position(1, 0))
     assert list(block_reader.BlockReader(pool, ask, lambda: next(is_over, True)).read()) == []
