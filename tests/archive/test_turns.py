@@ -52,33 +52,35 @@ def test_readers_that_receive_nothing_delay_no_other_and_are_disconnected(
         context.destroy()
 
 
+class Turns(turns.Turns):
+    """Turns of an archive whose readers have this connection; None: as on ipc."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, connection: SimpleNamespace | None = None) -> None:
+        super().__init__("archive")
+        monkeypatch.setattr(turns, "_connection_of", lambda _: connection)
+
+    def ask(self, reader: bytes = b"reader", number: int = 1) -> None:
+        self.take([zmq.Frame(each) for each in (reader, b"%d" % number, b"blocks")])
+
+
 def test_a_reader_that_received_its_answer_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Peer:
-        taken = 0
-
-        def look(self) -> bool:
-            return True
-
-    peer = Peer()
-    monkeypatch.setattr(turns, "_connection_of", lambda _: peer)
-    asked = [zmq.Frame(each) for each in (b"reader", b"1", b"blocks")]
-    waiting = turns.Turns("archive")
-    waiting.take(asked)
+    peer = SimpleNamespace(taken=0, look=lambda: True)
+    waiting = Turns(monkeypatch, peer)
+    waiting.ask()
     (reader, *_) = waiting.next() or pytest.fail("the first request has its turn")
     reader.note_sent(100)
     peer.taken = 100
-    waiting.take(asked)
+    waiting.ask()
     assert waiting.next() is not None
     reader.note_sent(100)
-    waiting.take(asked)
+    waiting.ask()
     assert waiting.next() is None, "it has not received the second answer"
 
 
 def test_another_that_waits_is_answered_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_connection_of", lambda _: None)
-    waiting = turns.Turns("archive")
-    for name in (b"one", b"two"):
-        waiting.take([zmq.Frame(each) for each in (name, b"1", b"about")])
+    waiting = Turns(monkeypatch)
+    waiting.ask(b"one")
+    waiting.ask(b"two")
     assert waiting.next() is not None
     assert waiting.wait_s() == 0
     assert waiting.next() is not None
@@ -86,42 +88,29 @@ def test_another_that_waits_is_answered_without_a_pause(monkeypatch: pytest.Monk
 
 
 def test_requests_of_a_reader_that_left_count_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Left:
-        taken = 0
-
-        def look(self) -> bool:
-            return False
-
-    monkeypatch.setattr(turns, "_connection_of", lambda _: Left())
-    waiting = turns.Turns("archive")
-    waiting.take([zmq.Frame(each) for each in (b"reader", b"1", b"blocks")])
-    waiting.take([zmq.Frame(each) for each in (b"reader", b"2", b"blocks")])
+    waiting = Turns(monkeypatch, SimpleNamespace(taken=0, look=lambda: False))
+    for number in (1, 2):
+        waiting.ask(number=number)
     assert waiting.next() is None
     assert waiting.dropped == 2
 
 
 def test_a_reader_that_cannot_be_disconnected_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """On ipc there is no connection to end."""
-    monkeypatch.setattr(turns, "_connection_of", lambda _: None)
-    waiting = turns.Turns("archive")
+    waiting = Turns(monkeypatch)
     for number in range(5 * turns.MOST_WAITING):
-        waiting.take([zmq.Frame(each) for each in (b"reader", b"%d" % number, b"blocks")])
+        waiting.ask(number=number)
     assert (len(waiting._prompt), len(waiting._late)) == (1, 1)
 
 
 def test_readers_that_read_are_answered_before_others_and_with_larger_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_connection_of", lambda _: None)
-    waiting = turns.Turns("archive")
-
-    def take(name: bytes) -> None:
-        waiting.take([zmq.Frame(each) for each in (name, b"1", b"blocks")])
-
+    waiting = Turns(monkeypatch)
     for hog in range(200):
         for _ in range(40):
-            take(b"hog%d" % hog)
+            waiting.ask(b"hog%d" % hog)
     pieces = []
     for _ in range(12):
-        take(b"honest")
+        waiting.ask(b"honest")
         for turn in range(turns._LATE_TURNS):
             reader, _, most, _ = waiting.next() or pytest.fail("nobody was answered")
             if reader.identity == b"honest":
