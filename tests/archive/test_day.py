@@ -12,10 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blackbox.archive.files.day import Lock, Manifest, day_end_ns, make_directory, recorded_days, session_date
+from blackbox.archive.files.day import LOCK, Lock, Manifest, day_end_ns, make_directory, recorded_days, session_date
 from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.slice import Slice
+from blackbox.native.system.file_lock import owner_of
 
 ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia/Lord_Howe", "Pacific/Apia")
 STARTS = ("00:00", "02:30", "11:59:59", "12:00", "17:00", "23:59:59")
@@ -71,15 +72,6 @@ def test_a_clock_change_makes_a_day_shorter_or_longer(date: str, hours: int) -> 
     assert day_end_ns(feed, day) - day_end_ns(feed, day - DAY) == hours * 3_600 * SECOND
 
 
-def test_the_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
-    feed = feed_of("Asia/Tokyo", "06:00")
-    manifest = Manifest.new(feed, datetime.date(2026, 11, 21), 5)
-    manifest.write(tmp_path)
-    assert Manifest.read(tmp_path) == manifest
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "slice-00000"]
-    manifest.check_feed(feed, tmp_path)
-
-
 def test_a_day_of_a_feed_with_other_slices_is_not_continued(tmp_path: Path) -> None:
     def with_topics(*topics: tuple[str, ...] | tuple[int, int]) -> Feed:
         kinds = ({"share": each} if isinstance(each[0], int) else {"prefixes": each} for each in topics)
@@ -119,6 +111,7 @@ def test_a_lock_names_its_owner_and_ends_with_its_process(tmp_path: Path) -> Non
         lock.close()
     try:
         assert os.read(read, 4) == b"held"
+        assert owner_of(tmp_path / LOCK) == f"process {pid}"
         with pytest.raises(JournalError, match=f"is being recorded by process {pid}, expected no other recorder"):
             Lock(tmp_path)
     finally:
@@ -126,6 +119,7 @@ def test_a_lock_names_its_owner_and_ends_with_its_process(tmp_path: Path) -> Non
         os.waitpid(pid, 0)
         os.close(read)
         os.close(write)
+    assert owner_of(tmp_path / LOCK) is None
     Lock(tmp_path).close()
 
 
