@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from blackbox import ConfigError, Recording
 from blackbox.archive.read.filter import Selection
 from blackbox.archive.read.reader import blocks_of
-from blackbox.block.form.layout import RECORD, VERSION
+from blackbox.block.form.layout import VERSION
 from blackbox.block.gap import Gap
 from blackbox.errors import JournalError
 from blackbox.feed.routing.symbol import RULES, SymbolRule
 from tests.archive.written_days import CLOCKS, EPOCHS, days, few, made, many, told
+from tests.damaged import damage_body
 from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.process_state import resident_bytes
@@ -44,20 +45,6 @@ def gaps_of(day: Day) -> list[Gap]:
 
 
 @few
-@given(days())
-def test_everything_is_read_back_in_order(day: Any) -> None:
-    with TemporaryDirectory() as path:
-        written = made(path, day)
-        recording = Recording.open(path)
-        assert told(recording.batches()) == written.told()
-        assert told(recording.batches()) == told(Recording.open(path).batches())
-        assert recording.damage == recording.verify() == []
-        assert recording.gaps() == gaps_of(written)
-        assert recording.counts() == Counter(message.topic for message in written.told())
-        assert recording.topics() == sorted({message.topic for message in written.told()})
-
-
-@few
 @given(
     days(),
     st.sampled_from([b"", b"A", b"AX", b"AXYZ.", b"AY.trade.of", b"B", b"BXYZ", b"CY", b"Z"]),
@@ -68,7 +55,7 @@ def test_everything_is_read_back_in_order(day: Any) -> None:
     st.none() | st.sampled_from([*EPOCHS, 7]),
     st.none() | st.integers(0, 20),
 )
-def test_a_filter_matches_plain_python(
+def test_everything_is_read_back_in_order_and_filters_match_plain_python(
     day: Any,
     prefix: bytes,
     start: int | None,
@@ -81,9 +68,16 @@ def test_a_filter_matches_plain_python(
     slices = None if slices is None else [number for number in slices if number < day[0]]
     assume(start is None or stop is None or start <= stop)
     with TemporaryDirectory() as path:
+        written = made(path, day)
+        recording = Recording.open(path)
+        assert told(recording.batches()) == told(recording.batches()) == written.told()
+        assert recording.damage == recording.verify() == []
+        assert recording.gaps() == gaps_of(written)
+        assert recording.counts() == Counter(message.topic for message in written.told())
+        assert recording.topics() == sorted({message.topic for message in written.told()})
         wanted = [
             message
-            for message in made(path, day).told()
+            for message in written.told()
             if message.topic.startswith(prefix)
             and (start is None or getattr(message, by) >= start)
             and (stop is None or getattr(message, by) < stop)
@@ -91,7 +85,6 @@ def test_a_filter_matches_plain_python(
             and epoch in (None, message.epoch)
             and (first_sequence is None or message.sequence >= first_sequence)
         ]
-        recording = Recording.open(path)
         selection = Selection(start=start, stop=stop, slices=slices, by=by, epoch=epoch, first_sequence=first_sequence)
         assert told(recording.batches(prefix, **selection)) == wanted
         table = recording.to_arrow(prefix, **selection, **AS_SENT)
@@ -212,9 +205,7 @@ def test_a_damaged_body_does_not_change_the_range_of_times(tmp_path: Path) -> No
     segment = Day(tmp_path, feed_of()).put(
         0, *(Put((Row(b"A", b"", 30 + i),), i, codec=1) for i in range(4)), index=False
     )
-    data = bytearray(segment.path.read_bytes())
-    data[segment.places[1][0] + RECORD.size] ^= 0xFF
-    segment.path.write_bytes(data)
+    damage_body(segment, 1)
     recording = Recording.open(tmp_path)
     assert recording.time_range() == (30, 33)
     assert (recording.summary().first_ts_event, recording.summary().last_ts_event) == (30, 33)
