@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from blackbox.errors import NotRecordedError
 from blackbox.publish.listeners.ack_tracker import RecorderPosition
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import MIB, feed_of, numbers_of, publish_numbered, records, segments
+from tests.examples import first_of
 from tests.journals import stored
 from tests.lossy_proxy import LossyProxy
 from tests.receive.shared import shared_feed
@@ -78,19 +80,14 @@ def test_messages_published_without_a_recorder_are_reported_once(tmp_path: Path)
     feed = feed_of()
     with Publisher(feed) as publisher:
         publish_numbered(publisher, 0, 100)
-        with pytest.raises(
-            NotRecordedError, match="messages 0 to 99 were not recorded by 1 recorder in .* acknowledged any"
-        ):
+        with pytest.raises(NotRecordedError, match="0 to 99 were not recorded by 1 recorder .* acknowledged any"):
             publisher.wait_recorded(SOON_S)
         with Recorder(feed, tmp_path):
             publish_numbered(publisher, 100, 10)
             wait_until(lambda: [p.begin for p in positions(publisher)] == [100], 60, "the recorder acknowledges")
             publisher.flush()
             wait_until(lambda: [p.recorded for p in positions(publisher)] == [110], what="the recorder reports all")
-            with pytest.raises(
-                NotRecordedError,
-                match=r"messages 0 to 109 were not recorded .* given up: .* recorded 110, .* began at 100",
-            ):
+            with pytest.raises(NotRecordedError, match="0 to 109 were .* given up: .* recorded 110, .* began at 100"):
                 publisher.wait_recorded(SOON_S)
             publish_numbered(publisher, 110, 10)
             publisher.wait_recorded(60)
@@ -111,13 +108,6 @@ def test_two_recorders_are_waited_for(tmp_path: Path) -> None:
         publisher.wait_recorded(60)
         with pytest.raises(NotRecordedError, match=r"messages 1000 to 1000 .*\d@\S+ has recorded 1000.* disconnected"):
             publisher.wait_recorded(SOON_S, by=2)
-        with Recorder(feed, tmp_path / "b"):
-            publish_numbered(publisher, 1_001, 1)
-            wait_until(lambda: 1_001 in [p.begin for p in positions(publisher)], what="it reports its first sequence")
-            with pytest.raises(NotRecordedError, match=r"messages 1000 to 1001 .* given up.* began at 1001"):
-                publisher.wait_recorded(SOON_S, by=2)
-            publish_numbered(publisher, 1_002, 1)
-            publisher.wait_recorded(60, by=2)
 
 
 def test_the_position_stops_at_a_gap_and_the_error_names_it(tmp_path: Path) -> None:
@@ -132,9 +122,7 @@ def test_the_position_stops_at_a_gap_and_the_error_names_it(tmp_path: Path) -> N
         wait_until(lambda: any(told.lacks for told in positions(publisher)), what="the recorder reports a gap")
         proxy._share = 0.0
         publish_numbered(publisher, 20, 10)
-        with pytest.raises(
-            NotRecordedError, match="messages 10 to .*has recorded 10, .* lacks the message with seq.* 10"
-        ):
+        with pytest.raises(NotRecordedError, match="10 to .*has recorded 10, .* lacks the message with seq.* 10"):
             publisher.wait_recorded(SOON_S)
         assert max(told.recorded for told in positions(publisher)) == 10
 
@@ -166,23 +154,14 @@ def test_positions_of_a_new_epoch_begin_at_zero(tmp_path: Path, make: Callable[[
 
 def test_the_end_of_an_epoch_ends_waits(tmp_path: Path) -> None:
     feed = feed_of()
-    failed: list[str] = []
-
-    def wait() -> None:
-        try:
-            publisher.wait_recorded(60)
-        except NotRecordedError as error:
-            failed.append(str(error))
-
-    with Publisher(feed) as publisher:
+    with Publisher(feed) as publisher, ThreadPoolExecutor(1) as thread:
         publish_numbered(publisher, 0, 100)
-        thread = threading.Thread(target=wait)
-        thread.start()
+        waiting = thread.submit(publisher.wait_recorded, 60)
         sender = publisher._slices[0].sender
         wait_until(lambda: sender.subscriptions.times_asked)
         publisher.new_epoch()
-        thread.join()
-    assert "was ended by `new_epoch` while 100 of its messages were not yet recorded" in failed[0]
+        with pytest.raises(NotRecordedError, match="was ended by `new_epoch` while 100 of its messages were not yet"):
+            waiting.result()
 
 
 def test_what_is_recorded_of_the_next_epoch_does_not_count_for_an_earlier_one() -> None:
@@ -258,7 +237,7 @@ def test_synced_messages_survive_a_power_loss(tmp_path: Path, monkeypatch: pytes
 
 
 class Counted:
-    """Model of the position that a recorder acknowledges for one slice, from the set of received sequences."""
+    """Model of a recorder's position in one slice, from the set of received sequences."""
 
     def __init__(self, begin: int) -> None:
         self.begin = self.recorded = self._next = begin
@@ -278,7 +257,7 @@ class Counted:
         self.lacks = self.recorded < sequence
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", first_of(range(6), keep=4))
 def test_positions_match_a_model_that_counts_messages(tmp_path: Path, seed: int) -> None:
     """Blocks of some keys are lost, repeated and overlap: the position is before the first loss."""
     feed, choice = feed_of(key_bytes=2 * (seed % 2)), random.Random(seed)

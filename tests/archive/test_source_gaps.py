@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Gap, Message, Publisher, Recorder, Recording, Subscriber
-from blackbox.archive.importing.import_days import ImportedDay, import_days
+from blackbox.archive.importing.import_days import import_days
 from blackbox.block.gap import shares_of
 from blackbox.cli.demo.session import Session
 from blackbox.errors import SourceError
@@ -49,11 +49,6 @@ class Lacking(Made):
 
 def messages(*numbers: int) -> list[Item]:
     return [(TOPICS[number % len(TOPICS)], b"%d" % number) for number in numbers]
-
-
-def import_one(feed: Feed, directory: Path, source: Source) -> ImportedDay:
-    (day,) = import_days(feed, directory, [source])
-    return day
 
 
 def missing_of(recording: Recording) -> dict[int, int]:
@@ -111,7 +106,7 @@ def test_gaps_of_any_source_match_a_list(
             lost += item if has_begun else 0
         else:
             has_begun = True
-    day = import_one(feed, tmp_path_factory.mktemp("imported"), Lacking(*chunks))
+    (day,) = import_days(feed, tmp_path_factory.mktemp("imported"), [Lacking(*chunks)])
     recording = Recording.open(day.path)
     damage, gaps, begins = recording.examine()
     assert (damage, begins) == ([], [])
@@ -275,8 +270,8 @@ def test_books_are_synced_until_a_loss_as_in_a_plain_loop(
     directory = tmp_path_factory.mktemp("losses")
     source = losses_in(directory / "20191230.pcap", packets)
     feed = feed_of("itch50", slices=slices, key_bytes=int(has_keys))
-    recording = Recording.open(import_one(feed, directory, source).path)
-    check_synced(recording, packets, is_exact=not has_keys)
+    (day,) = import_days(feed, directory, [source])
+    check_synced(Recording.open(day.path), packets, is_exact=not has_keys)
 
 
 def test_books_of_a_published_source_are_synced_until_a_loss(tmp_path: Path) -> None:
@@ -287,28 +282,11 @@ def test_books_of_a_published_source_are_synced_until_a_loss(tmp_path: Path) -> 
     check_synced(recording, packets)
 
 
-def events_of(feed: Feed, **settings: Any) -> tuple[Subscriber, list[object]]:
-    seen: list[object] = []
-    subscriber = Subscriber(feed, **settings)
+def test_repair_does_not_wait_for_messages_missing_in_the_source(tmp_path: Path) -> None:
+    feed, seen = archived_feed(key_bytes=2), list[object]()
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
     subscriber.on(b"")(lambda message: seen.append(message.payload))
     subscriber.on_gap(b"")(lambda gap: seen.append(gap.count))
-    return subscriber, seen
-
-
-def test_subscribers_get_gaps_of_a_source() -> None:
-    feed = feed_of("raw", slices=1, key_bytes=2)
-    subscriber, seen = events_of(feed)
-    with Publisher(feed, when_full="wait") as publisher, subscriber:
-        publisher.publish(b"AA.P", b"single")
-        Lacking([(b"AA.P", b"0"), 4, (b"AA.P", b"1"), 2]).publish(publisher)
-        publisher.flush()
-        wait_until(lambda: len(seen) == 5)
-    assert seen == [b"single", b"0", 4, b"1", 2]
-
-
-def test_repair_does_not_wait_for_messages_missing_in_the_source(tmp_path: Path) -> None:
-    feed = archived_feed()
-    subscriber, seen = events_of(feed, on_gap="repair", repair_wait=60)
     with (
         Publisher(feed, when_full="wait") as publisher,
         Recorder(feed, tmp_path, serve=feed.archives[0]) as recorder,
