@@ -68,8 +68,7 @@ def messages_of(
 
 
 @pytest.mark.parametrize(
-    ("name", "key_bytes"),
-    first_of([("itch50", 4), ("tape", 0), ("binance", 0), ("iex deep", 0), ("dbn", 4)], keep=3),
+    ("name", "key_bytes"), first_of([("itch50", 4), ("binance", 0), ("tape", 0), ("iex deep", 0), ("dbn", 4)], keep=2)
 )
 def test_an_import_equals_publishing_recording_and_compacting(
     shared_data: Path, tmp_path: Path, name: str, key_bytes: int
@@ -149,10 +148,7 @@ def by_day(feed: Feed, rows: list[tuple[bytes, bytes, int]]) -> dict[str, list[t
     return found
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"time_zone": "America/Chicago", "day_start": "17:00"}, {"key_bytes": 1}],
-)
+@pytest.mark.parametrize("settings", [{"time_zone": "America/Chicago", "day_start": "17:00"}, {"key_bytes": 1}])
 def test_several_days_in_one_source_become_several_dated_days(tmp_path: Path, settings: dict[str, Any]) -> None:
     chance = random.Random(1)
     rows = [(b"A.t", b"0", 0), (b"A.t", b"1", 0)]
