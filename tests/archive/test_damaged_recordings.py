@@ -264,9 +264,7 @@ def test_a_torn_tail_is_reported_until_it_is_cut(tmp_path: Path) -> None:
     assert recording.summary().torn_bytes == 0
 
 
-def test_a_damaged_block_is_logged_once_and_its_messages_are_a_gap(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_block_is_logged_once_and_is_a_gap(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     day = Day(tmp_path, feed_of())
     segment = day.put(0, *(Put((Row(b"A", b"x"), Row(b"A", b"y")), 2 * i, i) for i in range(3)))
     damage_body(segment, 1)

@@ -106,7 +106,7 @@ def test_a_segment_that_shrinks_while_it_is_sent_ends_the_replay_with_an_error(
     assert error.endswith("the rest is not sent")
 
 
-def test_a_file_cut_within_its_last_page_while_sent_is_reported_at_the_end(
+def test_a_file_cut_within_its_last_page_while_sent_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day = Day(tmp_path, feed_of())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 import xxhash
 
 from blackbox import ConfigError, Feed, Publisher, Recorder, Recording, Replay, Schema, Subscriber
+from blackbox.archive.maintain.manifest_repair import repair
 from blackbox.errors import JournalError
 from blackbox.feed.schema.document import SchemaDocument
 from blackbox.feed.schema.schema import load_schema
 from blackbox.testing import wait_until
+from tests.feed.test_schema import register
 from tests.journals import Day, Put, Row, feed_of
 from tests.ticks import TICK, TICK_ROWS, TICKS, recorded_ticks
 
@@ -74,9 +77,7 @@ def test_a_feed_with_a_custom_schema_is_like_any_other(tmp_path: Path) -> None:
     path.write_text('name = "mine"\nschema = "ticks"\n[[slices]]\nendpoints = ["tcp://127.0.0.1:5555"]\n')
     assert Feed.load(path).schema == "ticks"
     assert Feed.load(path, schema=TICKS).schema is TICKS
-    with pytest.raises(
-        ConfigError, match=r"feed\.toml: schema was 'ticks', expected 'other', the name of the given schema"
-    ):
+    with pytest.raises(ConfigError, match=r"feed\.toml: schema was 'ticks', expected 'other', the name of the given"):
         Feed.load(path, schema=Schema("other", 1_001, {"t": TICK}))
     path.write_text(path.read_text().replace('"ticks"', '{name = "ticks", schema_id = 1, records = {}}'))
     with pytest.raises(ConfigError, match="schema was a table, expected a name: pass the schema itself to Feed.load"):
@@ -118,8 +119,6 @@ def test_days_with_different_layouts_are_not_replayed_as_one(tmp_path: Path) -> 
 
 
 def test_a_broken_package_does_not_hide_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.feed.test_schema import register
-
     day = Day(tmp_path / "day", feed_of(schema="ticks"))
     day.write_manifest(TICKS)
     (tmp_path / "broken_ticks.py").write_text("raise RuntimeError('no licence')\n")
@@ -156,10 +155,6 @@ def test_an_invalid_schema_is_one_error_that_names_the_file(tmp_path: Path, chan
 
 
 def test_a_day_is_repaired_with_the_schema_of_its_neighbour(ticks: Path, tmp_path: Path) -> None:
-    import shutil
-
-    from blackbox.archive.maintain.manifest_repair import repair
-
     near, hurt = tmp_path / "ticks" / ticks.name, tmp_path / "ticks" / "2026-01-02"
     shutil.copytree(ticks, near)
     shutil.copytree(ticks, hurt)

@@ -25,14 +25,7 @@ from blackbox.archive.record.settings import JournalSettings
 from blackbox.errors import JournalError, NotConfirmedError
 from blackbox.receive.supervise.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until
-from tests.archive.recorders import (
-    MIB,
-    feed_of,
-    one_slice,
-    payloads,
-    segments,
-    wait_recorded,
-)
+from tests.archive.recorders import MIB, feed_of, one_slice, payloads, segments, wait_recorded
 from tests.process_state import held, linux_only, wait_given_back
 
 
