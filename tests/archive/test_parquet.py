@@ -106,9 +106,9 @@ def test_files_of_real_days_match_the_recording(tops: Recording, itch: Recording
     assert columns["ts_event"].has_column_index
 
 
-def test_polars_duckdb_and_pandas_read_the_same(tops: Recording, tmp_path: Path) -> None:
-    tops.to_parquet(tmp_path / "out")
-    told = slice_by_slice(tops)
+def test_polars_duckdb_and_pandas_read_the_same(itch: Recording, tmp_path: Path) -> None:
+    itch.to_parquet(tmp_path / "out")
+    told = slice_by_slice(itch)
     frame = polars.scan_parquet(tmp_path / "out", hive_partitioning=True).collect()
     relation = duckdb.connect().from_query(f"SELECT * FROM read_parquet('{tmp_path}/out/*/*/*.parquet')")
     found = {

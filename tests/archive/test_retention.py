@@ -20,8 +20,6 @@ from hypothesis import strategies as st
 from blackbox import ConfigError, Feed, Hub, HubClient, Publisher, Recorder, Recording
 from blackbox.archive.consumer_positions import (
     CONSUMERS,
-    MOST_NAMES,
-    MOST_NEW_OF_HOST,
     ConsumerStore,
     Owner,
     PositionFile,
@@ -290,16 +288,16 @@ def kept_in(place: Path) -> dict[str, dict[int, Position]]:
 
 def test_a_forged_request_deletes_no_other_history(tmp_path: Path, ring: Keyring) -> None:
     """Torture does the same without keys."""
-    feed, used = archived_feed(), ring
+    feed = archived_feed()
     (old, epoch), _, (today, last) = (aged(tmp_path, feed, ago) for ago in (5, 4, 0))
     place = tmp_path / feed.name
     secret = secret_of(tmp_path / "positions")
     needed: dict[int, Position] = {0: Position(epoch, 500)}
-    with serving(place, feed, used):
-        as_owner(feed, used, "desk").tell("strategy-1", needed, secret)
+    with serving(place, feed, ring):
+        as_owner(feed, ring, "desk").tell("strategy-1", needed, secret)
         honest = kept_in(place)
         assert list(honest.values()) == [needed]
-        stranger, other = as_owner(feed, used, "stranger"), as_owner(feed, used, "other")
+        stranger, other = as_owner(feed, ring, "stranger"), as_owner(feed, ring, "other")
         for far in (FAR, last, epoch):
             with pytest.raises(ArchiveError, match="no right to any topic"):
                 stranger.tell("strategy-1", {0: Position(far, 0)})
@@ -312,37 +310,41 @@ def test_a_forged_request_deletes_no_other_history(tmp_path: Path, ring: Keyring
         other.tell("strategy-1", {}, secrets.token_bytes(32))  # as its own consumer, which may not exist
         assert kept_in(place).items() >= honest.items()
         assert Deleter(place, feed, Retention(days=1)).look() == []
-        as_owner(feed, used, "desk").tell("strategy-1", {}, secret)
+        as_owner(feed, ring, "desk").tell("strategy-1", {}, secret)
         assert honest.keys().isdisjoint(kept_in(place))
         assert days_of(place) == [*Deleter(place, feed, Retention(days=1)).look(), today]
         assert old not in days_of(place)
 
 
-def test_junk_names_of_one_owner_exclude_no_other_consumer(tmp_path: Path, ring: Keyring) -> None:
-    feed, used = archived_feed(), ring
+def test_junk_names_of_one_owner_exclude_no_other_consumer(
+    tmp_path: Path, ring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.archive.consumer_positions.MOST_NAMES", 6)
+    feed = archived_feed()
     epoch = recorded(tmp_path, feed, COUNT)
     place, junk = tmp_path / feed.name, secrets.token_bytes(32)
-    with serving(place, feed, used), as_owner(feed, used, "other").kept() as other:
-        for number in range(MOST_NAMES):
+    with serving(place, feed, ring), as_owner(feed, ring, "other").kept() as other:
+        for number in range(6):
             other.tell(f"junk-{number}", {0: Position(epoch, 1)}, junk)
-        with pytest.raises(ArchiveError, match=rf"'one-more' was one too many, expected at most {MOST_NAMES} of its"):
+        with pytest.raises(ArchiveError, match="'one-more' was one too many, expected at most 6 of its"):
             other.tell("one-more", {0: Position(epoch, 1)}, junk)
         other.tell("junk-5", {0: Position(epoch, 2)}, junk)  # existing names can still be moved
-        as_owner(feed, used, "desk").tell("strategy-1", {0: Position(epoch, 7)}, secrets.token_bytes(32))
+        as_owner(feed, ring, "desk").tell("strategy-1", {0: Position(epoch, 7)}, secrets.token_bytes(32))
     assert {0: (epoch, 7)} in kept_in(place).values()
-    assert len(kept_in(place)) == MOST_NAMES + 1
+    assert len(kept_in(place)) == 7
 
 
-def test_a_host_without_keys_adds_a_bounded_number_of_names(tmp_path: Path) -> None:
+def test_a_host_without_keys_adds_a_bounded_number_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.archive.consumer_positions.MOST_NEW_OF_HOST", 4)
     store, at = ConsumerStore(tmp_path / "tape"), {0: Position(1, 1)}
-    for number in range(MOST_NEW_OF_HOST):
+    for number in range(4):
         store.note(Owner.of_secret(b"%d" % number, "10.0.0.5"), "junk", at)
-    with pytest.raises(Exception, match=r"at most 256 new from host 10\.0\.0\.5 without a key"):
+    with pytest.raises(Exception, match=r"at most 4 new from host 10\.0\.0\.5 without a key"):
         store.note(Owner.of_secret(b"one more", "10.0.0.5"), "junk", at)
     store.note(Owner.of_secret(b"honest", "10.0.0.6"), "strategy-1", at)
     store.note(Owner.of_key("desk"), "strategy-1", at)
     store.note(Owner.of_secret(b"0", "10.0.0.5"), "junk", {0: Position(1, 2)})
-    assert len(kept_in(tmp_path / "tape")) == MOST_NEW_OF_HOST + 2
+    assert len(kept_in(tmp_path / "tape")) == 6
 
 
 def test_consumers_that_have_ended_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
