@@ -16,11 +16,15 @@ import pandas
 import polars
 import pyarrow
 import pytest
+from blackbox_feeds.iex import DEEP10, TOPS16
+from blackbox_feeds.itch50 import SCHEMA as ITCH50
+from blackbox_feeds.itch50 import timestamps_ns
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Recording, Schema
 from blackbox.archive.recordings import Recordings
+from blackbox.block.columns.arrow import record_column
 from blackbox.feed.schema.schema import SINCE_MIDNIGHT, price
 from tests.archive.written_days import ns, told
 from tests.examples import examples
@@ -286,9 +290,7 @@ def test_a_misspelt_option_is_an_error(tmp_path: Path, method: str) -> None:
 
 
 def test_records_and_times_of_a_recorded_batch(tmp_path: Path) -> None:
-    from blackbox_feeds.itch50 import SCHEMA
-
-    event = numpy.zeros(2, SCHEMA.dtype("S"))
+    event = numpy.zeros(2, ITCH50.dtype("S"))
     event["message_type"], event["event_code"], event["tracking_number"] = b"S", b"O", (1, 2)
     rows = tuple(Row(b"S", row.tobytes(), i) for i, row in enumerate(event))
     Day(tmp_path, feed_of(schema="itch50")).put(0, Put(rows, 5, ts_out=7, ts_recv=9))
@@ -298,22 +300,11 @@ def test_records_and_times_of_a_recorded_batch(tmp_path: Path) -> None:
     assert [message.record.event_code for message in batch] == [b"O", b"O"]
     with pytest.raises(ValueError, match="topics have no numbers"):
         _ = batch.topic_numbers
-    table = Recording.open(tmp_path).to_arrow(message_type="S")
-    assert table.schema.names[9:] == list(SCHEMA.arrow("S").names)
-    assert table.schema.field("event_code") == SCHEMA.arrow("S").field("event_code")
-    assert table.column("event_code").to_pylist() == ["O", "O"]
-    with pytest.raises(ConfigError, match="message type was '!'"):
-        Recording.open(tmp_path).to_arrow(message_type="!")
 
 
-def test_every_type_of_every_schema_becomes_columns(tmp_path: Path) -> None:
-    from blackbox_feeds.iex import DEEP10, TOPS16
-    from blackbox_feeds.itch50 import SCHEMA, timestamps_ns
-
-    from blackbox.block.columns.arrow import record_column
-
+def test_every_type_of_every_schema_becomes_columns() -> None:
     draw = numpy.random.default_rng(1)
-    for schema in (DEEP10, TOPS16, SCHEMA):
+    for schema in (DEEP10, TOPS16, ITCH50):
         for kind, dtype in schema.records.items():
             records = draw.integers(0, 128, (50, dtype.itemsize), numpy.uint8).view(dtype).reshape(-1)
             arrow = schema.arrow(kind)
@@ -324,7 +315,7 @@ def test_every_type_of_every_schema_becomes_columns(tmp_path: Path) -> None:
                     absent = (records[name].dtype.metadata or {}).get("absent")
                     expected = [None if each == absent else each for each in records[name].tolist()]
                     assert column.cast(pyarrow.int64()).to_pylist() == expected
-            if schema is SCHEMA:
+            if schema is ITCH50:
                 assert columns[3].to_pylist() == timestamps_ns(records["timestamp"]).tolist()
 
 
