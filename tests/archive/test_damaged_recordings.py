@@ -16,7 +16,7 @@ from blackbox.block.form.layout import RECORD
 from blackbox.errors import JournalError
 from tests import wire
 from tests.archive.written_days import told
-from tests.damaged import damage_body
+from tests.damaged import damage_body, flip
 from tests.examples import examples
 from tests.journals import Day, Put, Row, Segment, Told, feed_of, opened, record_of, sealed
 
@@ -43,12 +43,10 @@ def small_day(path: str | Path, indexed: bool = True) -> Day:
     return day
 
 
-def flip(path: Path, share: float, bit: int) -> int:
+def flip_at(path: Path, share: float, bit: int) -> int:
     """Flip a bit of a file. Return the offset of its byte."""
-    data = bytearray(path.read_bytes())
-    place = int(len(data) * share)
-    data[place] ^= 1 << bit
-    path.write_bytes(data)
+    place = int(path.stat().st_size * share)
+    flip(path, place, bit=bit)
     return place
 
 
@@ -99,7 +97,7 @@ def test_a_flipped_bit_loses_one_block_and_is_reported(number: int, share: float
     with TemporaryDirectory() as path:
         day = small_day(path, indexed)
         segment = day.segments[number]
-        place = flip(segment.path, share, bit)
+        place = flip_at(segment.path, share, bit)
         lost = hit(segment, place)
         if place < 16:  # magic, version, slice and number identify the file
             with pytest.raises(JournalError, match=str(segment.path)):
@@ -144,7 +142,7 @@ def test_a_damaged_index_loses_no_message(number: int, share: float, bit: int, s
         if shorten:
             cut(index, share)
         else:
-            flip(index, share, bit)
+            flip_at(index, share, bit)
         recording = Recording.open(path)
         check_reading(recording, day.told())
         assert all(damage.path == index for damage in recording.verify())
@@ -162,7 +160,7 @@ def test_much_damage_never_gives_a_wrong_message(damages: list[tuple[int, float,
             if shorten:
                 cut(file, 0.5 + share / 2)
             elif file.stat().st_size:
-                flip(file, share, bit)
+                flip_at(file, share, bit)
         try:
             recording = Recording.open(path)
         except JournalError:
