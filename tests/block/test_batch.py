@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 from blackbox_feeds.itch50 import SCHEMA
 
-from blackbox import Batch, ConfigError, Feed, Publisher, Subscriber
+from blackbox import Batch, ConfigError, Feed, Subscriber
 from blackbox.block.batch.received_block import NO_FEED, ORIGINS, BatchFeed, ReceivedBlock
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
@@ -22,13 +22,21 @@ from tests.receive.subscribers import publishing
 
 TOPICS = [b"A.x", b"B.x", b"A.y"]
 INDEX = [0, 1, 2, 1, 0]
-PAYLOADS = [b"zero", b"", b"two", b"three3", b"4"]
+PAYLOADS: dict[str, list[Any]] = {
+    "any size": [b"zero", b"", b"two", b"three3", b"4"],
+    "one size": [b"%d" % number for number in range(5)],
+    "empty": [b""] * 5,
+    "no value": [b"zero", None, b"two", b"", None],
+    "one size or no value": [None, b"1", b"2", None, None],
+}
+of_all_kinds = pytest.mark.parametrize("payloads", PAYLOADS.values(), ids=PAYLOADS)
 TIMES = [10, 0, -30, 40, 2**62]
 
 
-def block_of(payloads: list[bytes]) -> Block:
-    offsets = numpy.cumsum([0, *map(len, payloads)])
-    columns = PayloadColumns(b"".join(payloads), TIMES, offsets)
+def block_of(payloads: list[Any]) -> Block:
+    data = [payload or b"" for payload in payloads]
+    valid = numpy.array([payload is not None for payload in payloads])
+    columns = PayloadColumns(b"".join(data), TIMES, numpy.cumsum([0, *map(len, data)]), valid=valid)
     return Block.encode(TOPICS, INDEX, columns, HeaderFields(sequence=100, ts_out=77))
 
 
@@ -36,8 +44,8 @@ SOME_ROWS = numpy.array([1, 3, 4], numpy.int32)
 
 
 @pytest.mark.parametrize("rows", [None, SOME_ROWS, SOME_ROWS[:0]], ids=["all", "some", "none"])
-@pytest.mark.parametrize("payloads", [PAYLOADS, [b"%d" % n for n in range(5)], [b""] * 5], ids=["any", "one", "empty"])
-def test_columns_are_those_of_the_rows(rows: Any, payloads: list[bytes]) -> None:
+@of_all_kinds
+def test_columns_are_those_of_the_rows(rows: Any, payloads: list[Any]) -> None:
     batch = Batch(block_of(payloads), rows)
     places = range(5) if rows is None else rows.tolist()
     assert len(batch) == len(places)
@@ -48,9 +56,10 @@ def test_columns_are_those_of_the_rows(rows: Any, payloads: list[bytes]) -> None
     assert batch.sequence.tolist() == [100 + row for row in places]
     assert [batch.payload(i) for i in range(len(batch))] == [payloads[row] for row in places]
     assert batch.payload_list() == [payloads[row] for row in places]
+    assert batch.valid.tolist() == [payloads[row] is not None for row in places]
     flat = batch.payloads().tobytes()
     offsets = batch.payload_offsets().tolist()
-    assert [flat[a:b] for a, b in zip(offsets, offsets[1:], strict=False)] == [payloads[row] for row in places]
+    assert [flat[a:b] for a, b in zip(offsets, offsets[1:], strict=False)] == [payloads[row] or b"" for row in places]
     assert (batch.ts_out, batch.ts_recv, batch.conflated, batch.end_of_batch) == (77, 0, False, True)
     with pytest.raises(ValueError, match="did not come from a subscriber"):
         batch.topic_numbers  # noqa: B018
@@ -58,7 +67,7 @@ def test_columns_are_those_of_the_rows(rows: Any, payloads: list[bytes]) -> None
 
 
 def test_messages_are_the_rows() -> None:
-    batch = Batch(block_of(PAYLOADS), SOME_ROWS)
+    batch = Batch(block_of(PAYLOADS["any size"]), SOME_ROWS)
     messages = list(batch)
     assert [(m.topic, m.payload, m.ts_event, m.sequence, m.end_of_batch) for m in messages] == [
         (b"B.x", b"", 0, 101, False),
@@ -233,8 +242,8 @@ def address(column: pyarrow.Array, place: int = -1) -> int:
     return int(buffer.address)
 
 
-@pytest.mark.parametrize("payloads", [PAYLOADS, [b"%d" % n for n in range(5)]], ids=["any size", "one size"])
-def test_arrow_shares_the_memory_of_the_block(payloads: list[bytes]) -> None:
+@of_all_kinds
+def test_arrow_shares_the_memory_of_the_block(payloads: list[Any]) -> None:
     block = block_of(payloads)
     arrow = block.to_arrow()
     arrow.validate(full=True)
@@ -245,7 +254,7 @@ def test_arrow_shares_the_memory_of_the_block(payloads: list[bytes]) -> None:
     assert arrow.column("sequence").to_pylist() == [100, 101, 102, 103, 104]
     assert arrow.column("payload").to_pylist() == payloads
     assert address(arrow.column("ts_event")) == block.ts_event.ctypes.data
-    assert address(arrow.column("payload")) == block.payloads.ctypes.data
+    assert address(arrow.column("payload")) == block.payloads.ctypes.data or not block.payloads.size
     assert address(arrow.column("topic").indices) == block.topic_index.ctypes.data
     assert address(arrow.column("topic").dictionary) == block.topic_text.ctypes.data
     if not block.is_fixed:
@@ -257,26 +266,12 @@ def test_arrow_shares_the_memory_of_the_block(payloads: list[bytes]) -> None:
 
 
 def test_arrow_outlives_batch_block_and_subscriber() -> None:
-    feed = Feed.local("batch", slices=1)
-    subscriber = Subscriber(feed)
-    tables: list[pyarrow.RecordBatch] = []
-
-    @subscriber.on_batch(b"")
-    def keep(batch: Batch) -> None:
-        tables.append(batch.to_arrow())
-
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        for number in range(500):
-            publisher.publish(b"T%d" % (number % 3), b"%06d" % number, ts_event=number)
-            if number % 100 == 0:
-                publisher.flush()
-    subscriber.run(until_end=True)
-    del subscriber, keep, publisher
+    payloads = [b"%06d" % number for number in range(5_000)]
+    table = received([(b"T%d" % (len(payload) % 3), payload) for payload in payloads], schema="raw").to_arrow()
     gc.collect()
-    table = pyarrow.Table.from_batches([batch for batch in tables if batch.num_rows])
-    assert table.column("payload").to_pylist() == [b"%06d" % number for number in range(500)]
-    assert table.column("sequence").to_pylist() == list(range(500))
+    numpy.ones(1 << 20)  # would take freed memory
+    assert table.column("payload").to_pylist() == payloads
+    assert table.column("sequence").to_pylist() == list(range(5_000))
 
 
 @pytest.mark.parametrize("is_valid", [True, False])

@@ -19,16 +19,18 @@ from blackbox.errors import BlockError
 from blackbox.testing import RawPublisher, wait_until
 from tests import wire
 from tests.damage import Frames, cases, damaged, valid
+from tests.examples import examples
 from tests.receive.subscribers import numbers_of, publishing, subscribed
 from tests.support import Script
 
 
 def test_no_block_makes_compiled_code_read_outside_its_frames() -> None:
     """The last line shows that such a read would kill the process."""
-    code = """
+    count = examples(24_000)
+    code = f"""
         from blackbox.native.tables.xxh3 import xxh3
         from tests.guarded_blocks import Guarded, main
-        main(seed=2, count=8_000)
+        main(seed=2, count={count})
         block = Guarded().put(bytes(64), 8)
         print(xxh3(block.ctypes.data, 64), flush=True)
         xxh3(block.ctypes.data, 65)
@@ -37,8 +39,8 @@ def test_no_block_makes_compiled_code_read_outside_its_frames() -> None:
         passed, refused = map(int, script.read().split())
         assert script.read()
         assert script.finish()[0] == -signal.SIGSEGV
-    assert passed > 800
-    assert refused > 4_000
+    assert passed > count / 10
+    assert refused > count / 2
 
 
 def test_decode_agrees_with_the_reference_on_damaged_blocks() -> None:
@@ -59,22 +61,6 @@ def test_decode_agrees_with_the_reference_on_damaged_blocks() -> None:
             (topics[i], block.payload(row), ts)
             for row, (i, ts) in enumerate(zip(block.topic_index.tolist(), block.ts_event.tolist(), strict=True))
         ]
-
-
-def test_a_stride_without_payloads_of_one_size_is_rejected() -> None:
-    body = wire.body_of([0, 0], [0, 0], [b"T"], [b"a", b"bc"], fixed=False)
-    header, body = wire.sealed(body, count=2, topics=1, topic_bytes=1, stride=3)
-    assert not wire.is_valid(b"", header, body)
-    with pytest.raises(BlockError, match="counts were impossible"):
-        Block.decode(b"", header, body)
-
-
-@pytest.mark.parametrize("flag", [wire.END, wire.REFUSED], ids=["END", "REFUSED"])
-def test_a_data_block_with_a_flag_of_control_blocks_is_rejected(flag: int) -> None:
-    header, body = wire.data([(b"T", b"a", 0)], flags=wire.CHECKSUM | flag)
-    assert not wire.is_valid(b"", header, body)
-    with pytest.raises(BlockError, match="flags were set .* not for this kind of block"):
-        Block.decode(b"", header, body)
 
 
 def hostile(seed: int) -> list[Frames]:
@@ -131,43 +117,43 @@ def test_a_valid_block_in_the_wrong_place_is_rejected_and_logged(caplog: pytest.
     assert got.payloads == [b"0"]
 
 
-CONTROL_BODIES = {
-    "payloads of seven bytes": wire.body_of([0], [0], [b"K"], [bytes(7)], fixed=True),
-    "payloads of any size": wire.body_of([0], [0], [b"K"], [bytes(7)], fixed=False),
-    "more keys than ends": wire.body_of([0], [0], [b"K", b"L"], [bytes(16)], fixed=True),
-    "a negative end": wire.body_of([0], [0], [b"K"], [b"\xff" * 16], fixed=True),
-    "an end above the maximum": wire.body_of([0], [0], [b"K"], [(b"\xff" * 7 + b"\x7f") * 2], fixed=True),
-    "more messages than sequences": wire.body_of([0], [0], [b"K"], [bytes(8) + b"\1" + bytes(7)], fixed=True),
-    "a key that is too long": wire.body_of([0], [0], [b"K" * 5000], [bytes(16)], fixed=True),
-    "the same key twice": wire.body_of([0, 0], [0, 1], [b"K", b"K"], [bytes(16), (b"\1" + bytes(7)) * 2], fixed=True),
+CONTROL_BLOCKS: dict[str, tuple[list[bytes], list[bytes]]] = {
+    "payloads of seven bytes": ([b"K"], [bytes(7)]),
+    "payloads of any size": ([b"K", b"L"], [bytes(16), bytes(7)]),
+    "more keys than ends": ([b"K", b"L"], [bytes(16)]),
+    "a negative end": ([b"K"], [b"\xff" * 16]),
+    "an end above the maximum": ([b"K"], [(b"\xff" * 7 + b"\x7f") * 2]),
+    "more messages than sequences": ([b"K"], [bytes(8) + b"\1" + bytes(7)]),
+    "a key that is too long": ([b"K" * 5000], [bytes(16)]),
+    "the same key twice": ([b"K", b"K"], [bytes(16), (b"\1" + bytes(7)) * 2]),
 }
+"""Keys and payloads of hostile control blocks."""
 
 
-def control_header(name: str, body: bytes, key_bytes: int) -> bytes:
-    keys = name.count("twice") + 1
-    fixed = "any size" not in name
-    header, _ = wire.sealed(
-        body,
+def control(keys: list[bytes], payloads: list[bytes], key_bytes: int) -> tuple[bytes, bytes]:
+    """Return header and body of a control block with any keys and payloads."""
+    count, sizes = len(payloads), {len(payload) for payload in payloads}
+    fixed = len(sizes) == 1
+    return wire.sealed(
+        wire.body_of([0] * count, list(range(count)), keys, payloads, fixed),
         flags=wire.CONTROL | wire.CHECKSUM | (wire.FIXED if fixed else 0),
-        count=keys,
-        topics=2 if "more keys" in name else keys,
-        topic_bytes={"more keys": 2, "the same ": 2, "a key lon": 5000}.get(name[:9], 1),
-        stride=(7 if "seven" in name else 16) if fixed else 0,
-        epoch=1,
+        count=count,
+        topics=len(keys),
+        topic_bytes=sum(map(len, keys)),
+        stride=min(sizes) if fixed else 0,
         key_rule=key_bytes,
     )
-    return header
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
 def test_a_hostile_heartbeat_does_not_end_the_subscriber(key_bytes: int) -> None:
     subscriber, got = subscribed(feed := Feed.local("fuzz", slices=1, key_bytes=key_bytes))
     with publishing(feed, subscriber) as publisher:
-        for name, body in CONTROL_BODIES.items():
+        for keys, payloads in CONTROL_BLOCKS.values():
             publisher.send(publisher.encode([(b"KK", b"")]))
-            publisher.send_frames((b"\0H", control_header(name, body, key_bytes), body))
+            publisher.send_frames((b"\0H", *control(keys, payloads, key_bytes)))
         publisher.send(publisher.encode([(b"KK", b"")]))
-    assert len(got) == len(CONTROL_BODIES) + 1
+    assert len(got) == len(CONTROL_BLOCKS) + 1
     assert 0 <= subscriber.statistics().received.gaps <= 1
 
 

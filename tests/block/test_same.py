@@ -145,10 +145,3 @@ def test_rows_must_agree_on_the_first_row(same: list[int], sequences: list[int] 
     else:
         with pytest.raises(BlockError, match="several topics did not agree on its first row"):
             Block.decode(*frames)
-
-
-def test_a_control_block_has_no_messages_of_several_topics() -> None:
-    header, body = wire.control({b"": 3})
-    fields = wire.unpack(header)
-    with pytest.raises(BlockError, match="flags were set"):
-        Block.decode(b"\0H", wire.pack(fields._replace(flags=fields.flags | wire.SAME)), body)

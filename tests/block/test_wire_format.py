@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 
 from blackbox import Feed, Publisher, Subscriber
 from blackbox.block.form import format as places
-from blackbox.block.form import layout
 from blackbox.block.form.block import Block, HeaderFields
 from blackbox.block.form.rows import PayloadColumns
 from blackbox.block.position import End
@@ -28,23 +28,6 @@ ROWS = st.lists(
     min_size=1,
     max_size=40,
 )
-
-
-@pytest.mark.parametrize("bit", [bit for bit in range(16) if 1 << bit not in wire.FLAGS.values()])
-def test_an_unknown_flag_is_rejected(bit: int) -> None:
-    key, header, body = golden.example()
-    fields = wire.unpack(header)
-    header = wire.pack(fields._replace(flags=fields.flags | 1 << bit))
-    with pytest.raises(BlockError, match=f"flags were set that version {places.VERSION} does not have"):
-        Block.decode(key, header, body)
-
-
-def test_reserved_numbers_match_the_document() -> None:
-    for flag in layout.FLAGS:
-        assert getattr(places, f"FLAG_{flag.name}") == flag.value
-    assert places.MAX_BODY_BYTES == wire.MAX_BODY
-    assert (places.HEARTBEAT_KEY, places.CONFIRM_KEY, places.NONCE_BYTES) == (b"\0H", b"\0C", 8)
-    assert places.MAX_TOPIC_BYTES == 65_535
 
 
 @given(ROWS, st.booleans(), st.sampled_from([0, 1, 8, 100]), st.booleans(), st.booleans(), st.data())
@@ -101,68 +84,34 @@ def test_golden_blocks_are_read_and_written(key: bytes, header: bytes, body: byt
     expected = wire.decode(key, header, body)
     block = Block.decode(key, header, body)
     fields = expected.fields
-    assert (block.flags, block.schema_id, block.slice_id) == (fields.flags, fields.schema, fields.slice_id)
-    assert block.count == fields.count
-    assert (block.epoch, block.ts_out, block.sequence) == (fields.epoch, fields.ts_out, fields.sequence)
-    assert (block.previous, block.key_sequence) == (fields.previous, fields.key_sequence)
-    assert (block.key_rule, block.ts_in, block.sequences.tolist()) == (
-        fields.key_rule,
-        fields.ts_in,
-        expected.sequences,
-    )
+    assert block.schema_id == fields.schema
+    for name in ("flags", "slice_id", "count", "epoch", "sequence", "previous", "key_sequence", "ts_out", "ts_in"):
+        assert getattr(block, name) == getattr(fields, name), name
+    assert (block.key_rule, block.sequences.tolist()) == (fields.key_rule, expected.sequences)
     topics = block.topics
     rows = [
         (topics[i], block.payload(row), ts)
         for row, (i, ts) in enumerate(zip(block.topic_index.tolist(), block.ts_event.tolist(), strict=True))
     ]
     assert rows == expected.messages
-    again = encoded_control(block) if block.flags & wire.CONTROL else encoded(block)
-    assert tuple(map(bytes, again.frames)) == (key, header, body)
+    assert tuple(map(bytes, encoded_again(block).frames)) == (key, header, body)
 
 
-def encoded_control(block: Block) -> Block:
-    flags = block.flags & (wire.LINE_B | wire.END)
-    return Block.encode_ends(
-        block.key,
-        block.ends(),
-        HeaderFields(
-            slice_id=block.slice_id,
-            epoch=block.epoch,
-            ts_out=block.ts_out,
-            sequence=block.sequence,
-            key_rule=block.key_rule,
-            flags=flags,
-        ),
+def encoded_again(block: Block) -> Block:
+    fields = HeaderFields(**{name: getattr(block, name) for name in HeaderFields._fields})
+    fields = fields._replace(flags=block.flags & (wire.LINE_B | wire.END))
+    if block.flags & wire.CONTROL:
+        return Block.encode_ends(block.key, block.ends(), fields)
+    columns = PayloadColumns(
+        block.payloads.reshape(block.count, block.stride) if block.is_fixed else block.payloads,
+        ts_event=block.ts_event,
+        offsets=None if block.is_fixed else block.payload_offsets,
+        valid=None if block.validity is None else block.valid,
+        sequences=block.sequences if block.has_sequences else None,
+        same=block.same,
     )
-
-
-def encoded(block: Block) -> Block:
-    return Block.encode(
-        block.topics,
-        block.topic_index,
-        PayloadColumns(
-            block.payloads.reshape(block.count, block.stride) if block.is_fixed else block.payloads,
-            ts_event=block.ts_event,
-            offsets=None if block.is_fixed else block.payload_offsets,
-            valid=None if block.validity is None else block.valid,
-            sequences=block.sequences if block.has_sequences else None,
-            same=block.same,
-        ),
-        HeaderFields(
-            slice_id=block.slice_id,
-            schema_id=block.schema_id,
-            epoch=block.epoch,
-            sequence=block.sequence,
-            previous=block.previous,
-            key_sequence=block.key_sequence,
-            ts_out=block.ts_out,
-            ts_in=block.ts_in,
-            key_rule=block.key_rule,
-            flags=block.flags & wire.LINE_B,
-        ),
-        key=block.key,
-        checksum=bool(block.flags & wire.CHECKSUM),
-    )
+    checksum = bool(block.flags & wire.CHECKSUM)
+    return Block.encode(block.topics, block.topic_index, columns, fields, key=block.key, checksum=checksum)
 
 
 # A publisher's messages, read by the reference.
@@ -256,19 +205,37 @@ def test_encode_rejects_invalid_blocks(
         Block.encode(topics, index, PayloadColumns(numpy.zeros(payloads, numpy.uint8)), **settings)
 
 
-def test_decode_names_the_fault_and_the_sizes() -> None:
-    key, header, body = golden.blocks()["payloads_of_one_size"]
+def with_flag(name: str, flag: int) -> golden.Frames:
+    """Return a golden block with a further flag, and the right checksum."""
+    frames = GOLDEN[name]
+    fields = wire.unpack(frames.header)
+    return frames._replace(header=wire.pack(fields._replace(flags=fields.flags | flag)))
+
+
+def invalid_blocks() -> Iterator[tuple[tuple[bytes, bytes, bytes], str]]:
+    """Yield blocks with one fault each, and the error."""
+    key, header, body = GOLDEN["payloads_of_one_size"]
     sizes = rf"\(key {key!r}, header [0-9]+ bytes, body {len(body)} bytes\)"
-    for wrong, text in (
-        ((key, header[:30] + b"\xff" + header[31:], body), "header checksum did not match " + sizes),
-        ((key, header, body[:-1] + b"!"), "body checksum did not match"),
-        ((key, header[:-1], body), "header size was not"),
-        ((key, b"XBOX" + header[4:], body), "magic was not b'BBOX'"),
-        ((key, header[:4] + b"\1" + header[5:-8], body), f"block version was 1, expected {places.VERSION}"),
-        ((b"X", header, body), "a topic did not have the block's key"),
-    ):
-        with pytest.raises(BlockError, match=text):
-            Block.decode(*wrong)
+    yield (key, header[:30] + b"\xff" + header[31:], body), "header checksum did not match " + sizes
+    yield (key, header, body[:-1] + b"!"), "body checksum did not match"
+    yield (key, header[:-1], body), "header size was not"
+    yield (key, b"XBOX" + header[4:], body), "magic was not b'BBOX'"
+    yield (key, header[:4] + b"\1" + header[5:-8], body), f"block version was 1, expected {places.VERSION}"
+    yield (b"X", header, body), "a topic did not have the block's key"
+    key, header, body = GOLDEN["payloads_of_any_size"]
+    yield (key, wire.pack(wire.unpack(header)._replace(stride=3)), body), "counts were impossible"
+    unknown = [1 << bit for bit in range(16) if 1 << bit not in wire.FLAGS.values()]
+    for flag in (*unknown, wire.END, wire.REFUSED):
+        yield with_flag("payloads_of_one_size", flag), f"flags were set that version {places.VERSION} does not have"
+    for flag in (wire.SEQUENCES, wire.NULLS, wire.NUMBERS, wire.SAME):
+        yield with_flag("heartbeat", flag), "flags were set .* not for this kind of block"
+
+
+@pytest.mark.parametrize(("frames", "text"), [*invalid_blocks()])
+def test_decode_rejects_an_invalid_block_and_names_the_fault(frames: tuple[bytes, bytes, bytes], text: str) -> None:
+    assert not wire.is_valid(*frames)
+    with pytest.raises(BlockError, match=text):
+        Block.decode(*frames)
 
 
 def test_decode_accepts_a_body_at_any_address() -> None:
