@@ -102,13 +102,17 @@ class Peer:
         key, header, _ = self.read_frame(), self.read_frame(), self.read_frame()
         return key, wire.unpack(header)
 
-    def ask(self) -> bytes:
-        """Request a confirmation, read until it arrives, and return its nonce."""
+    def ask(self, *before: bytes) -> bytes:
+        """Send some changes, request a confirmation, read until it arrives, and return its nonce."""
+        return self.answer(*before)[0]
+
+    def answer(self, *before: bytes) -> tuple[bytes, wire.Fields]:
+        """Do the same as `ask`, and also return the header of the confirmation."""
         nonce = secrets.token_bytes(8)
-        self.send(confirmation(nonce))
-        while self.read_block()[0] != CONFIRM_KEY + nonce:
+        self.send(*before, confirmation(nonce))
+        while (block := self.read_block())[0] != CONFIRM_KEY + nonce:
             pass
-        return nonce
+        return nonce, block[1]
 
     def was_ended(self) -> bool:
         """Read until the publisher closes the connection; fail if it does not within 30 s."""

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import count
 
-import msgspec
 import numpy
 import pytest
 import zmq
@@ -18,7 +17,8 @@ from blackbox.block.form.format import CONFIRM_KEY
 from blackbox.errors import NotConfirmedError, PublisherError
 from blackbox.publish.send.confirm_subscribers import SURELY_S
 from blackbox.testing import wait_until
-from tests.publish.subscribers import collected
+from tests.publish.subscribers import collected, one_slice, serves
+from tests.receive.shared import sender_of
 
 TOPIC = b"AAAA.x"
 PAYLOADS = numpy.zeros((50, 1_000), numpy.uint8)
@@ -40,8 +40,7 @@ def peer(feed: Feed, publisher: Publisher) -> Iterator[zmq.Socket[bytes]]:
 
 def feed_of(key_bytes: int = 0) -> Feed:
     """Return a feed over ipc, whose buffers do not grow: the number of blocks that fit is constant."""
-    feed = Feed.local("full", slices=1, key_bytes=key_bytes, transport="ipc")
-    return msgspec.structs.replace(feed, block_bytes=65_536, heartbeat_ns=60_000_000_000)
+    return one_slice(transport="ipc", key_bytes=key_bytes, block_bytes=65_536, heartbeat_ns=60_000_000_000)
 
 
 @contextmanager
@@ -92,16 +91,12 @@ def test_a_new_subscriber_costs_it_no_message() -> None:
 def test_it_blocks_neither_new_subscribers_nor_other_keys() -> None:
     with beside_a_full_queue(key_bytes=4) as (feed, publisher, sub, _):
         sub.subscribe(CONFIRM_KEY + bytes(8))  # it requests a confirmation without having room for it
-        asked = publisher._slices[0].sender.subscriptions.confirmations.asked
+        asked = sender_of(publisher).subscriptions.confirmations.asked
         late_s = SURELY_S + 0.2
         wait_until(lambda: any(time.monotonic() - ask.since > late_s for ask in [*asked.values()]), what="a late ask")
         for _ in range(3):
-            subscriber, got = collected(feed, b"BBBB")
-            subscriber.start()
-            publisher.publish(b"BBBB.x", b"")
+            serves(publisher, feed, b"BBBB.x", [b""])
             publisher.flush()
-            got.wait(1)
-            subscriber.stop()
 
 
 def test_a_new_epoch_begins_without_it_after_the_timeout() -> None:

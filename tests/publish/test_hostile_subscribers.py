@@ -7,8 +7,7 @@ import math
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +15,7 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import Feed, Publisher
+from blackbox import Publisher
 from blackbox.block.form.format import CONFIRM_KEY, HEARTBEAT_KEY
 from blackbox.errors import NoSubscriberError
 from blackbox.publish.listeners import traffic
@@ -25,34 +24,10 @@ from blackbox.testing import wait_until
 from blackbox.transport.socket_cookie import COOKIE_SCRATCH_WORDS, socket_cookie
 from blackbox.transport.tcp_info import Connection
 from tests.examples import first_of
-from tests.publish.hostile import (
-    OLD_GREETINGS,
-    Peer,
-    acceptance,
-    confirmation,
-    subscription,
-    unsubscription,
-)
-from tests.publish.subscribers import collected, one_slice
-
-
-@contextmanager
-def beside(work: threading.Thread) -> Iterator[None]:
-    work.start()
-    yield
-    work.join(60)
-    assert not work.is_alive()
-
-
-def receives(feed: Feed, publisher: Publisher, prefix: bytes = b"") -> None:
-    """Assert that a new subscriber is confirmed and receives what is published next."""
-    subscriber, got = collected(feed, prefix)
-    with subscriber.start(timeout=200):
-        for number in range(100):
-            publisher.publish(prefix or b"T", b"%d" % number)
-        got.wait(100)
-    assert got.payloads == [b"%d" % number for number in range(100)]
-    assert subscriber.statistics().received.gaps == 0
+from tests.publish.hostile import OLD_GREETINGS, Peer, acceptance, confirmation, subscription, unsubscription
+from tests.publish.subscribers import collected, one_slice, serves
+from tests.receive.shared import sender_of
+from tests.threads import in_threads
 
 
 def put_out(publisher: Publisher, count: int) -> None:
@@ -64,24 +39,15 @@ def test_a_forged_unsubscription_affects_no_other_peer() -> None:
     feed = one_slice(key_bytes=4)
     subscriber, got = collected(feed, b"AAPL.")
     with Publisher(feed) as publisher, Peer(feed) as peer:
+        subscribers = sender_of(publisher).subscriptions.subscribers
         subscriber.start()
-        publisher.wait_for_subscribers(b"AAPL.")
-        peer.send(
-            subscription(b"X"), *[unsubscription(b"AAPL")] * 5_000, unsubscription(HEARTBEAT_KEY), subscription(b"YY")
-        )
-        wait_until(
-            lambda: publisher._slices[0].sender.subscriptions.subscribers(b"YY") == 1,
-            what="the peer's last subscription",
-        )
-        for number in range(100):
-            publisher.publish(b"AAPL.x", b"%d" % number)
-        got.wait(100)
+        peer.ask(subscription(b"X"), *[unsubscription(b"AAPL")] * 5_000, unsubscription(HEARTBEAT_KEY))
+        publisher.publish(b"AAPL.x", b"")
+        got.wait(1)
         assert publisher.statistics().unwanted == 0
         subscriber.on_batch(b"MSFT.")(len)
         subscriber.remove(got.batch)
-        wait_until(
-            lambda: publisher._slices[0].sender.subscriptions.subscribers(b"AAPL.") == 0, what="an honest change"
-        )
+        wait_until(lambda: subscribers(b"AAPL.") == 0, what="an honest change")
         publisher.publish(b"AAPL.x", b"")
         publisher.flush()
         assert publisher.statistics().unwanted == 1
@@ -95,7 +61,6 @@ def test_an_old_protocol_without_descriptors_affects_no_other_peer(version: str)
     subscriber, got = collected(feed, b"AAPL.")
     with Publisher(feed) as publisher, socket.socket() as peer:
         subscriber.start()
-        publisher.wait_for_subscribers(b"AAPL.")
         peer.settimeout(60)
         peer.connect((place.hostname, place.port))
         text = b"\0AAPL"
@@ -124,10 +89,7 @@ def test_confirmations_that_a_peer_never_reads_block_no_other() -> None:
                 asking.read_block()
         assert peer.send(subscription(b""), *(confirmation() for _ in range(1_000)))
         for _ in range(3):
-            subscriber, got = collected(feed, b"00000001")
-            with subscriber.start(timeout=200):
-                publisher.publish(b"00000001", b"x")
-                got.wait(1)
+            serves(publisher, feed, b"00000001", [b"x"])
 
 
 def test_only_the_newest_confirmation_of_a_connection_is_sent() -> None:
@@ -137,9 +99,8 @@ def test_only_the_newest_confirmation_of_a_connection_is_sent() -> None:
         peer.send(*map(confirmation, nonces))
         while (key := peer.read_block()[0]) != CONFIRM_KEY + nonces[-1]:
             assert key[2:] in nonces
-        wait_until(
-            lambda: not publisher._slices[0].sender.subscriptions.confirmations.asked, what="nothing else to send"
-        )
+        confirmations = sender_of(publisher).subscriptions.confirmations
+        wait_until(lambda: not confirmations.asked, what="nothing else to send")
 
 
 def test_a_flood_of_subscriptions_does_not_stop_data_and_heartbeats() -> None:
@@ -156,8 +117,8 @@ def test_a_flood_of_subscriptions_does_not_stop_data_and_heartbeats() -> None:
 
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
-        with beside(threading.Thread(target=flood)):
-            heard = publisher._slices[0].sender.subscriptions.heard
+        with in_threads(flood):
+            heard = sender_of(publisher).subscriptions.heard
             wait_until(lambda: max(tuple(heard.values()), default=0) > 2_000, what="the flood")
             for number in range(500):
                 publisher.publish(b"AAPL.x", b"%d" % number)
@@ -175,9 +136,8 @@ def test_forged_acceptances_do_not_count_as_subscribers_or_delay_close(caplog: p
     feed = one_slice()
     publisher = Publisher(feed).start()
     with Peer(feed) as peer:
-        peer.send(subscription(HEARTBEAT_KEY), subscription(b""))
-        peer.send(*(acceptance(secrets.token_bytes(8), publisher.epoch) for _ in range(10)))
-        peer.ask()
+        forged = [acceptance(secrets.token_bytes(8), publisher.epoch) for _ in range(10)]
+        peer.ask(subscription(HEARTBEAT_KEY), subscription(b""), *forged)
         with pytest.raises(NoSubscriberError, match=r"0 subscribers to b'' after 0.2 s, expected 3"):
             publisher.wait_for_subscribers(timeout=0.2, count=3)
         assert publisher.statistics().subscribers == 0
@@ -204,8 +164,7 @@ def test_a_peer_that_never_reads_does_not_delay_close_until_the_timeout(
     feed = one_slice(block_bytes=65_536)
     publisher = Publisher(feed, when_full=when_full, hwm_blocks=8).start()  # type: ignore[arg-type]
     with Peer(feed) as peer:
-        peer.send(subscription(b""), subscription(HEARTBEAT_KEY))
-        peer.send(acceptance(peer.ask(), publisher.epoch))
+        peer.send(acceptance(peer.ask(subscription(b""), subscription(HEARTBEAT_KEY)), publisher.epoch))
         publisher.wait_for_subscribers()
         for _ in range(200):  # messages beyond the kernel's and libzmq's queues stay in the ring
             publisher.publish(b"T", bytes(20_000))
@@ -226,7 +185,7 @@ def test_the_longest_deaf_peers_are_disconnected_first(
     with Publisher(feed, hwm_blocks=200) as publisher:
         quick.start()
         peers: list[Peer] = []
-        looks = publisher._slices[0].sender.sockets.guard
+        looks = sender_of(publisher).sockets.guard
 
         def found_deaf() -> int:
             publisher.publish_many((b"T",), numpy.zeros(3, int), numpy.zeros((3, 20_000), numpy.uint8))
@@ -255,61 +214,47 @@ def test_the_longest_deaf_peers_are_disconnected_first(
 def test_the_holder_of_most_filters_is_disconnected_and_a_newcomer_stays(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(key_bytes=8, max_topics=1_000)
     with Publisher(feed) as publisher, Peer(feed) as greedy, Peer(feed) as modest, Peer(feed) as newcomer:
-        greedy.send(*(subscription(b"%08d" % number) for number in range(5_000)))
-        greedy.ask()
-        modest.send(*(subscription(b"M%07d" % number) for number in range(90)))
-        modest.ask()
+        greedy.ask(*(subscription(b"%08d" % number) for number in range(5_000)))
+        modest.ask(*(subscription(b"M%07d" % number) for number in range(90)))
         newcomer.send(*(subscription(b"N%07d" % number) for number in range(10)))
         assert greedy.was_ended()
         put_out(publisher, 1)
         assert f"disconnected {greedy.address}: the line had more than 5096 distinct filters" in caplog.text
         modest.ask()
         newcomer.ask()
-        wait_until(lambda: publisher._slices[0].sender.subscriptions.filter_count() == 100, what="its filters are gone")
-        receives(feed, publisher, b"00000001")
+        wait_until(lambda: sender_of(publisher).subscriptions.filter_count() == 100, what="its filters are gone")
+        serves(publisher, feed, b"00000001")
 
 
 def test_a_peer_that_repeats_another_peers_filters_is_found_by_its_bytes() -> None:
     feed = one_slice(key_bytes=8, max_topics=1_000)
     same = [subscription(b"%08d" % number) for number in range(5_000)]
     with Publisher(feed) as publisher, Peer(feed) as greedy, Peer(feed) as repeater, Peer(feed) as newcomer:
-        greedy.send(*same)
-        greedy.ask()
-        repeater.send(*same)
-        repeater.ask()
+        greedy.ask(*same)
+        repeater.ask(*same)
         newcomer.send(*(subscription(b"N%07d" % number) for number in range(100)))
         assert greedy.was_ended()
         assert repeater.was_ended()
         put_out(publisher, 2)
         newcomer.ask()
-        wait_until(
-            lambda: publisher._slices[0].sender.subscriptions.filter_count() == 100, what="their filters are gone"
-        )
+        wait_until(lambda: sender_of(publisher).subscriptions.filter_count() == 100, what="their filters are gone")
 
 
-@pytest.mark.parametrize(
-    ("size", "count"),
-    first_of([(8, 20_000), (8, 300_000)]),
-)
-def test_honest_subscribers_with_many_equal_filters_are_left_alone(size: int, count: int) -> None:
+@pytest.mark.parametrize("count", first_of([20_000, 300_000]))
+def test_honest_subscribers_with_many_equal_filters_are_left_alone(count: int) -> None:
     feed = one_slice(key_bytes=8)
-    filters = [b"A" + number.to_bytes(size - 1, "big") for number in range(count)]
-    with Publisher(feed) as publisher, zmq.Context() as context:
-        subscribers: list[zmq.Socket[bytes]] = []
-        for _ in range(3):
-            subscribers.append(subscriber := context.socket(zmq.SUB))
-            subscriber.linger = 0
-            subscriber.sndhwm = 0
+    filters = [b"A" + number.to_bytes(7, "big") for number in range(count)]
+    with Publisher(feed) as publisher, zmq.Context() as context, ExitStack() as stack:
+        subscribers = [stack.enter_context(context.socket(zmq.SUB)) for _ in range(3)]
+        for subscriber in subscribers:
+            subscriber.linger = subscriber.sndhwm = 0
             subscriber.rcvtimeo = 60_000
             subscriber.connect(feed.slices[0].endpoints[0])
-            for text in filters:
+            for text in (*filters, CONFIRM_KEY + secrets.token_bytes(8)):
                 subscriber.subscribe(text)
-            subscriber.subscribe(CONFIRM_KEY + secrets.token_bytes(8))
         for subscriber in subscribers:
             assert subscriber.recv_multipart()[0].startswith(CONFIRM_KEY)
         assert publisher.statistics().put_out == 0
-        for subscriber in subscribers:
-            subscriber.close()
 
 
 @pytest.mark.parametrize("words", [subscription(b"AA"), subscription(b"AA") + unsubscription(b"AA")])
@@ -317,23 +262,21 @@ def test_a_peer_that_repeats_filters_forever_is_disconnected(words: bytes, monke
     monkeypatch.setattr(traffic, "_BURST_OF_WANTS_BYTES", 0)
     feed = one_slice(key_bytes=2, max_topics=100)
     with Publisher(feed) as publisher, Peer(feed) as honest, Peer(feed) as peer:
-        honest.send(*(subscription(b"%02d" % number) for number in range(100)))
-        honest.ask()
+        honest.ask(*(subscription(b"%02d" % number) for number in range(100)))
         while peer.send(words * 10_000, timeout=60):
             pass
         put_out(publisher, 1)
         honest.ask()
-        receives(feed, publisher, b"AA")
+        serves(publisher, feed, b"AA")
 
 
 def test_a_connections_filters_do_not_count_for_the_next_one() -> None:
     feed = one_slice(key_bytes=2)
     with Publisher(feed) as publisher:
-        looks = publisher._slices[0].sender.sockets.guard
+        looks = sender_of(publisher).sockets.guard
         for _ in range(6):
             with Peer(feed) as peer:
-                peer.send(*(subscription(secrets.token_bytes(200)) for _ in range(200)))
-                peer.ask()
+                peer.ask(*(subscription(secrets.token_bytes(200)) for _ in range(200)))
                 wait_until(lambda: looks._traffic, what="a look at it")
             wait_until(lambda: not looks._traffic, what="its end")
         assert publisher.statistics().put_out == 0
@@ -344,7 +287,7 @@ def test_late_messages_do_not_count_for_the_next_owner_of_a_descriptor(is_known:
     """If the earlier connection was unknown, the noted cookie is that of the present one."""
     feed = one_slice(key_bytes=2)
     with Publisher(feed) as publisher, Peer(feed) as peer:
-        sender = publisher._slices[0].sender
+        sender = sender_of(publisher)
         wait_until(lambda: sender.sockets.guard._traffic, what="a look at it")
         (connection,) = sender.sockets.guard._traffic
         scratch = numpy.zeros(COOKIE_SCRATCH_WORDS, numpy.int64)
@@ -375,7 +318,7 @@ def test_filters_longer_than_any_key_are_not_kept_and_a_guard_that_fails_once_go
         assert peer.was_ended()
         put_out(publisher, 1)
         assert f"disconnected {peer.address}: it sent 65536 bytes of filters longer than any key" in caplog.text
-        receives(feed, publisher, b"AA")
+        serves(publisher, feed, b"AA")
     assert "slice 0: the guard's look failed" in caplog.text
 
 
@@ -384,9 +327,8 @@ def test_a_peer_already_deaf_gets_the_full_patience_of_close(monkeypatch: pytest
     monkeypatch.setattr(traffic, "PATIENCE_S", 120.0)
     feed = one_slice(block_bytes=65_536)
     with Publisher(feed, hwm_blocks=8) as publisher, Peer(feed) as peer:
-        looks = publisher._slices[0].sender.sockets.guard
-        peer.send(subscription(b""), subscription(HEARTBEAT_KEY))
-        nonce = peer.ask()
+        looks = sender_of(publisher).sockets.guard
+        nonce = peer.ask(subscription(b""), subscription(HEARTBEAT_KEY))
         peer.send(acceptance(nonce, publisher.epoch))
         publisher.wait_for_subscribers()
         for _ in range(200):
@@ -394,7 +336,7 @@ def test_a_peer_already_deaf_gets_the_full_patience_of_close(monkeypatch: pytest
         wait_until(lambda: deaf_of(looks), what="a deaf peer")
         for record in tuple(looks._traffic.values()):
             record.moved_at -= 3_600
-        with beside(threading.Thread(target=publisher.close, args=(200.0,))):
+        with in_threads(lambda: publisher.close(200.0)):
             wait_until(lambda: math.inf > looks.limits.closing_since < looks.limits.now, what="a look while it closes")
             wait_until(lambda: len(looks._traffic) == 1 and looks.limits.deaf(looks._traffic) == [])
             assert looks.put_out == 0
