@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import struct
-import threading
 import time
+from functools import partial
 from typing import Any, Literal
 
-import msgspec
 import numpy
 import pytest
 from numba import njit
 
-from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox import Batch, Publisher
 from blackbox.feed.schema.schema import RAW
 from blackbox.publish.listeners.demand import Demand
 from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.publish.send.packers import Packers
 from blackbox.publish.send.ring import PAD, SURE, TAIL, Ring, RingAt, Sleep, answer, ask
 from blackbox.publish.send.slice_sender import RING_BYTES, SliceSender
-
-
-def received(feed: Feed, batches: list[Batch]) -> Subscriber:
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
-    subscriber.on_batch(b"")(batches.append)
-    return subscriber
+from blackbox.testing import wait_until
+from tests.publish.subscribers import collected, held_up, one_slice
+from tests.threads import in_threads
 
 
 @pytest.mark.parametrize(("linger_ns", "when_full"), [(0, "wait"), (2_000_000, "wait"), (20_000, "drop")])
 def test_ts_in_is_never_later_than_the_oldest_message(linger_ns: int, when_full: Literal["wait", "drop"]) -> None:
-    feed = msgspec.structs.replace(Feed.local("age", slices=1), linger_ns=linger_ns)
+    feed = one_slice(linger_ns=linger_ns)
     batches: list[Batch] = []
-    subscriber = received(feed, batches)
-    returned: dict[bytes, list[int]] = {}
+    subscriber, _ = collected(feed)
+    subscriber.on_batch(b"")(batches.append)
+    returned: dict[bytes, list[int]] = {b"A": [], b"B": []}
     began = time.time_ns()
 
     def publish(topic: bytes) -> None:
@@ -42,14 +39,8 @@ def test_ts_in_is_never_later_than_the_oldest_message(linger_ns: int, when_full:
 
     with Publisher(feed, when_full=when_full, hwm_blocks=10_000) as publisher:
         subscriber.start()
-        threads = []
-        for topic in (b"A", b"B"):
-            returned[topic] = []
-            threads.append(threading.Thread(target=publish, args=(topic,)))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with in_threads(*(partial(publish, topic) for topic in returned)):
+            pass
         publisher.flush()
         before = time.time_ns()
         publisher.publish_many((b"C",), [0, 0], numpy.zeros((2, 3), numpy.uint8))
@@ -66,38 +57,30 @@ def test_ts_in_is_never_later_than_the_oldest_message(linger_ns: int, when_full:
 
 
 def test_waiting_for_room_makes_a_message_older() -> None:
-    feed = Feed.local("age", slices=1)
-    gate = threading.Event()
+    feed = one_slice()
     batches: list[Batch] = []
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=1)
-
-    @subscriber.on_batch(b"")
-    def hold(batch: Batch) -> None:
-        gate.wait(60)
-        batches.append(batch)
-
-    called: list[int] = []
+    subscriber, gate = held_up(feed)
+    subscriber.on_batch(b"")(batches.append)
+    called = 0
     payload = bytes(60_000)
     rows = 10 * RING_BYTES // len(payload)
 
     def publish() -> None:
+        nonlocal called
         for _ in range(rows):
-            called.append(time.time_ns())
+            called += 1
             publisher.publish(b"A", payload)
 
     with Publisher(feed, when_full="wait", hwm_blocks=1) as publisher:
         subscriber.start()
-        thread = threading.Thread(target=publish)
-        thread.start()
-        while publisher.statistics().waits < 10 and thread.is_alive():
-            thread.join(0.01)
-        waiting = 0
-        while waiting != len(called):  # until the last call waits
-            waiting = len(called)
-            thread.join(0.5)
-        opened_ns = time.time_ns()
-        gate.set()
-        thread.join()
+        with in_threads(publish) as (thread,):
+            wait_until(lambda: publisher.statistics().waits >= 10)
+            waiting = 0
+            while waiting != called:  # until the last call waits
+                waiting = called
+                thread.join(0.5)
+            opened_ns = time.time_ns()
+            gate.open.set()
     subscriber.run(until_end=True)
     place = 0
     for batch in batches:
@@ -119,7 +102,7 @@ def answered(ring: RingAt, handed_over_ns: int) -> Any:
 def test_messages_before_the_first_pass_have_an_age() -> None:
     """So have messages that another thread answers for late."""
     before = time.time_ns()
-    sender = SliceSender(Feed.local("age", slices=1), 0, QueuePolicy(waits=True, hwm_blocks=8), 1, Demand())
+    sender = SliceSender(one_slice(), 0, QueuePolicy(waits=True, hwm_blocks=8), 1, Demand())
     assert before <= told(sender.ring.at, sender.sent.asked_at, sender.sent.asked_from) <= time.time_ns()
     answered(sender.ring.at, before + 5)
     answered(sender.ring.at, before + 9)

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
 import pytest
 import zmq
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blackbox import Feed, Publisher, Recorder, Subscriber
+from blackbox import Publisher, Recorder, Subscriber
 from blackbox.block.form.format import MOST_WANT_BYTES, WANT_KEY
 from blackbox.errors import RightsError
 from blackbox.publish.listeners.demand import Demand
 from blackbox.receive.supervise import slice_plan
 from blackbox.services.relay import requests_below as below
-from blackbox.testing import Collector, wait_until
+from blackbox.testing import wait_until
 from tests.gate import Gate
-from tests.receive.subscribers import PATIENT
+from tests.publish.hostile import Peer, subscription
+from tests.publish.subscribers import one_slice
+from tests.receive.subscribers import subscribed
 from tests.relay.relays import PATIENCE_S, chain, relayed
-from tests.support import Script
+from tests.threads import in_threads
 
 PREFIXES = st.text("AB", max_size=3).map(str.encode)
-
-
-def subscribed(feed: Feed, *prefixes: bytes) -> tuple[Subscriber, Collector]:
-    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
-    for prefix in prefixes:
-        subscriber.on(prefix)(got.message)
-    return subscriber, got
-
-
-def feed_of(key_bytes: int = 0, **settings: Any) -> Feed:
-    return msgspec.structs.replace(Feed.local("demand", slices=1, key_bytes=key_bytes), **settings)
 
 
 def not_wanted(publisher: Publisher, topic: bytes) -> None:
@@ -57,7 +48,7 @@ def test_a_topic_is_wanted_while_a_prefix_of_it_is(changes: list[tuple[bool, byt
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
 def test_wants_follows_callbacks(key_bytes: int) -> None:
-    feed = feed_of(key_bytes)
+    feed = one_slice(key_bytes=key_bytes)
     heard: list[tuple[bytes, bool]] = []
     with Publisher(feed) as publisher:
         publisher.on_demand(lambda prefix, is_wanted: heard.append((prefix, is_wanted)))
@@ -77,31 +68,25 @@ def test_wants_follows_callbacks(key_bytes: int) -> None:
 
 
 def test_a_recorder_wants_all(tmp_path: Any) -> None:
-    feed = feed_of()
+    feed = one_slice()
     with Publisher(feed) as publisher:
         with Recorder(feed, tmp_path):
             assert publisher.wants(b"whatever")
         not_wanted(publisher, b"whatever")
 
 
-def test_a_subscriber_that_is_killed_wants_nothing() -> None:
-    feed = feed_of()
-    code = """
-        subscriber = Subscriber(feed)
-        subscriber.on(b"A")(lambda _: None)
-        subscriber.start(timeout=200)
-        say("started")
-        input()
-    """
-    with Publisher(feed) as publisher, Script(code, feed) as script:
-        script.expect("started")
-        assert publisher.wants(b"A.x")
-        script.kill()
+def test_a_connection_that_is_closed_without_a_withdrawal_wants_nothing() -> None:
+    """As that of a killed process."""
+    feed = one_slice()
+    with Publisher(feed) as publisher:
+        with Peer(feed) as peer:
+            peer.ask(subscription(WANT_KEY + b"A"))
+            assert publisher.wants(b"A.x")
         not_wanted(publisher, b"A.x")
 
 
 def test_a_plain_socket_wants_the_prefixes_it_names_and_long_ones_are_cut() -> None:
-    feed = feed_of()
+    feed = one_slice()
     long = bytes(range(1, MOST_WANT_BYTES + 2))  # one byte too long for a prefix
     with Publisher(feed) as publisher, zmq.Context() as context, context.socket(zmq.SUB) as sub:
         sub.subscribe(b"")
@@ -119,25 +104,23 @@ def test_a_plain_socket_wants_the_prefixes_it_names_and_long_ones_are_cut() -> N
 
 
 def test_a_subscriber_is_confirmed_after_on_demand_has_returned() -> None:
-    feed = feed_of()
+    feed = one_slice()
     gate = Gate()
     subscriber, got = subscribed(feed, b"A")
     with Publisher(feed) as publisher:
         publisher.on_demand(lambda _prefix, is_wanted: gate.wait() if is_wanted else None)
-        thread = threading.Thread(target=subscriber.start, args=(PATIENCE_S,))
-        thread.start()
-        assert gate.entered.wait(PATIENCE_S)
-        assert thread.is_alive()
-        assert publisher.statistics().subscribers == 0
-        gate.open.set()
-        thread.join()
+        with in_threads(lambda: subscriber.start(PATIENCE_S)) as (thread,):
+            assert gate.entered.wait(PATIENCE_S)
+            assert thread.is_alive()
+            assert publisher.statistics().subscribers == 0
+            gate.open.set()
         publisher.publish(b"A.x", b"1")
         got.wait(1)
         subscriber.stop()
 
 
 def test_on_demand_is_called_for_earlier_prefixes_in_order() -> None:
-    feed = feed_of()
+    feed = one_slice()
     heard: list[tuple[bytes, bool]] = []
     with Publisher(feed) as publisher:
         first, _ = subscribed(feed, b"A")
@@ -155,7 +138,7 @@ def test_on_demand_is_called_for_earlier_prefixes_in_order() -> None:
 def test_an_on_demand_function_that_raises_is_called_again_and_does_not_block_subscribers(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    feed = feed_of()
+    feed = one_slice()
     heard: list[bytes] = []
     with Publisher(feed) as publisher:
 
@@ -189,24 +172,7 @@ def test_a_refusal_holds_if_a_later_function_accepts() -> None:
 
 def test_on_demand_takes_a_function_of_two_arguments() -> None:
     with pytest.raises(TypeError, match=r"expected a function of \(prefix, is_wanted\)"):
-        Publisher(feed_of()).on_demand(lambda prefix: None)  # type: ignore[type-var,misc]
-
-
-def test_demand_passes_relays() -> None:
-    feeds = chain(2, key_bytes=2)
-    with Publisher(feeds[0]) as publisher, relayed(feeds):
-        first, _ = subscribed(feeds[-1], b"AAPL.trade")
-        second, got = subscribed(feeds[-1], b"AAPL")
-        with first.start(PATIENCE_S):
-            assert publisher.wants(b"AAPL.trade")
-            assert not publisher.wants(b"AAPL.quote")
-            with second.start(PATIENCE_S):
-                assert publisher.wants(b"AAPL.quote")
-                publisher.publish(b"AAPL.quote", b"1")
-                got.wait(1)
-            not_wanted(publisher, b"AAPL.quote")
-            assert publisher.wants(b"AAPL.trade")
-        not_wanted(publisher, b"AAPL.trade")
+        Publisher(one_slice()).on_demand(lambda prefix: None)  # type: ignore[type-var,misc]
 
 
 @pytest.mark.parametrize("relays", [0, 2])
@@ -224,27 +190,23 @@ def test_publishing_only_wanted_topics_loses_nothing_for_confirmed_subscribers(r
                     published[topic] += 1
                     publisher.publish(topic, b"%d" % published[topic])
 
-    with Publisher(feeds[0], hwm_blocks=100_000) as publisher, relayed(feeds, hwm_blocks=100_000):
-        thread = threading.Thread(target=publish)
-        thread.start()
-        try:
-            for prefix in (b"A", b"B.x", b"A.y", b"B", b"A.x"):
-                subscriber, got = subscribed(feeds[-1], prefix)
-                with subscriber.start(PATIENCE_S):
-                    before = dict(published)
-                    got.wait(20, PATIENCE_S)
-                for topic in (topic for topic in topics if topic.startswith(prefix)):
-                    numbers = [int(message.payload) for message in got.messages if message.topic == topic]
-                    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-                    assert numbers[0] <= before[topic] + 1
-        finally:
-            is_over.set()
-            thread.join()
+    source = Publisher(feeds[0], hwm_blocks=100_000)
+    with source as publisher, relayed(feeds, hwm_blocks=100_000), in_threads(publish):
+        for prefix in (b"A", b"B.x", b"A.y", b"B", b"A.x"):
+            subscriber, got = subscribed(feeds[-1], prefix)
+            with subscriber.start(PATIENCE_S):
+                before = dict(published)
+                got.wait(20, PATIENCE_S)
+            for topic in (topic for topic in topics if topic.startswith(prefix)):
+                numbers = [int(message.payload) for message in got.messages if message.topic == topic]
+                assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+                assert numbers[0] <= before[topic] + 1
+        is_over.set()
 
 
 def test_an_on_demand_call_blocked_in_publish_does_not_delay_close(caplog: pytest.LogCaptureFixture) -> None:
     """The messages that it publishes are not read; `close` ends the senders first, which ends the call."""
-    feed = feed_of(block_bytes=4_096, max_lag_ns=3_600 * 10**9)
+    feed = one_slice(block_bytes=4_096, max_lag_ns=3_600 * 10**9)
     gate = Gate()
     begun = threading.Event()
     subscriber = Subscriber(feed)
@@ -267,7 +229,7 @@ def test_an_on_demand_call_blocked_in_publish_does_not_delay_close(caplog: pytes
 
 def test_a_subscriber_with_too_many_prefixes_wants_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slice_plan, "_MOST_WANTS", 3)
-    feed = feed_of()
+    feed = one_slice()
     with Publisher(feed) as publisher:
         with subscribed(feed, b"A", b"B", b"C")[0]:
             assert not publisher.wants(b"D")
@@ -275,30 +237,23 @@ def test_a_subscriber_with_too_many_prefixes_wants_all(monkeypatch: pytest.Monke
             assert publisher.wants(b"D")
 
 
-def test_a_relay_with_too_many_prefixes_below_wants_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demand_passes_relays_and_too_many_prefixes_below_one_want_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(below, "_MOST_WANTS_ABOVE", 3)
-    feeds = chain()
+    feeds = chain(2, key_bytes=2)
     with Publisher(feeds[0]) as publisher, relayed(feeds):
-        first, _ = subscribed(feeds[1], b"A", b"B", b"C")
-        second, _ = subscribed(feeds[1], b"E")
+        first, _ = subscribed(feeds[-1], b"A", b"B", b"C.trade")
+        second, _ = subscribed(feeds[-1], b"E")
         with first.start(PATIENCE_S):
-            assert not publisher.wants(b"D")
+            assert publisher.wants(b"C.trade")
+            assert not publisher.wants(b"C.quote")
             with second.start(PATIENCE_S):
-                assert publisher.wants(b"D")
-            not_wanted(publisher, b"D")
-            assert publisher.wants(b"C")
+                assert publisher.wants(b"C.quote")
+            not_wanted(publisher, b"C.quote")
+            assert publisher.wants(b"C.trade")
+        not_wanted(publisher, b"C.trade")
 
 
-def test_two_threads_may_close_a_publisher() -> None:
-    with Publisher(feed_of()) as publisher:
-        threads = [threading.Thread(target=publisher.close) for _ in range(4)]
-        failed: list[object] = []
-        hook, threading.excepthook = threading.excepthook, failed.append
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            threading.excepthook = hook
-    assert failed == []
+def test_threads_may_close_a_publisher_at_the_same_time() -> None:
+    with Publisher(one_slice()) as publisher, ThreadPoolExecutor(4) as pool:
+        for closing in [pool.submit(publisher.close) for _ in range(4)]:
+            closing.result()

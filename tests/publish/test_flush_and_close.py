@@ -10,12 +10,13 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import Publisher, SlowPolicy, Subscriber
+from blackbox import Publisher
 from blackbox.errors import PublisherError
 from blackbox.testing import wait_until
 from tests.examples import first_of
-from tests.gate import Gate
 from tests.publish.subscribers import collected, delivered, held_up, one_slice
+from tests.receive.shared import sender_of
+from tests.threads import in_threads
 
 
 @pytest.mark.parametrize("in_columns", [False, True])
@@ -39,12 +40,9 @@ def test_close_gives_up_after_its_timeout_and_counts_what_it_discards(
                     publisher.publish(b"T", rows[0].tobytes())
                     published += 1
 
-    thread = threading.Thread(target=publish)
-    thread.start()
-    wait_until(lambda: publisher.statistics().waits > 5)
-    with caplog.at_level(logging.WARNING, "blackbox"):
+    with in_threads(publish), caplog.at_level(logging.WARNING, "blackbox"):
+        wait_until(lambda: publisher.statistics().waits > 5)
         publisher.close(timeout=0.2)
-    thread.join()
     statistics = publisher.statistics()
     assert 0 < statistics.discarded < published
     assert f"closed with {statistics.discarded} messages not sent" in caplog.text
@@ -68,9 +66,7 @@ def test_close_and_flush_send_everything() -> None:
 
 def test_close_warns_if_a_subscriber_had_not_read_everything(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(block_bytes=4_096)
-    gate = Gate()
-    subscriber = Subscriber(feed, workers=1, queue_blocks=1, slow=SlowPolicy(max_lag=3_600))
-    subscriber.on_batch(b"")(gate.batch)
+    subscriber, gate = held_up(feed, workers=1, hwm_blocks=128)
     publisher = Publisher(feed, when_full="wait", hwm_blocks=1_000).start()
     subscriber.start()
     rows = numpy.zeros((40, 80), numpy.uint8)
@@ -80,9 +76,7 @@ def test_close_warns_if_a_subscriber_had_not_read_everything(caplog: pytest.LogC
         publisher.publish_many((b"T",), numpy.zeros(40, int), rows)
     with caplog.at_level(logging.WARNING, "blackbox"):
         publisher.close(timeout=0.2)
-        wait_until(
-            lambda: "slice 0: closed before 1 subscribers had received everything" in caplog.text, what="it said so"
-        )
+        wait_until(lambda: "slice 0: closed before 1 subscribers had received everything" in caplog.text)
     gate.open.set()
     subscriber.stop()
 
@@ -90,24 +84,22 @@ def test_close_warns_if_a_subscriber_had_not_read_everything(caplog: pytest.LogC
 def test_close_loses_nothing_while_a_subscriber_keeps_changing_subscriptions() -> None:
     feed = one_slice(key_bytes=2)
     subscriber, got = collected(feed)
-    asking = threading.Event()
-    asking.set()
+    over = threading.Event()
 
     def ask() -> None:
-        while asking.is_set():
+        while not over.is_set():
             subscriber.on(b"X")(ignore)
             subscriber.remove(ignore)
 
     def ignore(message: Any) -> None:
         raise AssertionError
 
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        thread = threading.Thread(target=ask)
-        thread.start()
+    publisher = Publisher(feed, when_full="wait").start()
+    subscriber.start()
+    with in_threads(ask):
         publisher.publish_many((b"T",), numpy.zeros(20_000, int), numpy.zeros((20_000, 500), numpy.uint8))
-    asking.clear()
-    thread.join()
+        publisher.close()
+        over.set()
     subscriber.run(until_end=True)
     assert len(got) == 20_000
 
@@ -124,15 +116,13 @@ def test_when_full_wait_loses_nothing_with_a_slow_subscriber() -> None:
             for _ in range(many // 10):
                 publisher.publish(b"T", bytes(1_000))
 
-        thread = threading.Thread(target=publish)
-        thread.start()
-        gate.entered.wait(60)
-        wait_until(lambda: publisher.statistics().waits > 0)
-        assert thread.is_alive()
-        with pytest.raises(PublisherError, match="flush timed out: a subscriber did not keep up"):
-            publisher.flush(timeout=0.1)
-        gate.open.set()
-        thread.join()
+        with in_threads(publish) as (thread,):
+            gate.entered.wait(60)
+            wait_until(lambda: publisher.statistics().waits > 0)
+            assert thread.is_alive()
+            with pytest.raises(PublisherError, match="flush timed out: a subscriber did not keep up"):
+                publisher.flush(timeout=0.1)
+            gate.open.set()
         publisher.flush()
     subscriber.run(until_end=True)
     assert gate.messages == many + many // 10
@@ -169,7 +159,7 @@ def test_when_full_drop_causes_gaps_only_at_the_slow_subscriber(is_closed_first:
 
 def test_a_flush_raises_the_error_of_a_sender_that_dropped_what_was_published() -> None:
     with Publisher(one_slice()) as publisher:
-        publisher._slices[0].sender.sent.errno = errno.EIO
+        sender_of(publisher).sent.errno = errno.EIO
         publisher.publish(b"T", b"")
         wait_until(lambda: publisher.statistics().discarded == 1)
         for call in (publisher.flush, publisher.wait_recorded):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
-import threading
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from blackbox.publish.send.slice_sender import RING_BYTES
 from tests.publish.subscribers import collected, delivered, one_slice
 from tests.receive.shared import sender_of
 from tests.support import in_child
+from tests.threads import in_threads
 
 
 def test_each_message_arrives_as_it_was_published() -> None:
@@ -136,13 +137,11 @@ def test_publish_and_publish_many_from_threads_keep_each_thread_s_order() -> Non
             rows = numpy.frombuffer(payloads, numpy.uint8).reshape(100, 6)
             publisher.publish_many((b"many",), numpy.zeros(100, numpy.int32), rows)
 
-    with delivered(Feed.local("publisher", slices=2)) as (publisher, got):
-        running = [threading.Thread(target=one_by_one, args=(number,)) for number in range(threads)]
-        running.append(threading.Thread(target=together))
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
+    with (
+        delivered(Feed.local("publisher", slices=2)) as (publisher, got),
+        in_threads(together, *(partial(one_by_one, number) for number in range(threads))),
+    ):
+        pass
     found: dict[bytes, list[int]] = {}
     for message in got.messages:
         found.setdefault(message.topic, []).append(int(message.payload))
@@ -154,12 +153,10 @@ def test_a_writer_waits_while_another_has_its_turn() -> None:
     with delivered(one_slice()) as (publisher, got):
         ring = sender_of(publisher).ring
         del ring.turn
-        thread = threading.Thread(target=publisher.publish, args=(b"T", b"x"))
-        thread.start()
-        thread.join(0.05)
-        assert thread.is_alive()
-        ring.turn = None
-        thread.join()
+        with in_threads(lambda: publisher.publish(b"T", b"x")) as (thread,):
+            thread.join(0.05)
+            assert thread.is_alive()
+            ring.turn = None
     assert got.payloads == [b"x"]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from blackbox import ConfigError, Feed, Publisher
 from tests.publish.subscribers import delivered, one_slice
+from tests.threads import in_threads
 
 
 def test_columns_of_every_shape_arrive_as_rows() -> None:
@@ -132,20 +133,16 @@ def test_columns_changed_during_publishing_leak_no_other_memory(with_lengths: bo
             lengths[:] = 20
 
     published = refused = 0
-    with delivered(one_slice()) as (publisher, got):
-        thread = threading.Thread(target=change)
-        thread.start()
+    given = lengths if with_lengths else None
+    with delivered(one_slice()) as (publisher, got), in_threads(change):
         for tried in range(100_000):
             if tried >= 100 and published and refused:
                 break
             try:
-                published += publisher.publish_many(
-                    (b"T",), index, memory[:600_000], offsets=starts, lengths=lengths if with_lengths else None
-                )
+                published += publisher.publish_many((b"T",), index, memory[:600_000], offsets=starts, lengths=given)
             except ValueError:
                 refused += 1
         over.set()
-        thread.join()
     assert published > 0
     assert refused > 0
     assert set(b"".join(got.payloads)) == set(b"A")

@@ -5,30 +5,28 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Literal
+from functools import partial
 
-import msgspec
 import pytest
 
 from blackbox import Feed, Message, Publisher, Subscriber
 from blackbox.publish.send.ring import Sleep
-from blackbox.testing import Collector, wait_until
-from tests.publish.subscribers import delivered
+from blackbox.testing import wait_until
+from tests.publish.subscribers import delivered, one_slice
 from tests.receive.shared import sender_of
-from tests.receive.subscribers import _PATIENT_NS, PATIENT, numbers_of
+from tests.receive.subscribers import _PATIENT_NS, PATIENT, numbers_of, subscribed
+from tests.threads import in_threads
 
-Transport = Literal["tcp", "ipc", "shm"]
 _NO_BEAT_NS = 60_000_000_000
 """A heartbeat interval long enough that a test which depends on heartbeats to wake the sender fails."""
 
 
-def idle_feed(transport: Transport = "tcp", linger_ns: int = 0) -> Feed:
-    feed = Feed.local("idle", slices=1, transport=transport)
-    return msgspec.structs.replace(feed, linger_ns=linger_ns, heartbeat_ns=_NO_BEAT_NS, max_lag_ns=_PATIENT_NS)
+def idle_feed(transport: str = "tcp", linger_ns: int = 0) -> Feed:
+    return one_slice(transport=transport, linger_ns=linger_ns, heartbeat_ns=_NO_BEAT_NS, max_lag_ns=_PATIENT_NS)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_a_message_after_a_silence_is_sent_when_publish_returns(transport: Transport) -> None:
+def test_a_message_after_a_silence_is_sent_when_publish_returns(transport: str) -> None:
     with delivered(idle_feed(transport), when_full="drop") as (publisher, got):
         sender = sender_of(publisher)
         sent_at_once = 0
@@ -76,7 +74,7 @@ def test_the_last_message_within_linger_is_sent(linger_ns: int) -> None:
 
 
 @pytest.mark.parametrize(("transport", "linger_ns"), [("ipc", 0), ("shm", 0), ("tcp", 20_000)])
-def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: Transport, linger_ns: int) -> None:
+def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: str, linger_ns: int) -> None:
     """Four threads publish with pauses while subscribers come and go and the sender beats and confirms."""
     threads, each = 4, 600
     most_waiting = 100  # per thread: nothing is dropped even if the subscriber is slow
@@ -100,16 +98,10 @@ def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: T
 
     with Publisher(feed) as publisher:
         subscriber.start()
-        running = [threading.Thread(target=publish, args=(thread,)) for thread in range(threads)]
-        for thread in running:
-            thread.start()
-        while any(thread.is_alive() for thread in running):
-            other = Subscriber(feed, slow=PATIENT)
-            other.on(b"1")(Collector().message)
-            with other:
-                pass
-        for thread in running:
-            thread.join()
+        with in_threads(*(partial(publish, thread) for thread in range(threads))) as running:
+            while any(thread.is_alive() for thread in running):
+                with subscribed(feed, b"1")[0]:
+                    pass
         wait_until(lambda: publisher.statistics().messages == threads * each, what="all is sent")
     subscriber.run(until_end=True)
     assert got == {b"%d" % thread: list(range(each)) for thread in range(threads)}
@@ -129,11 +121,9 @@ def test_new_epochs_between_messages_sent_by_publishing_threads(linger_ns: int) 
             published += 1
             time.sleep(0.0001)  # so that the sender falls asleep
 
-    with delivered(idle_feed(linger_ns=linger_ns), when_full="drop", hwm_blocks=100_000) as (publisher, got):
-        thread = threading.Thread(target=publish)
-        thread.start()
+    feed = idle_feed(linger_ns=linger_ns)
+    with delivered(feed, when_full="drop", hwm_blocks=100_000) as (publisher, got), in_threads(publish):
         for _ in range(30):
             publisher.new_epoch()
         done.set()
-        thread.join()
     assert numbers_of(got) == list(range(published))

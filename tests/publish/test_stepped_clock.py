@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from blackbox import Feed
 from blackbox.services.monitor.heartbeats import Heartbeats
 from blackbox.testing import wait_until
 from tests.clock_steps import STEP_CLOCK, words_before
+from tests.examples import first_of
+from tests.publish.subscribers import one_slice
 from tests.support import Script
 
 
-@pytest.mark.parametrize("seconds", [-30, 30])
+@pytest.mark.parametrize("seconds", first_of([-30, 30]))
 def test_heartbeats_go_on_after_the_clock_is_stepped(seconds: int, tmp_path: Path) -> None:
-    feed = msgspec.structs.replace(Feed.local("clock", slices=1), heartbeat_ns=20_000_000, linger_ns=1_000_000)
+    feed = one_slice(heartbeat_ns=20_000_000, linger_ns=1_000_000)
     code = f"""
         {STEP_CLOCK.strip()}
         with Publisher(feed) as publisher:

@@ -18,6 +18,7 @@ from blackbox.publish.listeners.demand import Demand
 from blackbox.publish.listeners.peers import is_put_in_force
 from blackbox.publish.listeners.subscription_reader import _matters
 from blackbox.publish.listeners.wanted import WantedKeys
+from tests.threads import in_threads
 
 EPOCH = 7
 
@@ -31,23 +32,25 @@ def tell(subscriptions: WantedKeys, what: bytes, prefix: bytes, line: int = 0, f
     subscriptions.note(line, fd, what + prefix, 1 + len(prefix), 0)
 
 
-def test_a_filter_is_in_force_until_its_last_connection_withdraws_it_or_closes() -> None:
-    subscriptions = made(2)
-    subscriptions.add_key(b"AA")
-    for fd in (5, 6, 5):
-        tell(subscriptions, b"\1", b"AA", fd=fd)
-    tell(subscriptions, b"\0", b"AA", fd=7)
-    tell(subscriptions, b"\0", b"BB", fd=6)
-    tell(subscriptions, b"\0", b"AA", fd=6)
-    assert subscriptions.wanted[0] == 1
-    tell(subscriptions, b"\0", b"AA", fd=6)
-    assert subscriptions.wanted[0] == 1, "it had already withdrawn its own"
-    gone = subscriptions.peer(0, 5)
-    assert gone is not None
-    subscriptions.forget(gone)
-    assert subscriptions.wanted[0] == 0
-    tell(subscriptions, b"\0", b"AA", fd=5)
-    assert subscriptions.wanted[0] == 0
+def ask(subscriptions: WantedKeys, nonce: bytes, line: int = 0, fd: int = -1) -> None:
+    tell(subscriptions, b"\1", CONFIRM_KEY + nonce, line, fd)
+
+
+def confirm(subscriptions: WantedKeys, nonce: bytes, line: int = 0) -> None:
+    confirmations = subscriptions.confirmations
+    confirmations.confirmed(confirmations.asked[line, CONFIRM_KEY + nonce])
+
+
+def acceptance(nonce: bytes, line: int = 0) -> bytes:
+    return ACCEPT_KEY + nonce + EPOCH.to_bytes(8, "little") + bytes([line])
+
+
+def accept(subscriptions: WantedKeys, nonce: bytes, line: int = 0) -> None:
+    """Ask for a confirmation that is sent and accepted."""
+    with subscriptions.changed:
+        ask(subscriptions, nonce, line)
+        confirm(subscriptions, nonce, line)
+        tell(subscriptions, b"\1", acceptance(nonce, line), line)
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1, 3, 8])
@@ -92,18 +95,18 @@ def test_unlimited_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     subscriptions = made(2)
     for number in range(1_600):
         nonce = number.to_bytes(8, "little")
-        tell(subscriptions, b"\1", CONFIRM_KEY + nonce)
+        ask(subscriptions, nonce)
         if number % 2:
-            subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[0, CONFIRM_KEY + nonce])
+            confirm(subscriptions, nonce)
         if number % 4 == 3:
-            tell(subscriptions, b"\1", acceptance(nonce, 0))
+            tell(subscriptions, b"\1", acceptance(nonce))
     assert len(subscriptions.confirmations.asked) == 511, "the last one was confirmed"
     assert len(subscriptions.confirmations.answered) == 400
     assert subscriptions.subscriber_count() == 400
     for number in range(1_600):
         nonce = number.to_bytes(8, "little")
-        tell(subscriptions, b"\1", CONFIRM_KEY + nonce, fd=9)
-        subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[0, CONFIRM_KEY + nonce])
+        ask(subscriptions, nonce, fd=9)
+        confirm(subscriptions, nonce)
     assert len(subscriptions.confirmations.answered) == 512
     tell(subscriptions, b"\1", HEARTBEAT_KEY)
     assert subscriptions.subscribers(b"AA") == 0
@@ -136,7 +139,7 @@ def test_compiled_code_and_python_put_the_same_filters_in_force(prefix: bytes) -
 def test_no_request_of_thousands_at_once_is_dropped() -> None:
     subscriptions = made(2)
     for fd in range(10_000):
-        tell(subscriptions, b"\1", CONFIRM_KEY + fd.to_bytes(8, "little"), fd=fd)
+        ask(subscriptions, fd.to_bytes(8, "little"), fd=fd)
     assert [asked.fd for asked in subscriptions.confirmations.asked.values()] == list(range(10_000))
 
 
@@ -148,46 +151,32 @@ def test_subscribers_are_counted_while_others_come_and_go() -> None:
         for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()):
             accept(subscriptions, number.to_bytes(8, "little"))
 
-    thread = threading.Thread(target=come_and_go)
-    thread.start()
-    try:
+    with in_threads(come_and_go):
         while subscriptions.subscriber_count() < 3_000:
             pass
-    finally:
         over.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("answered", ["before", "between", "after"])
 def test_a_reconnected_subscriber_counts_after_its_old_connection_closes(answered: str) -> None:
     subscriptions, nonce = made(2), bytes(8)
-    place = 0, CONFIRM_KEY + nonce
-    tell(subscriptions, b"\1", CONFIRM_KEY + nonce, fd=5)
+
+    def answer(fd: int) -> None:
+        confirm(subscriptions, nonce)
+        tell(subscriptions, b"\1", acceptance(nonce), fd=fd)
+
+    ask(subscriptions, nonce, fd=5)
     if answered == "before":
-        subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[place])
-        tell(subscriptions, b"\1", acceptance(nonce, 0), fd=5)
-    tell(subscriptions, b"\1", CONFIRM_KEY + nonce, fd=6)
+        answer(5)
+    ask(subscriptions, nonce, fd=6)
     if answered != "after":
-        subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[place])
-        tell(subscriptions, b"\1", acceptance(nonce, 0), fd=6)
+        answer(6)
     gone = subscriptions.peer(0, 5)
     assert gone is not None
     subscriptions.forget(gone)
     if answered == "after":
-        subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[place])
-        tell(subscriptions, b"\1", acceptance(nonce, 0), fd=6)
+        answer(6)
     assert subscriptions.subscriber_count() == 1
-
-
-def accept(subscriptions: WantedKeys, nonce: bytes, line: int = 0) -> None:
-    with subscriptions.changed:
-        tell(subscriptions, b"\1", CONFIRM_KEY + nonce, line)
-        subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[line, CONFIRM_KEY + nonce])
-        tell(subscriptions, b"\1", acceptance(nonce, line), line)
-
-
-def acceptance(nonce: bytes, line: int) -> bytes:
-    return ACCEPT_KEY + nonce + EPOCH.to_bytes(8, "little") + bytes([line])
 
 
 def test_acceptances_of_the_other_line_do_not_count_as_useless(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +187,8 @@ def test_acceptances_of_the_other_line_do_not_count_as_useless(monkeypatch: pyte
         if number % 2:
             accept(subscriptions, nonce, line=1)
         else:
-            tell(subscriptions, b"\1", CONFIRM_KEY + nonce, line=1)
-            subscriptions.confirmations.confirmed(subscriptions.confirmations.asked[1, CONFIRM_KEY + nonce])
+            ask(subscriptions, nonce, line=1)
+            confirm(subscriptions, nonce, line=1)
         tell(subscriptions, b"\1", acceptance(nonce, 1), line=0, fd=5)
     assert not subscriptions.unwelcome
     assert subscriptions.subscriber_count() == 500

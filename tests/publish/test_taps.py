@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import msgspec
 import numpy
@@ -15,7 +14,7 @@ import pytest
 from blackbox import Feed, Publisher, Relay
 from blackbox.testing import wait_until
 from tests.examples import first_of
-from tests.publish.subscribers import collected
+from tests.publish.subscribers import collected, one_slice
 from tests.support import Script
 
 ROWS = 60
@@ -37,10 +36,6 @@ with Tap(feed) as tap:
 """
 
 
-def feed_of(transport: Literal["tcp", "ipc"]) -> Feed:
-    return msgspec.structs.replace(Feed.local("tapped", slices=1, transport=transport), block_bytes=65_536)
-
-
 @contextmanager
 def stopped_tap(feed: Feed, hop: Publisher | Relay) -> Iterator[Script]:
     """Yield a tap's process that is stopped, and known to the publisher or relay."""
@@ -58,10 +53,8 @@ def publish_all(publisher: Publisher) -> None:
 
 
 @pytest.mark.parametrize("transport", first_of(["tcp", "ipc"]))
-def test_a_stopped_tap_is_disconnected_and_goes_on_later(
-    transport: Literal["tcp", "ipc"], caplog: pytest.LogCaptureFixture
-) -> None:
-    feed = feed_of(transport)
+def test_a_stopped_tap_is_disconnected_and_goes_on_later(transport: str, caplog: pytest.LogCaptureFixture) -> None:
+    feed = one_slice(transport=transport, block_bytes=65_536)
     subscriber, got = collected(feed)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
@@ -72,7 +65,7 @@ def test_a_stopped_tap_is_disconnected_and_goes_on_later(
             assert publisher.statistics().subscribers == 1
             stopped_ns = time.time_ns()
             tap.process.send_signal(signal.SIGCONT)
-            while not tap.read().startswith("note: feed 'tapped' slice 0 at"):
+            while not tap.read().startswith("note: feed 'publisher' slice 0 at"):
                 pass
             wait_until(
                 lambda: any(
@@ -87,8 +80,8 @@ def test_a_stopped_tap_is_disconnected_and_goes_on_later(
 
 
 def test_a_stopped_tap_does_not_stop_a_relay() -> None:
-    feed = feed_of("tcp")
-    below = msgspec.structs.replace(feed, slices=feed_of("tcp").slices)
+    feed = one_slice(block_bytes=65_536)
+    below = msgspec.structs.replace(feed, slices=one_slice().slices)
     subscriber, got = collected(below)
     with (
         Publisher(feed, when_full="wait") as publisher,
@@ -105,7 +98,7 @@ def test_a_stopped_tap_does_not_stop_a_relay() -> None:
 
 def test_a_tap_that_reads_nothing_is_disconnected_without_a_wait() -> None:
     """With `when_full="drop"` its queue would take memory for as long as it is stopped."""
-    feed = feed_of("tcp")
+    feed = one_slice(block_bytes=65_536)
     with Publisher(feed) as publisher, stopped_tap(feed, publisher):
         publish_all(publisher)
         wait_until(lambda: publisher.statistics().put_out == 1)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy
@@ -52,17 +50,15 @@ def check(got: Collector, count: int) -> None:
         assert [value for its, value in came if its == topic] == list(range(number, count, 8))
 
 
-@contextmanager
-def twin(feed: Feed, line: str) -> Iterator[Publisher]:
-    with Publisher(feed, when_full="wait", twin=Twin(line, EPOCH)) as publisher:  # type: ignore[arg-type]
-        yield publisher
+def twin(feed: Feed, line: Literal["A", "B"]) -> Publisher:
+    return Publisher(feed, when_full="wait", twin=Twin(line, EPOCH))
 
 
 def test_each_message_arrives_once_while_twins_end_and_start_again() -> None:
     feed, random = twins_feed(), Random(5)
     subscriber, got = collected(feed)
     with twin(feed, "A") as first:
-        second = Publisher(feed, when_full="wait", twin=Twin("B", EPOCH)).start()
+        second = twin(feed, "B").start()
         subscriber.start()
         publish(first, 0, 5_000, random)
         publish(second, 0, 4_000, random)
