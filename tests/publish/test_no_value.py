@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy
 import pytest
 
-from blackbox import Batch, Message, Publisher, Recorder, Recording, SlowPolicy, Subscriber
+from blackbox import Message, Publisher, Recorder, Recording, SlowPolicy, Subscriber
 from blackbox.cli.ui.messages import describe
 from blackbox.feed.schema.schema import RAW
 from tests.publish.subscribers import one_slice
-from tests.receive.subscribers import PATIENT
 
 
 @pytest.mark.parametrize("conflated", [False, True])
@@ -34,30 +33,6 @@ def test_a_deleted_topic_is_not_an_empty_payload(conflated: bool) -> None:
     expected = {b"A": b"1", b"B": None, b"C": b"", b"D": None, b"E": b"\1\1\1", b"F": b"x", b"G": None}
     assert {message.topic: message.payload for message in messages} == expected
     assert {message.topic: message.ts_event for message in messages}[b"B"] == 7
-
-
-def test_a_batch_and_its_arrow_form_say_which_messages_have_no_value() -> None:
-    feed = one_slice()
-    subscriber = Subscriber(feed, slow=PATIENT)
-    batches: list[Batch] = []
-    subscriber.on_batch(b"A")(batches.append)
-    payloads = [None if number % 3 == 0 else b"%d" % number for number in range(20)]
-    with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start()
-        publisher.publish_many(
-            (b"A", b"B"),
-            [number % 2 for number in range(20)],
-            b"".join(payload or b"" for payload in payloads),
-            offsets=numpy.cumsum([0, *(len(payload or b"") for payload in payloads)]),
-            valid=numpy.array([payload is not None for payload in payloads]),
-        )
-    subscriber.run(until_end=True)
-    (batch,) = batches
-    expected = payloads[::2]
-    assert batch.payload_list() == [batch.payload(i) for i in range(10)] == expected
-    assert batch.valid.tolist() == [payload is not None for payload in expected]
-    assert batch.to_arrow()["payload"].to_pylist() == expected
-    assert batch.block.to_arrow()["payload"].to_pylist() == payloads
 
 
 def test_a_recorded_deletion_is_null_in_arrow_and_in_text_and_is_not_a_record(tmp_path: Path) -> None:

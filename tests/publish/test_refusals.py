@@ -11,8 +11,6 @@ import pytest
 
 from blackbox import ConfigError, Feed, Publisher
 from blackbox.errors import EndpointError, PublisherError
-from blackbox.publish.publisher import PublisherLife
-from blackbox.publish.send.slice_sender import SenderLife
 from tests.publish.subscribers import delivered, one_slice
 
 
@@ -25,20 +23,6 @@ def test_a_port_in_use_is_named_and_a_failed_start_releases_the_others() -> None
         assert f"slice 1: endpoint {feed.slices[1].endpoints[0]} is in use by this process: close" in str(caught.value)
     with Publisher(feed):
         pass
-
-
-def test_invalid_state_transitions_are_refused() -> None:
-    publisher = Publisher(one_slice())
-    with publisher:
-        with pytest.raises(PublisherError, match="start was called when running; a publisher is used once"):
-            publisher.start()
-        sender = publisher._slices[0].sender
-        with pytest.raises(RuntimeError, match="slice 0 sender was to be new when it was running, expected closing or"):
-            sender._enter(SenderLife.NEW)
-    assert sender.life is SenderLife.ENDED
-    with pytest.raises(RuntimeError, match="publisher of feed .* to be running when it was closed, expected nothing"):
-        publisher._enter(PublisherLife.RUNNING)
-    assert publisher.state is PublisherLife.CLOSED
 
 
 CALLS: tuple[Callable[[Publisher], object], ...] = (
@@ -58,14 +42,13 @@ def test_a_publisher_that_does_not_run_refuses_calls() -> None:
             call(publisher)
     assert publisher.statistics().messages == 0
     publisher.close()
-    publisher = Publisher(one_slice()).start()
-    publisher.publish(b"known", b"")
-    publisher.close()
-    for call in CALLS:
+    with Publisher(one_slice()) as publisher:
+        publisher.publish(b"known", b"")
+        with pytest.raises(PublisherError, match="start was called when running; a publisher is used once"):
+            publisher.start()
+    for call in (*CALLS, Publisher.start):
         with pytest.raises(PublisherError, match="not running|closed"):
             call(publisher)
-    with pytest.raises(PublisherError, match="used once"):
-        publisher.start()
 
 
 WRONG_MESSAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
@@ -122,6 +105,8 @@ def test_more_topics_than_the_limit_are_refused_and_the_rest_goes_on() -> None:
     [
         ({"when_full": "block"}, "when_full was 'block', expected 'drop' or 'wait'"),
         ({"hwm_blocks": 0}, "hwm_blocks was 0, expected at least 1"),
+        ({"slow_peer": "end"}, "slow_peer was 'end', expected 'keep' or 'disconnect'"),
+        ({"max_peer_age": 3}, "max_peer_age was 3 with slow_peer='keep'"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], text: str) -> None:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import blackbox.publish.publisher
 from blackbox import ConfigError, Feed, Publisher, Schema
-from blackbox.block.columns.user_columns import parts_of
 from blackbox.feed.schema.schema import price, utc_time
 from tests.examples import examples
 from tests.publish.subscribers import delivered, one_slice
@@ -109,30 +108,6 @@ def test_a_table_is_published_as_its_rows_would_be(rows: list[dict[str, Any]], f
     assert publisher.kept == expected
 
 
-def test_records_and_a_table_arrive_alike() -> None:
-    columns: dict[str, Any] = {
-        "symbol": numpy.array([b"AAPL", b"X"] * 50),
-        "bid": numpy.arange(100) / 4,
-        "ask": numpy.arange(100) / 100,
-        "size": numpy.arange(100),
-        "at": numpy.arange(100),
-        "rate": numpy.arange(100) / 3,
-        "up": numpy.arange(100) % 2 == 0,
-    }
-
-    def one_by_one(publisher: Publisher) -> None:
-        for row in range(100):
-            record = {name: values[row] for name, values in columns.items()}
-            publisher.publish_record(columns["symbol"][row] + b".r", record, "r", ts_event=NOON + row)
-
-    by_records = published(one_by_one)
-    times = {"ts_event": NOON + numpy.arange(100)}
-    by_table = published(lambda publisher: publisher.publish_table(columns | times, "r"))
-    assert by_records == by_table
-    assert len(by_table) == 100
-    assert by_table[1][0] == b"X.r"
-
-
 def test_the_topic_is_made_of_columns() -> None:
     columns = {"place": ["N", "Q", "N"], "symbol": ["A  ", "B", "C"], "payload": ["1", None, "3"], "type": "xyx"}
 
@@ -196,16 +171,6 @@ def test_a_price_equal_to_the_null_price_is_refused() -> None:
         publisher.publish_table(5)
 
 
-def test_a_table_is_cut_into_views() -> None:
-    column = numpy.arange(10)
-    parts = [part["a"] for part in parts_of({"a": column}, 4)]
-    assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert all(part.base is column for part in parts)
-    for table in (pandas.DataFrame({"a": column}), polars.DataFrame({"a": column})):
-        assert [len(part) for part in parts_of(table, 4)] == [4, 4, 2]
-    assert [part["a"] for part in parts_of({"a": []}, 4)] == [[]]
-
-
 def test_ts_event_defaults_to_now_and_0_means_unknown() -> None:
     none = numpy.zeros(2, numpy.int32)
     two = numpy.zeros((2, 1), numpy.uint8)
@@ -235,6 +200,7 @@ def test_ts_event_defaults_to_now_and_0_means_unknown() -> None:
         publisher.publish_record(b"A", record, "q", 0)
 
     before = time.time_ns()
-    (_, first, _), (_, second, _) = published(publish_records)
+    (topic, first, payload), (_, second, _) = published(publish_records)
+    assert (topic, payload) == (b"A", QUOTES.pack(record, "q"))
     assert before <= first <= time.time_ns()
     assert second == 0
