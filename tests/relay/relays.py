@@ -8,16 +8,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from blackbox import Feed, Publisher, Relay, SlowPolicy, Subscriber
+from blackbox import Feed, Publisher, Relay
 from blackbox.block.form.format import ACCEPT_KEY
 from blackbox.publish.listeners.subscriptions import SUBSCRIBE
 from blackbox.services.relay.relay import RelayLine
-from blackbox.testing import Collector
+from tests.publish import subscribers
 
 BEAT_NS = 100_000_000
 PLAIN_BEAT_NS = 10_000_000_000
 """A plain publisher sends no heartbeats; with this interval it does not count as silent."""
 PATIENCE_S = 60.0
+collected = subscribers.collected
 
 
 def chain(
@@ -45,14 +46,6 @@ def relayed(feeds: Sequence[Feed], **settings: Any) -> Iterator[list[Relay]]:
             stack.enter_context(Relay(above, below, name=f"hop-{hop}", **settings))
             for hop, (above, below) in enumerate(zip(feeds, feeds[1:], strict=False), start=1)
         ]
-
-
-def collected(feed: Feed, *prefixes: bytes, **settings: Any) -> tuple[Subscriber, Collector]:
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), **settings)
-    got = Collector()
-    for prefix in prefixes or (b"",):
-        subscriber.on_batch(prefix)(got.batch)
-    return subscriber, got
 
 
 def line_of(relay: Relay, place: int = 0) -> RelayLine:

@@ -13,7 +13,6 @@ from blackbox import Publisher, Relay
 from blackbox.block.form.block import Block
 from blackbox.block.form.format import CONFIRM_KEY
 from blackbox.block.position import End
-from blackbox.errors import NotConfirmedError
 from blackbox.publish.listeners.confirmations import Asked
 from blackbox.publish.listeners.subscriptions import SUBSCRIBE
 from blackbox.publish.send.confirm_subscribers import Answers
@@ -24,23 +23,10 @@ from tests.examples import examples
 from tests.late_answers import late_answers
 from tests.relay.relays import PATIENCE_S, PLAIN_BEAT_NS, chain, collected, line_of, relayed
 from tests.relay.test_rights import asking
+from tests.threads import in_threads
 
 JOINS = examples(10)
 TOPICS = 7
-
-
-def test_no_answer_before_the_source_is_there() -> None:
-    feeds = chain(2)
-    subscriber, got = collected(feeds[-1])
-    with relayed(feeds):
-        with pytest.raises(NotConfirmedError):
-            subscriber.start(timeout=0.5)
-        subscriber, got = collected(feeds[-1])
-        with Publisher(feeds[0]) as publisher:
-            subscriber.start(PATIENCE_S)
-            publisher.publish(b"T", b"1")
-            got.wait(1)
-        subscriber.run(until_end=True)
 
 
 def test_a_loss_above_a_relay_is_reported_below_after_a_change_of_filters() -> None:
@@ -140,35 +126,30 @@ def test_nothing_published_after_the_confirmation_is_missing_at_a_join(relays: i
                 publisher.publish(b"A%d" % (published[0] % TOPICS), b"%d" % published[0])
                 published[0] += 1
 
-        source = threading.Thread(target=publish)
-        source.start()
-        try:
-            with ExitStack() as stack:
-                for join in range(JOINS):
-                    subscriber, got = collected(feeds[-1], b"A")
-                    gaps: list[int] = []
-                    subscriber.on_gap(b"")(lambda gap, gaps=gaps: gaps.append(gap.count))  # type: ignore[misc]
-                    subscriber.start(timeout=PATIENCE_S)
-                    first = published[0] + 1  # one message may be on its way into the publisher
-                    got.wait(1, PATIENCE_S)
+        with in_threads(publish), ExitStack() as stack:
+            for join in range(JOINS):
+                subscriber, got = collected(feeds[-1], b"A")
+                gaps: list[int] = []
+                subscriber.on_gap(b"")(lambda gap, gaps=gaps: gaps.append(gap.count))  # type: ignore[misc]
+                subscriber.start(timeout=PATIENCE_S)
+                first = published[0] + 1  # one message may be on its way into the publisher
+                got.wait(1, PATIENCE_S)
 
-                    def has_all(got: Collector = got, first: int = first) -> bool:
-                        """Return True if every topic has been received past the confirmation."""
-                        numbers = map(int, got.payloads)
-                        return len({number % TOPICS for number in numbers if number > first + 300}) == TOPICS
+                def has_all(got: Collector = got, first: int = first) -> bool:
+                    """Return True if every topic has been received past the confirmation."""
+                    numbers = map(int, got.payloads)
+                    return len({number % TOPICS for number in numbers if number > first + 300}) == TOPICS
 
-                    wait_until(has_all, PATIENCE_S)
-                    if join % 2:
-                        stack.callback(subscriber.stop)  # it stays, so that the next one finds active filters
-                    else:
-                        subscriber.stop()
-                    numbers = [int(payload) for payload in got.payloads]
-                    assert gaps == []
-                    for topic in range(TOPICS):
-                        mine = [number for number in numbers if number % TOPICS == topic and number >= first]
-                        begin = first + (topic - first) % TOPICS
-                        assert mine == list(range(begin, begin + TOPICS * len(mine), TOPICS))
-                        assert mine
-        finally:
+                wait_until(has_all, PATIENCE_S)
+                if join % 2:
+                    stack.callback(subscriber.stop)  # it stays, so that the next one finds active filters
+                else:
+                    subscriber.stop()
+                numbers = [int(payload) for payload in got.payloads]
+                assert gaps == []
+                for topic in range(TOPICS):
+                    mine = [number for number in numbers if number % TOPICS == topic and number >= first]
+                    begin = first + (topic - first) % TOPICS
+                    assert mine == list(range(begin, begin + TOPICS * len(mine), TOPICS))
+                    assert mine
             over.set()
-            source.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from blackbox.testing import Collector, wait_until
 from tests.archive.archives import all_numbers, free_endpoint
 from tests.archive.recorders import publish_numbered, wait_recorded
 from tests.keyring import Keyring
+from tests.publish.subscribers import serves
 from tests.relay.relays import PATIENCE_S, collected
 
 WAIT_S = 2.0
@@ -38,17 +38,6 @@ def ring(tmp_path: Path) -> Keyring:
 def quotes(lines: int = 1, transport: Literal["tcp", "ipc", "shm"] = "tcp") -> Feed:
     feed = Feed.local("quotes", slices=1, lines=lines, transport=transport)
     return msgspec.structs.replace(feed, heartbeat_ns=100_000_000)
-
-
-def deliver(publisher: Publisher, feed: Feed, *payloads: bytes) -> None:
-    """Check that a subscriber with this feed gets messages published after its start."""
-    subscriber, got = collected(feed)
-    subscriber.start(PATIENCE_S)
-    sent = payloads or [b"%d" % number for number in range(100)]
-    for payload in sent:
-        publisher.publish(b"AAPL.trade", payload)
-    assert [each.payload for each in got.wait(len(sent), PATIENCE_S)] == [*sent]
-    subscriber.stop()
 
 
 def refused(feed: Feed, *prefixes: bytes) -> str:
@@ -73,7 +62,7 @@ def test_refused_peers_get_nothing_and_both_ends_log_it(ring: Keyring, caplog: p
         wait_until(lambda: text in caplog.text, what=f"{text!r} in the log")
 
     with Publisher(ring.feed(feed, "exchange"), when_full="wait") as publisher:
-        deliver(publisher, ring.feed(feed, "desk", "exchange"))
+        serves(publisher, ring.feed(feed, "desk", "exchange"))
         assert publisher.statistics().refused_peers == 0
         text = refused(ring.feed(feed, "stranger", "exchange"))
         assert f" s: it refused our key {ring.public['stranger']}" in text
@@ -86,7 +75,7 @@ def test_refused_peers_get_nothing_and_both_ends_log_it(ring: Keyring, caplog: p
         told("its feed file")
         ring.allow("exchange", "stranger")
         payloads = [bytes(range(256)) * (size // 256) for size in (0, 300_000, 5_000_000)]
-        deliver(publisher, ring.feed(feed, "stranger", "exchange"), *payloads)
+        serves(publisher, ring.feed(feed, "stranger", "exchange"), payloads=payloads)
     with Publisher(feed):
         assert "expected" in refused(ring.feed(feed, "desk", "exchange")), "the publisher does not encrypt"
 
@@ -102,7 +91,7 @@ def test_a_key_may_read_one_slice_and_not_the_other(ring: Keyring, tmp_path: Pat
     )
     archive = ring.feed(feed, "archive", "exchange")
     with Publisher(feed) as publisher:
-        deliver(publisher, ring.feed(feed, "desk", "exchange"))
+        serves(publisher, ring.feed(feed, "desk", "exchange"))
         subscriber, got = collected(archive, b"A")
         subscriber.start(PATIENCE_S)
         publisher.publish(b"BAC.trade", b"not for you")
@@ -112,17 +101,6 @@ def test_a_key_may_read_one_slice_and_not_the_other(ring: Keyring, tmp_path: Pat
         text = refused(archive, b"B")
         assert "slice 1: " in text
         assert "it refused our key" in text
-
-
-def test_the_endpoint_accepts_only_curve(ring: Keyring) -> None:
-    feed = quotes()
-    host, _, port = feed.slices[0].endpoints[0].removeprefix("tcp://").rpartition(":")
-    with Publisher(ring.feed(feed, "exchange")), socket.create_connection((host, int(port)), 60) as peer:
-        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01")  # the mechanism follows
-        greeting = b""
-        while len(greeting) < 64 and (part := peer.recv(64)):
-            greeting += part
-    assert greeting[12:32].rstrip(b"\0") == b"CURVE"
 
 
 @contextmanager
@@ -150,7 +128,7 @@ def test_a_line_with_another_key_that_rejected_a_running_subscriber_is_retried(
         assert relay.statistics().subscribers == 0
         ring.allow("archive", "desk")
         wait_until(lambda: relay.statistics().subscribers == 1, PATIENCE_S)
-        deliver(publisher, feed)
+        serves(publisher, feed)
         assert publisher.statistics().refused_peers == 0
         assert relay.statistics().lines[1].blocks
         subscriber.stop()
@@ -161,11 +139,11 @@ def test_ipc_and_shared_memory_next_to_encrypted_tcp_are_not_encrypted(ring: Key
     both = msgspec.structs.replace(quotes(), slices=(Slice(endpoints=(tcp, ipc)),))
     alone = msgspec.structs.replace(both, slices=(Slice(endpoints=(ipc,)),))
     with Publisher(ring.feed(both, "exchange")) as publisher:
-        deliver(publisher, ring.feed(both, "desk", "exchange"))
-        deliver(publisher, alone)
+        serves(publisher, ring.feed(both, "desk", "exchange"))
+        serves(publisher, alone)
     feed = quotes(transport="shm")
     with Publisher(ring.feed(feed, "exchange")) as publisher:
-        deliver(publisher, ring.feed(feed, "desk", "exchange"))
+        serves(publisher, ring.feed(feed, "desk", "exchange"))
 
 
 @pytest.mark.long
@@ -202,7 +180,7 @@ def test_a_relay_has_separate_keys_for_both_sides(ring: Keyring, caplog: pytest.
     above, below = quotes(), quotes()
     with Publisher(ring.feed(above, "exchange")) as publisher:
         with Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")) as relay:
-            deliver(publisher, ring.feed(below, "desk", "london"))
+            serves(publisher, ring.feed(below, "desk", "london"))
             text = refused(ring.feed(below, "stranger", "london"))
             assert f"it refused our key {ring.public['stranger']}" in text
             wait_until(lambda: relay.statistics().refused_peers >= 1, what="the refusal is counted")

@@ -85,25 +85,6 @@ def test_each_message_arrives_once_in_the_order_of_its_slice(
         assert of_topic == [(payload, stamp(ts_event)) for payload, ts_event in messages]
 
 
-def test_a_client_gets_the_topics_of_its_prefixes_with_all_kinds_of_payloads() -> None:
-    """No value has two frames and an empty payload three."""
-    feed, endpoint = chain(0)[0], free_endpoint()
-    payloads = [b"", None, b"x" * 100_000]
-    topics = [b"A.t", b"AA.t", b"AAA.t", b"B.t", b"AA.u"]
-    with (
-        Publisher(feed) as publisher,
-        PlainRelay(feed, endpoint).start(PATIENCE_S),
-        client(endpoint, publisher, b"AA.", b"B") as sub,
-    ):
-        for number, topic in enumerate(topics * 3):
-            publisher.publish(topic, payloads[number % 3], number)
-        assert receive(sub, 9) == [
-            [topic, stamp(number)] + [each for each in [payloads[number % 3]] if each is not None]
-            for number, topic in enumerate(topics * 3)
-            if topic.startswith((b"AA.", b"B"))
-        ]
-
-
 @pytest.mark.parametrize("rows", [None, [0, 2, 5], []])
 @pytest.mark.parametrize("valid", [None, [True, False, True, True, False, True]])
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ Their sources are in `clients/`. They share no code with this project and use on
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
 
 import pytest
 import zmq
@@ -44,36 +45,30 @@ class Sent(NamedTuple):
 
 
 class Client:
-    """A running client, killed when the `with` block is left. Its output is collected."""
+    """A running client, killed when the `with` block is left. Its output goes to a file: a full pipe would stop it."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self._lines: list[str] = []
-        self.is_ready = threading.Event()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+    def __init__(self, command: Sequence[str], output: IO[str]) -> None:
+        self._output = output
+        self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.append(line.rstrip("\n"))
-            self.is_ready.set()
+    @property
+    def is_ready(self) -> bool:
+        return os.fstat(self._output.fileno()).st_size > 0
 
     def lines(self) -> list[str]:
         """Wait until it ends; return its output after "ready"."""
-        self._reader.join(PATIENCE_S)
-        assert not self._reader.is_alive(), f"it printed {len(self._lines)} lines, and still runs"
-        _, errors = self._process.communicate()
+        _, errors = self._process.communicate(timeout=PATIENCE_S)
         assert self._process.returncode == 0, errors
-        assert self._lines[0] == "ready"
-        return self._lines[1:]
+        self._output.seek(0)
+        first, *lines = self._output.read().splitlines()
+        assert first == "ready"
+        return lines
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._reader.join()
         self._process.communicate()
 
 
@@ -151,10 +146,12 @@ def test_a_client_reads_what_was_published(client: list[str], keys: dict[str, An
     sent = list(messages_to_send())
     of_aapl = [message for message in sent if message.topic.startswith(b"AAPL.")]
 
-    def open_client(*words: object) -> Client:
-        return stack.enter_context(Client([*client, *map(str, words)]))
-
     with ExitStack() as stack:
+
+        def open_client(*words: object) -> Client:
+            output = stack.enter_context(TemporaryFile("w+"))
+            return stack.enter_context(Client([*client, *map(str, words)], output))
+
         relay = stack.enter_context(Command("relay", files[0], files[1]))
         plain_relay = stack.enter_context(Command("relay", files[0], plain, "--plain"))
         publisher = stack.enter_context(Publisher(feed))
@@ -169,7 +166,7 @@ def test_a_client_reads_what_was_published(client: list[str], keys: dict[str, An
             return feed.slice_of(bytes.fromhex(line.partition(" ")[0]))
 
         def are_ready(clients: Sequence[Client]) -> Callable[[], bool]:
-            return lambda: all(each.is_ready.is_set() for each in clients)
+            return lambda: all(each.is_ready for each in clients)
 
         def warm_up() -> bool:
             publisher.publish(*Sent(_WARM, b"", 0))

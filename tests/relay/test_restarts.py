@@ -10,6 +10,7 @@ import zmq
 
 from blackbox import Feed, Publisher, Relay
 from blackbox.block.form.format import HEARTBEAT_KEY
+from blackbox.errors import NotConfirmedError
 from blackbox.testing import RawPublisher, wait_until
 from blackbox.transport.context import MAX_SUBSCRIPTIONS
 from tests.relay.relays import PATIENCE_S, chain, collected, line_of, relayed
@@ -71,14 +72,18 @@ def test_subscribers_of_a_restarted_relay_continue_and_report_gaps() -> None:
     assert subscriber.statistics().received.gaps == 7 - (len(got) - 11)
 
 
-def test_no_answer_while_the_connection_above_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_answer_without_a_source_and_while_the_connection_above_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     feeds = chain()
     first, _ = collected(feeds[-1])
     with relayed(feeds) as (relay,):
+        with pytest.raises(NotConfirmedError):
+            collected(feeds[-1])[0].start(timeout=0.5)
         with RawPublisher(feeds[0]):
             first.start(PATIENCE_S)
             assert line_of(relay).is_confirmed
         wait_until(lambda: not line_of(relay).is_confirmed, what="confirmations are void")
+        with pytest.raises(NotConfirmedError):
+            collected(feeds[-1])[0].start(timeout=0.5)
         with RawPublisher(feeds[0]) as publisher:
             wait_until(lambda: line_of(relay).is_confirmed, PATIENCE_S)
             assert publisher.subscriptions() >= {b"", HEARTBEAT_KEY}

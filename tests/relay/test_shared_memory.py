@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import signal
 from contextlib import ExitStack
 from typing import Any
@@ -17,7 +15,7 @@ from blackbox.errors import EndpointError
 from blackbox.testing import wait_until
 from tests.examples import first_of
 from tests.process_state import linux_only
-from tests.receive.shared import by_sockets, came_by, mapped, numbers_in, publish_numbers, shared_state
+from tests.receive.shared import by_sockets, came_by, numbers_in, publish_numbers, shared_state
 from tests.receive.subscribers import PATIENT
 from tests.relay.relays import BEAT_NS, PATIENCE_S
 from tests.support import Script
@@ -26,9 +24,7 @@ pytestmark = linux_only
 
 KIB = 1 << 10
 RELAY = """
-    below = msgspec.json.decode(sys.argv[1], type=Feed)
-    above = msgspec.json.decode(input(), type=Feed)
-    relay = Relay(above, below, **eval(input())).start()
+    relay = Relay(msgspec.json.decode(input(), type=Feed), feed).start()
     say("started")
     input()
 """
@@ -53,14 +49,6 @@ def shm_chain(above: str = "tcp", below: str = "shm", **settings: Any) -> list[F
         for transport in (above, below)
     ]
     return [msgspec.structs.replace(feed, **{"heartbeat_ns": BEAT_NS} | settings) for feed in feeds]
-
-
-def relay_script(above: Feed, below: Feed, **settings: Any) -> Script:
-    script = Script(RELAY, below)
-    script.tell(msgspec.json.encode(above).decode())
-    script.tell(repr(settings))
-    script.expect("started")
-    return script
 
 
 class Blocks:
@@ -121,7 +109,7 @@ def test_subscribers_on_sockets_and_in_memory_get_the_bytes_of_the_publisher(
     direct = Blocks(source if lines == 1 else by_sockets(source))
     on_tcp, in_memory = Blocks(by_sockets(below)), Blocks(below)
     total = 60_000
-    with Publisher(source, when_full="wait") as publisher, relay_script(source, below, when_full="wait"):
+    with Publisher(source, when_full="wait") as publisher, Relay(source, below, when_full="wait"):
         for each in (direct, on_tcp, in_memory):
             each.subscriber.start(PATIENCE_S)
         assert (came_by(on_tcp.subscriber), came_by(in_memory.subscriber)) == ("tcp", "shm")
@@ -209,32 +197,6 @@ def test_a_waiting_relay_waits_for_a_stopped_reader_and_not_for_a_killed_one() -
     assert other.numbers == list(range(published + 10_000))
 
 
-def test_a_killed_relay_releases_memory_and_name_for_the_next_one() -> None:
-    source, below = shm_chain()
-    reader = Blocks(below)
-    gc.collect()  # mappings of earlier tests
-    before = mapped()
-    with Publisher(source, when_full="wait") as publisher:
-        with relay_script(source, below) as first:
-            reader.subscriber.start(PATIENCE_S)
-            publish_numbers(publisher, 0, 100)
-            wait_until(lambda: len(reader.numbers) == 100)
-            assert mapped() == before + 2  # the memory, and the page of the slot
-            first.kill()
-        with Relay(source, below) as relay:
-            wait_until(lambda: relay.statistics().subscribers == 1, 60, "the reader is confirmed by the next relay")
-            publish_numbers(publisher, 100, 200)
-            wait_until(lambda: len(reader.numbers) == 200)
-            assert came_by(reader.subscriber) == "shm"
-            wait_until(
-                lambda: mapped() == before + 3, 60, "only the memory of the next relay: its own and the reader's"
-            )
-        reader.subscriber.stop()
-    wait_until(lambda: mapped() == before)
-    assert reader.numbers == list(range(200))
-    assert not [name for name in os.listdir("/dev/shm") if "blackbox" in name]  # noqa: PTH208
-
-
 def _moved(feed: Feed) -> Any:
     """Slices with the memory of a feed, and other lines."""
     lines = Feed.local("chain", slices=1).slices[0].lines
@@ -249,20 +211,6 @@ def test_an_invalid_name_of_memory_is_reported() -> None:
     source, _ = shm_chain("shm")
     with pytest.raises(ConfigError, match=r"had shm://.*, expected another endpoint: the relay would be its own"):
         Relay(source, msgspec.structs.replace(source, slices=_moved(source)))
-
-
-def test_a_relay_pins_nothing_in_the_memory_of_its_source() -> None:
-    source, below = shm_chain("shm", "tcp", block_bytes=4 * KIB)
-    reader = Blocks(below)
-    with Publisher(source, when_full="wait") as publisher, Relay(source, below) as relay:
-        reader.subscriber.start(PATIENCE_S)
-        for first in range(0, 50_000, 500):
-            publish_numbers(publisher, first, first + 500)
-        wait_until(lambda: len(reader.numbers) == 50_000, 60)
-        assert shared_state(publisher).following == relay.statistics().blocks
-        assert publisher.statistics().shared_memory_dropped == 0
-        reader.subscriber.stop()
-    assert reader.numbers == list(range(50_000))
 
 
 def test_a_killed_source_is_read_from_memory_again_below_and_above() -> None:
@@ -289,7 +237,9 @@ def test_blocks_missed_by_a_stopped_relay_are_a_gap_and_a_killed_one_releases_it
     source, below = shm_chain("shm", "tcp", block_bytes=4 * KIB)
     reader = Blocks(below)
     with Publisher(source, when_full="drop", hwm_blocks=4) as publisher:
-        with relay_script(source, below) as relay:
+        with Script(RELAY, below) as relay:
+            relay.tell(msgspec.json.encode(source).decode())
+            relay.expect("started")
             reader.subscriber.start(PATIENCE_S)
             relay.process.send_signal(signal.SIGSTOP)
             for first in range(0, 10_000, 200):
