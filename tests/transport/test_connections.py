@@ -67,24 +67,6 @@ def test_bytes_of_an_unfinished_message_are_counted(context: zmq.Context[zmq.Soc
         assert not connection.end()
 
 
-def test_a_peer_that_reads_nothing_is_detected(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    publisher, deaf = context.socket(zmq.XPUB), context.socket(zmq.SUB)
-    with watched(publisher) as connections, deaf:
-        deaf.rcvhwm, deaf.rcvbuf = 1, 4_096
-        publisher.sndbuf = 1 << 16
-        deaf.connect(f"tcp://127.0.0.1:{publisher.bind_to_random_port('tcp://127.0.0.1')}")
-        deaf.subscribe(b"")
-        assert publisher.recv() == b"\x01"
-        connection = one(connections)
-        for _ in range(10):
-            publisher.send(bytes(1 << 20))
-        wait_until(lambda: connection.look() and connection.unsent > 0)
-        taken = connection.taken
-        for _ in range(10):
-            deaf.recv()
-        wait_until(lambda: connection.look() and connection.taken > taken)
-
-
 def test_a_reused_descriptor_is_left_alone(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     path = tmp_path / "file"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 
 import pytest
 
 from blackbox.transport.context import wake_on_time
+from tests.threads import in_threads
 
 _PR_GET_TIMERSLACK = 30
 
@@ -23,8 +23,7 @@ def test_sleeps_of_a_line_thread_end_on_time() -> None:
         wake_on_time()
         slack_ns.append(prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0))
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    with in_threads(run):
+        pass
     assert slack_ns[0] > 1
     assert slack_ns[1] == 1
