@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import threading
 from typing import Any
 
@@ -40,7 +39,7 @@ def test_close_gives_up_after_its_timeout_and_counts_what_it_discards(
                     publisher.publish(b"T", rows[0].tobytes())
                     published += 1
 
-    with in_threads(publish), caplog.at_level(logging.WARNING, "blackbox"):
+    with in_threads(publish):
         wait_until(lambda: publisher.statistics().waits > 5)
         publisher.close(timeout=0.2)
     statistics = publisher.statistics()
@@ -74,9 +73,8 @@ def test_close_warns_if_a_subscriber_had_not_read_everything(caplog: pytest.LogC
     assert gate.entered.wait(60)  # a worker that starts later takes everything that waits
     for _ in range(20):
         publisher.publish_many((b"T",), numpy.zeros(40, int), rows)
-    with caplog.at_level(logging.WARNING, "blackbox"):
-        publisher.close(timeout=0.2)
-        wait_until(lambda: "slice 0: closed before 1 subscribers had received everything" in caplog.text)
+    publisher.close(timeout=0.2)
+    wait_until(lambda: "slice 0: closed before 1 subscribers had received everything" in caplog.text)
     gate.open.set()
     subscriber.stop()
 

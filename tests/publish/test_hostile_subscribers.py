@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 import socket
@@ -145,8 +144,7 @@ def test_forged_acceptances_do_not_count_as_subscribers_or_delay_close(caplog: p
             peer.send(acceptance(peer.ask(), publisher.epoch))
         peer.ask()
         assert publisher.statistics().subscribers == 1, "a connection counts once"
-    with caplog.at_level(logging.WARNING, "blackbox"):
-        publisher.close(timeout=600)
+    publisher.close(timeout=600)
     assert "subscribers had received everything" not in caplog.text
 
 
@@ -168,8 +166,7 @@ def test_a_peer_that_never_reads_does_not_delay_close_until_the_timeout(
         publisher.wait_for_subscribers()
         for _ in range(200):  # messages beyond the kernel's and libzmq's queues stay in the ring
             publisher.publish(b"T", bytes(20_000))
-        with caplog.at_level(logging.WARNING, "blackbox"):
-            publisher.close(timeout=600)
+        publisher.close(timeout=600)
         assert peer.was_ended()
     put_out(publisher, 1)
     assert f"disconnected {peer.address}: it took next to nothing" in caplog.text
@@ -192,12 +189,11 @@ def test_the_longest_deaf_peers_are_disconnected_first(
             got.wait(publisher.statistics().messages)
             return len(deaf_of(looks)) + looks.put_out
 
-        with caplog.at_level(logging.WARNING, "blackbox"):
-            for number in range(4):
-                peers.append(Peer(feed))
-                peers[-1].send(subscription(b""), subscription(b"%d" % number))
-                wait_until(lambda number=number: found_deaf() > number, 60, "one more deaf peer")  # type: ignore[misc]
-            wait_until(lambda: found_deaf() and looks.put_out >= 2, 60, "two are disconnected")
+        for number in range(4):
+            peers.append(Peer(feed))
+            peers[-1].send(subscription(b""), subscription(b"%d" % number))
+            wait_until(lambda number=number: found_deaf() > number, 60, "one more deaf peer")  # type: ignore[misc]
+        wait_until(lambda: found_deaf() and looks.put_out >= 2, 60, "two are disconnected")
         assert peers[0].was_ended()
         assert peers[1].was_ended()
         put_out(publisher, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -170,7 +169,7 @@ def test_subscriptions_of_a_closed_connection_do_not_stay() -> None:
 
 def test_the_sender_of_an_invalid_message_is_disconnected_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(key_bytes=4, heartbeat_ns=100_000_000)
-    with caplog.at_level(logging.WARNING, "blackbox"), Publisher(feed) as publisher:
+    with Publisher(feed) as publisher:
         invalid = [frame(b"garbage"), frame(b""), frame(b"x", MORE) + frame(b"\1AAPL")]
         for number, words in enumerate(invalid * 2, 1):
             with Peer(feed) as peer:
