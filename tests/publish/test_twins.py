@@ -104,23 +104,19 @@ def test_a_twin_publishes_a_line_whose_subscribers_have_an_interface() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "twin", "error"),
+    ("change", "twin", "outbox", "error"),
     [
-        ({}, Twin("C", EPOCH), "line was 'C'"),  # type: ignore[arg-type]
-        ({}, Twin("A", 0), "epoch was 0"),
-        ({}, Twin("A", EPOCH + 25 * 3_600 * 10**9), "at most 24 hours after now"),
-        ({"key_bytes": 4}, Twin("A", EPOCH), "had key_bytes or channels"),
-        ({"slices": Feed.local("one").slices}, Twin("A", EPOCH), "expected line A and line B"),
+        ({}, Twin("C", EPOCH), None, "line was 'C'"),  # type: ignore[arg-type]
+        ({}, Twin("A", 0), None, "epoch was 0"),
+        ({}, Twin("A", EPOCH + 25 * 3_600 * 10**9), None, "at most 24 hours after now"),
+        ({}, Twin("A", EPOCH), "outbox", "twin and outbox were both given"),
+        ({"key_bytes": 4}, Twin("A", EPOCH), None, "had key_bytes or channels"),
+        ({"slices": Feed.local("one").slices}, Twin("A", EPOCH), None, "expected line A and line B"),
     ],
 )
-def test_a_twin_that_cannot_be(change: dict[str, object], twin: Twin, error: str) -> None:
+def test_a_twin_that_cannot_be(change: dict[str, object], twin: Twin, outbox: str | None, error: str) -> None:
     with pytest.raises(ConfigError, match=error):
-        Publisher(msgspec.structs.replace(twins_feed(), **change), twin=twin)
-
-
-def test_a_twin_has_no_outbox() -> None:
-    with pytest.raises(ConfigError, match="twin and outbox were both given"):
-        Publisher(twins_feed(), outbox="outbox", twin=Twin("A", EPOCH))
+        Publisher(msgspec.structs.replace(twins_feed(), **change), outbox=outbox, twin=twin)
 
 
 def test_the_twin_of_the_page_publishes_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,15 +177,6 @@ def test_received_messages_are_sent_before_it_closes_and_the_endpoint_is_free() 
         relay.start()
 
 
-def test_a_restarted_publisher_is_followed_at_the_same_endpoint() -> None:
-    feed, endpoint = chain(0)[0], free_endpoint()
-    with Publisher(feed) as publisher:
-        relay = PlainRelay(feed, endpoint).start(PATIENCE_S)
-    with relay, Publisher(feed) as publisher, client(endpoint, publisher, b"A") as sub:
-        publisher.publish(b"A.t", b"1", 0)
-        assert receive(sub, 1) == [[b"A.t", stamp(0), b"1"]]
-
-
 def test_a_start_that_fails_is_explained() -> None:
     for endpoint in ("site.toml", "inproc://x", "shm://x", "tcp://127.0.0.1"):
         with pytest.raises(ConfigError, match="endpoint"):

@@ -127,18 +127,6 @@ def test_any_datagrams_give_the_same_blocks_and_counters_as_a_plain_loop(seed: i
     pair.close()
 
 
-def test_blocks_in_any_order_of_their_parts_are_complete_once() -> None:
-    choice, pair = random.Random(1), Pair()
-    sent = blocks(choice, NOW, 0, 200, b"")
-    choice.shuffle(sent)
-    for datagram in (*sent, *sent):  # everything again: a replay
-        pair.take(datagram)
-    counts = pair.check()
-    assert counts["blocks"] == 200
-    assert counts["repeated"] == len(sent) == counts["parts"]
-    pair.close()
-
-
 def test_a_block_number_above_the_largest_one_is_rejected() -> None:
     pair = Pair()
     pair.take(Part(SLICE, NOW, 255, 0, 1_024, 512, 0, bytes(512)).packed())  # incomplete, in the same slot
