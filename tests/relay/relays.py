@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -27,13 +27,14 @@ def chain(
     slices: int = 1,
     key_bytes: int = 0,
     lines: int = 1,
-    transport: Literal["tcp", "ipc", "inproc"] = "tcp",
+    transport: Any = "tcp",
+    below: Any = "",
     **settings: Any,
 ) -> list[Feed]:
-    """The same feed at its source and below each of `relays` relays."""
+    """The same feed at its source and below each of `relays` relays. `below`: another transport below the last one."""
     feeds = [
-        Feed.local("chain", slices=slices, key_bytes=key_bytes, lines=lines, transport=transport)
-        for _ in range(relays + 1)
+        Feed.local("chain", slices=slices, key_bytes=key_bytes, lines=lines, transport=each)
+        for each in [transport] * relays + [below or transport]
     ]
     return [msgspec.structs.replace(feed, **{"heartbeat_ns": BEAT_NS} | settings) for feed in feeds]
 

@@ -17,7 +17,7 @@ from tests.examples import first_of
 from tests.process_state import linux_only
 from tests.receive.shared import by_sockets, came_by, numbers_in, publish_numbers, shared_state
 from tests.receive.subscribers import PATIENT
-from tests.relay.relays import BEAT_NS, PATIENCE_S
+from tests.relay.relays import PATIENCE_S, chain
 from tests.support import Script
 
 pytestmark = linux_only
@@ -43,23 +43,17 @@ READER = """
 
 def shm_chain(above: str = "tcp", below: str = "shm", **settings: Any) -> list[Feed]:
     """The same feed at its source and below a relay."""
-    lines, slices, key_bytes = settings.pop("lines", 1), settings.pop("slices", 1), settings.pop("key_bytes", 0)
-    feeds = [
-        Feed.local("chain", slices=slices, key_bytes=key_bytes, lines=lines, transport=transport)  # type: ignore[arg-type]
-        for transport in (above, below)
-    ]
-    return [msgspec.structs.replace(feed, **{"heartbeat_ns": BEAT_NS} | settings) for feed in feeds]
+    return chain(transport=above, below=below, **settings)
 
 
 class Blocks:
     """Every block that a subscriber gets, byte by byte, and the numbers of its messages."""
 
-    def __init__(self, feed: Feed, *prefixes: bytes, **settings: Any) -> None:
-        self.subscriber = Subscriber(feed, slow=PATIENT, **settings)
+    def __init__(self, feed: Feed, prefix: bytes = b"") -> None:
+        self.subscriber = Subscriber(feed, slow=PATIENT)
         self.blocks: list[tuple[Any, ...]] = []
         self.numbers: list[int] = []
-        for prefix in prefixes or (b"",):
-            self.subscriber.on_batch(prefix)(self.note)
+        self.subscriber.on_batch(prefix)(self.note)
 
     def note(self, batch: Batch) -> None:
         block = batch.block
@@ -74,10 +68,10 @@ def writer_of(relay: Relay) -> Any:
     return shared
 
 
-def publish_topics(publisher: Publisher, first: int, stop: int, topics: int = 8) -> None:
+def publish_topics(publisher: Publisher, first: int, stop: int) -> None:
     rows = numpy.arange(first, stop, dtype=numpy.int64).reshape(-1, 1)
-    names = tuple(b"K%d" % number for number in range(topics))
-    publisher.publish_many(names, (rows[:, 0] % topics).astype(numpy.int32), rows.view(numpy.uint8))
+    topics = tuple(b"K%d" % number for number in range(8))
+    publisher.publish_many(topics, (rows[:, 0] % 8).astype(numpy.int32), rows.view(numpy.uint8))
 
 
 SOURCE = """
