@@ -91,7 +91,7 @@ def test_a_key_may_read_one_slice_and_not_the_other(ring: Keyring, tmp_path: Pat
     )
     archive = ring.feed(feed, "archive", "exchange")
     with Publisher(feed) as publisher:
-        serves(publisher, ring.feed(feed, "desk", "exchange"))
+        serves(publisher, ring.feed(feed, "desk", "exchange"), b"AAPL.trade")
         subscriber, got = collected(archive, b"A")
         subscriber.start(PATIENCE_S)
         publisher.publish(b"BAC.trade", b"not for you")
