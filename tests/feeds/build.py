@@ -36,6 +36,20 @@ def messages_of(source: Source) -> list[Message]:
     return [message for chunk in source.chunks() for message in messages_in(chunk)]
 
 
+def payloads_of(source: Source) -> list[bytes]:
+    return [payload for *_, payload in messages_of(source)]
+
+
+def payloads_and_gaps_of(source: Source) -> list[bytes | int]:
+    """Return the payloads of a source, and numbers of missing messages at their positions."""
+    found: list[bytes | int] = []
+    for chunk in source.chunks():
+        for missing, run in chunk.runs():
+            found += [missing] if missing else []
+            found += [payload for *_, payload in messages_in(run)]
+    return found
+
+
 def messages_in(chunk: Chunk) -> Iterable[Message]:
     for index, ts_event, start, length in zip(
         chunk.topic_index.tolist(),

@@ -18,7 +18,7 @@ from blackbox_feeds.live.gap_holder import Limits
 from blackbox_feeds.live.receiver import SLOT_BYTES, TRUNCATED
 
 from blackbox.feed.live_source import LiveSource
-from tests.feeds.build import DEEP, IEX_LENGTHS, ITCH_LENGTHS, ITCH_STOCK_AT, iex_tp, messages_in, mold
+from tests.feeds.build import DEEP, IEX_LENGTHS, ITCH_LENGTHS, ITCH_STOCK_AT, iex_tp, mold, payloads_and_gaps_of
 from tests.feeds.hostile import Enemy
 from tests.feeds.test_gap_holder import Model as Holder
 from tests.feeds.test_gap_holder import Packet
@@ -52,13 +52,9 @@ class Outcome(NamedTuple):
 
 def outcome_of(source: LiveSource) -> Outcome:
     """Run a client to its end."""
-    found: list[bytes | int] = []
-    for chunk in source.chunks():
-        for missing, run in chunk.runs():
-            found += [missing] if missing else []
-            found += [payload for _, _, payload in messages_in(run)]
+    found = together(payloads_and_gaps_of(source))
     now = source.statistics()
-    return Outcome(together(found), {name: getattr(now, name) for name in COUNTS})
+    return Outcome(found, {name: getattr(now, name) for name in COUNTS})
 
 
 def together(found: Iterable[bytes | int]) -> list[bytes | int]:

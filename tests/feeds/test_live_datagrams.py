@@ -7,6 +7,8 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,19 +25,31 @@ from blackbox.errors import ConfigError, EndpointError
 from blackbox.feed.endpoint import _free_ports
 from blackbox.testing import wait_until
 from tests.feeds.build import messages_in, messages_of, mold
+from tests.feeds.serving.datagram_client import blocks
 from tests.feeds.venue_lines import Answers, Client, Line, Protocol
 
-PROTOCOLS = [Protocol("moldudp64"), Protocol("iextp")]
-both = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda each: each.name)
+MOLD, IEX_TP = Protocol("moldudp64"), Protocol("iextp")
+DEAD = "127.0.0.1:9"
+"""A server that does not answer."""
+both = pytest.mark.parametrize("protocol", [MOLD, IEX_TP], ids=lambda each: each.name)
 
 
-def source_of(protocol: Protocol, port: int, **options: Any) -> DatagramSource:
+def source_of(protocol: Protocol, port: int, date: str = "2019-12-30", **options: Any) -> DatagramSource:
     query = "&".join(f"{name}={value}" for name, value in {"stale": 60, **options}.items())
     url = f"//127.0.0.1:{port}?{query}"
-    return MoldUdp64Client(url, "2019-12-30") if protocol.is_mold else IexClient(url)
+    return MoldUdp64Client(url, date) if protocol.is_mold else IexClient(url)
 
 
-def datagrams_of(protocol: Protocol, messages: list[bytes], seed: int) -> list[tuple[int, int, bytes]]:
+@contextmanager
+def joined(protocol: Protocol, **options: Any) -> Iterator[tuple[Client, Line]]:
+    """Yield a client of a line, and a sender to the line."""
+    (port,) = _free_ports(1)
+    source = source_of(protocol, port, **options)
+    with Client(source) as client, Line(source, port) as line:
+        yield client, line
+
+
+def datagrams_of(protocol: Protocol, messages: Sequence[bytes], seed: int) -> list[tuple[int, int, bytes]]:
     """Return the messages in datagrams of random sizes: first sequence, the one after it, bytes."""
     sizes, found, at = random.Random(seed), [], 0
     while at < len(messages):
@@ -47,7 +61,7 @@ def datagrams_of(protocol: Protocol, messages: list[bytes], seed: int) -> list[t
 
 @both
 def test_each_message_arrives_once_in_order_in_spite_of_loss_copies_and_disorder(protocol: Protocol) -> None:
-    messages = [protocol.message(number) for number in range(1, 4_001)]
+    messages = protocol.messages(4_000)
     a, b = _free_ports(2)
     chance = random.Random(7)
     with Answers(protocol, messages, loss=0.1) as server:
@@ -78,91 +92,55 @@ def test_each_message_arrives_once_in_order_in_spite_of_loss_copies_and_disorder
 
 
 @both
-def test_without_a_server_each_gap_is_reported_with_its_count(protocol: Protocol) -> None:
-    messages = [protocol.message(number) for number in range(1, 2_001)]
-    port, dead = _free_ports(2)
-    chance = random.Random(5)
-    expected: list[bytes | int] = []
-    source = source_of(protocol, port, hold=0.2, **{protocol.server_option: f"127.0.0.1:{dead}"})
-    with Client(source) as client, Line(source, port) as line:
-        missing = 0
-        line.send(protocol.datagram(1, []))
-        for first, end, datagram in datagrams_of(protocol, messages, 3):
-            if chance.random() < 0.02:
-                missing += end - first
-                continue
-            line.send(datagram)
-            expected += [missing] if missing else []
-            missing = 0
-            expected += messages[first - 1 : end - 1]
-        line.send(protocol.datagram(len(messages) + 6, []))
-        expected.append(missing + 5)
-        client.wait_for(len(expected))
-    assert client.found == expected
-    gaps = [each for each in expected if isinstance(each, int)]
-    found = source.statistics()
-    assert (found.gaps, found.missing, found.recovered) == (len(gaps), sum(gaps), 0)
-    assert len(gaps) > 5
-    assert f"messages missing in them: {sum(gaps)}" in source.notes
-
-
-@both
 def test_late_start_requests_what_was_sent_before_within_a_bound(protocol: Protocol) -> None:
-    messages = [protocol.message(number) for number in range(1, 1_001)]
+    messages = protocol.messages(1_000)
     with Answers(protocol, messages) as server:
-        address = f"127.0.0.1:{server.port}"
-        (port,) = _free_ports(1)
-        source = source_of(protocol, port, backfill=100, hold=60, **{protocol.server_option: address})
-        with Client(source) as client, Line(source, port) as line:
+        options: dict[str, Any] = {protocol.server_option: f"127.0.0.1:{server.port}"}
+        with joined(protocol, backfill=100, hold=60, **options) as (client, line):
             line.send(protocol.datagram(901, messages[900:910]))
             client.wait_for(1 + 110)
     assert client.found == [800, *messages[800:910]]
 
 
 def test_late_start_far_after_the_first_message_is_a_gap_if_the_server_does_not_answer() -> None:
-    protocol = PROTOCOLS[0]
-    port, dead = _free_ports(2)
-    source = source_of(protocol, port, hold=0.05, backfill=66_000, rerequest=f"127.0.0.1:{dead}")
-    with Client(source) as client, Line(source, port) as line:
-        line.send(protocol.datagram(200_001, [protocol.message(1)]))
+    with joined(MOLD, hold=0.05, backfill=66_000, rerequest=DEAD) as (client, line):
+        line.send(MOLD.datagram(200_001, [MOLD.message(1)]))
         client.wait_for(2)
-    assert client.found == [200_000, protocol.message(1)]
-    assert source.statistics().malformed == 0
+    assert client.found == [200_000, MOLD.message(1)]
+    assert client.source.statistics().malformed == 0
 
 
 def test_end_of_session_ends_the_source_once_its_last_gap_is_filled() -> None:
-    protocol = PROTOCOLS[0]
-    messages = [protocol.message(number) for number in range(1, 101)]
-    with Answers(protocol, messages) as server:
-        (port,) = _free_ports(1)
-        source = source_of(protocol, port, hold=60, rerequest=f"127.0.0.1:{server.port}")
-        with Client(source) as client, Line(source, port) as line:
-            line.send(protocol.datagram(1, messages[:50]))
-            line.send(mold(101, [], count=0xFFFF))
-            client.join()
+    messages = MOLD.messages(100)
+    with (
+        Answers(MOLD, messages) as server,
+        joined(MOLD, hold=60, rerequest=f"127.0.0.1:{server.port}") as (client, line),
+    ):
+        line.send(MOLD.datagram(1, messages[:50]))
+        line.send(mold(101, [], count=0xFFFF))
+        client.join()
     assert client.found == messages
-    assert not source.statistics().connected
+    assert not client.source.statistics().connected
 
 
 @both
 def test_other_session_is_skipped_until_the_first_one_is_silent(protocol: Protocol) -> None:
-    (port,) = _free_ports(1)
     first, second = ([protocol.message(number + start) for number in range(1, 11)] for start in (0, 50))
-    source = source_of(protocol, port, stale=0.3)
-    with Client(source) as client, Line(source, port) as line:
+    with joined(protocol, stale=0.3) as (client, line):
+        statistics = client.source.statistics
         line.send(protocol.datagram(1, first))
         client.wait_for(10)
         line.send(protocol.datagram(1, second, session=2))
-        wait_until(lambda: source.statistics().foreign > 0 or source.statistics().stale > 0)
-        wait_until(lambda: source.statistics().reconnects > 0)
+        wait_until(lambda: statistics().foreign > 0 or statistics().stale > 0)
+        wait_until(lambda: statistics().reconnects > 0)
 
         def is_adopted() -> bool:
             line.send_uncounted(protocol.datagram(1, second, session=2))
             return len(client.found) >= 20
 
         wait_until(is_adopted)
-    assert client.payloads()[:20] == first + second
-    assert source.statistics().stale > 0
+    assert [each for each in client.found if isinstance(each, bytes)][:20] == first + second
+    assert statistics().stale > 0
 
 
 def test_lines_stay_open_while_the_client_waits_to_join_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,24 +155,21 @@ def test_lines_stay_open_while_the_client_waits_to_join_them_again(monkeypatch: 
             return 0.01 if lasted[-1] > 0 and min(lasted) >= 0 else 600.0
 
     monkeypatch.setattr(datagram_source, "Retries", Slow)
-    protocol = PROTOCOLS[0]
-    messages = [protocol.message(number) for number in range(1, 21)]
-    (port,) = _free_ports(1)
-    source = source_of(protocol, port, stale=0.2)
-    with Client(source) as client, Line(source, port) as line:
-        line.send(protocol.datagram(1, messages[:10]))
+    messages = MOLD.messages(20)
+    with joined(MOLD, stale=0.2) as (client, line):
+        line.send(MOLD.datagram(1, messages[:10]))
         client.wait_for(10)
         wait_until(lambda: bool(lasted) and lasted[-1] < 0)  # nothing was heard after the second join
-        line.send(protocol.datagram(11, messages[10:]))
+        line.send(MOLD.datagram(11, messages[10:]))
         client.wait_for(20)
     assert client.found == messages
-    assert source.statistics().reconnects == 1
+    assert client.source.statistics().reconnects == 1
 
 
 def test_time_of_a_slow_reader_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     late_ns = 0
     monkeypatch.setattr(datagram_source, "time", SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + late_ns))
-    protocol = PROTOCOLS[0]
+    protocol = MOLD
     own, other = ([protocol.message(number + start) for number in range(1, 21)] for start in (0, 50))
     (port,) = _free_ports(1)
     source = source_of(protocol, port)
@@ -225,55 +200,50 @@ def test_time_of_a_slow_reader_is_no_silence(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_end_of_a_session_that_fell_silent_does_not_end_the_next_one() -> None:
-    protocol = PROTOCOLS[0]
-    port, dead = _free_ports(2)
-    messages = [protocol.message(number) for number in range(1, 41)]
-    source = source_of(protocol, port, stale=2, hold=60, rerequest=f"127.0.0.1:{dead}")
-    with Client(source) as client, Line(source, port) as line:
-        line.send(protocol.datagram(1, messages[:10]))
+    messages = MOLD.messages(40)
+    with joined(MOLD, stale=2, hold=60, rerequest=DEAD) as (client, line):
+        line.send(MOLD.datagram(1, messages[:10]))
         line.send(mold(15, [], count=0xFFFF))  # 11 to 14 are missing until the session is silent
-        wait_until(lambda: source.statistics().reconnects > 0)
+        wait_until(lambda: client.source.statistics().reconnects > 0)
 
         def is_adopted() -> bool:
-            line.send_uncounted(protocol.datagram(1, messages[10:30], session=2))
+            line.send_uncounted(MOLD.datagram(1, messages[10:30], session=2))
             return len(client.found) >= 31
 
         wait_until(is_adopted)
-        line.send(protocol.datagram(21, messages[30:], session=2))
+        line.send(MOLD.datagram(21, messages[30:], session=2))
         client.wait_for(41)
     assert client.found == [*messages[:10], 4, *messages[10:]]
 
 
 def test_iex_begins_its_numbers_again() -> None:
-    protocol = PROTOCOLS[1]
-    (port,) = _free_ports(1)
-    messages = [protocol.message(number) for number in range(1, 21)]
-    source = source_of(protocol, port)
-    with Client(source) as client, Line(source, port) as line:
-        line.send(protocol.datagram(1, messages[:10], sent_ns=1))
-        line.send(protocol.datagram(11, messages[:1], sent_ns=(1 << 63) - 1))  # forged
-        line.send(protocol.datagram(1, messages[:10], sent_ns=900_000_000))  # a late copy
-        line.send(protocol.datagram(1, messages[10:], sent_ns=2_000_000_000))
+    messages = IEX_TP.messages(20)
+    with joined(IEX_TP) as (client, line):
+        line.send(IEX_TP.datagram(1, messages[:10], sent_ns=1))
+        line.send(IEX_TP.datagram(11, messages[:1], sent_ns=(1 << 63) - 1))  # forged
+        line.send(IEX_TP.datagram(1, messages[:10], sent_ns=900_000_000))  # a late copy
+        line.send(IEX_TP.datagram(1, messages[10:], sent_ns=2_000_000_000))
         client.wait_for(20)
     assert client.found == messages
-    assert (source.statistics().duplicates, source.statistics().malformed) == (10, 1)
+    now = client.source.statistics()
+    assert (now.duplicates, now.malformed) == (10, 1)
 
 
 def test_forged_datagram_far_ahead_does_not_begin_the_numbers_of_iex_again() -> None:
-    protocol = PROTOCOLS[1]
-    messages = [protocol.message(number) for number in range(1, 21)]
-    with Answers(protocol, messages[:10]) as server:
-        (port,) = _free_ports(1)
-        source = source_of(protocol, port, hold=0.05, gapfill=f"127.0.0.1:{server.port}")
-        with Client(source) as client, Line(source, port) as line:
-            line.send(protocol.datagram(1, messages[:10], sent_ns=1))
-            client.wait_for(10)
-            line.send(protocol.datagram(1 << 40, messages[:1], sent_ns=2))
-            line.send(protocol.datagram(11, messages[10:], sent_ns=5_000_000_000))
-            wait_until(lambda: source.statistics().malformed == 1)
-            client.wait_for(20)
+    messages = IEX_TP.messages(20)
+    with (
+        Answers(IEX_TP, messages[:10]) as server,
+        joined(IEX_TP, hold=0.05, gapfill=f"127.0.0.1:{server.port}") as (client, line),
+    ):
+        line.send(IEX_TP.datagram(1, messages[:10], sent_ns=1))
+        client.wait_for(10)
+        line.send(IEX_TP.datagram(1 << 40, messages[:1], sent_ns=2))
+        line.send(IEX_TP.datagram(11, messages[10:], sent_ns=5_000_000_000))
+        wait_until(lambda: client.source.statistics().malformed == 1)
+        client.wait_for(20)
     assert client.found == messages
-    assert (source.statistics().duplicates, source.statistics().recovered) == (0, 0)
+    now = client.source.statistics()
+    assert (now.duplicates, now.recovered) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +268,9 @@ def test_wrong_url(url: str, error: str) -> None:
 
 def test_address_that_is_in_use_and_interface_that_does_not_exist() -> None:
     (port,) = _free_ports(1)
-    first = source_of(PROTOCOLS[0], port)
+    first = source_of(MOLD, port)
     with Client(first), pytest.raises(EndpointError, match=f"127.0.0.1:{port} cannot be bound"):
-        list(source_of(PROTOCOLS[0], port).chunks())
+        list(source_of(MOLD, port).chunks())
     with pytest.raises(ConfigError, match="interface was 'nosuch0', expected an IPv4 address or one of: .*lo"):
         list(MoldUdp64Client(f"//239.255.1.1:{port}?interface=nosuch0").chunks())
 
@@ -318,7 +288,7 @@ def test_without_free_descriptors_the_source_goes_on(
         raise OSError(errno.EMFILE, "Too many open files")
 
     (port,) = _free_ports(1)
-    source = source_of(PROTOCOLS[0], port)
+    source = source_of(MOLD, port)
     monkeypatch.setattr(socket, "socket", fail)
     source._rejoin()
     assert f"no socket can be opened for 127.0.0.1:{port}: Too many open files" in caplog.text
@@ -326,16 +296,10 @@ def test_without_free_descriptors_the_source_goes_on(
 
 def test_real_messages_are_as_from_the_file(shared_data: Path) -> None:
     path = shared_data / "itch50" / "runk_locate-13-10k.bin"
-    data, messages = path.read_bytes(), list[bytes]()
-    while data:
-        size = int.from_bytes(data[:2], "big")
-        messages.append(data[2 : 2 + size])
-        data = data[2 + size :]
-    (port,) = _free_ports(1)
-    source = MoldUdp64Client(f"//127.0.0.1:{port}?stale=60", "2020-01-30")
-    with Client(source) as client, Line(source, port) as line:
-        for _, _, datagram in datagrams_of(PROTOCOLS[0], messages, 9):
+    messages = blocks(path.read_bytes(), 10_000, ">H")
+    with joined(MOLD, date="2020-01-30") as (client, line):
+        for _, _, datagram in datagrams_of(MOLD, messages, 9):
             line.send(datagram)
         client.wait_for(len(messages))
     assert client.messages == messages_of(Itch50(path, "2020-01-30"))
-    assert (len(messages), source.statistics().gaps) == (10_000, 0)
+    assert client.gaps == []

@@ -27,10 +27,11 @@ from blackbox_feeds.itch50.soupbintcp_client import Frames, SoupBinTcpSession
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox.errors import BlackBoxError, ConfigError, SourceError
+from blackbox.errors import ConfigError, SourceError
 from blackbox.testing import wait_until
 from tests.examples import examples
-from tests.feeds.build import itch, messages_in
+from tests.feeds.build import itch, payloads_and_gaps_of
+from tests.feeds.reader import Reader
 
 MESSAGES = [itch("AEDU"[number % 4], number % 5, number, f"S{number % 5}") for number in range(1, 301)]
 
@@ -38,13 +39,12 @@ MESSAGES = [itch("AEDU"[number % 4], number % 5, number, f"S{number % 5}") for n
 class Server(threading.Thread):
     """Answers each connection by a function of its login, which returns the bytes to send; then disconnects."""
 
-    def __init__(self, answer: Callable[[Login, int], bytes], stays: bool = False) -> None:
+    def __init__(self, answer: Callable[[Login, int], bytes]) -> None:
         super().__init__(daemon=True)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.logins: list[Login] = []
-        self.heard = b""
-        self._answer, self._stays = answer, stays
+        self._answer = answer
 
     def __enter__(self) -> Self:
         self.start()
@@ -68,19 +68,16 @@ class Server(threading.Thread):
                 self.logins.append(Login.of(request[3:]))
                 connected.sendall(self._answer(self.logins[-1], len(self.logins)))
                 connected.shutdown(socket.SHUT_WR)
-                while self._stays and (data := connected.recv(100)):
-                    self.heard += data
 
 
-def found_by(server: Server, query: str = "") -> tuple[SoupBinTcpClient, list[bytes | int]]:
+def client_of(port: int, query: str = "") -> SoupBinTcpClient:
+    return SoupBinTcpClient(f"//bob@127.0.0.1:{port}?retry=0.001{query}", "2019-12-30")
+
+
+def found_by(server: Server) -> tuple[SoupBinTcpClient, list[bytes | int]]:
     """Run a client until its end; return it, and its messages and gaps."""
-    source = SoupBinTcpClient(f"//bob@127.0.0.1:{server.port}?retry=0.001{query}", "2019-12-30")
-    found: list[bytes | int] = []
-    for chunk in source.chunks():
-        for missing, run in chunk.runs():
-            found += [missing] if missing else []
-            found += [payload for _, _, payload in messages_in(run)]
-    return source, found
+    source = client_of(server.port)
+    return source, payloads_and_gaps_of(source)
 
 
 def sequenced(first: int, end: int) -> bytes:
@@ -106,22 +103,6 @@ def test_each_message_arrives_once_in_spite_of_disconnects(monkeypatch: pytest.M
     assert [login.session for login in server.logins] == ["", *["S1"] * (len(server.logins) - 1)]
     assert source.statistics().reconnects == len(server.logins) - 1 > 5
     assert (source.statistics().missing, source.statistics().malformed) == (0, 0)
-
-
-def test_messages_that_the_server_skips_and_a_short_one_are_gaps() -> None:
-    def answer(login: Login, number: int) -> bytes:
-        begin = (11, 41)[number - 1]
-        data = Accepted("S1", begin).pack() + sequenced(begin, begin + 10)
-        if number == 1:
-            return data + packet(SEQUENCED, b"Ashort")
-        return data + packet(END_OF_SESSION)
-
-    with Server(answer) as server:
-        source, found = found_by(server)
-    # The first connection has messages 11 to 20 and the short 21; the second goes on at 41 instead of 22.
-    assert found == [10, *MESSAGES[10:20], 1, 19, *MESSAGES[40:50]]
-    assert [login.sequence for login in server.logins] == [1, 22]
-    assert (source.statistics().gaps, source.statistics().missing, source.statistics().malformed) == (3, 30, 1)
 
 
 @pytest.mark.parametrize(("code", "error"), [(b"A", "user and password"), (b"S", "does not have this session")])
@@ -163,53 +144,37 @@ def test_attempts_before_the_first_connection_are_logged_and_are_no_reconnects(
     server.socket = socket.socket()
     server.socket.bind(("127.0.0.1", 0))
     server.port = server.socket.getsockname()[1]
-    results: list[tuple[SoupBinTcpClient, list[bytes | int]]] = []
-    thread = threading.Thread(target=lambda: results.append(found_by(server)), daemon=True)
-    thread.start()
-    wait_until(lambda: caplog.text.count(f"connection to 127.0.0.1:{server.port}: Connection refused") > 2)
-    server.socket.listen()
-    with server:
-        thread.join()
-    source, found = results[0]
-    assert (found, source.statistics().reconnects) == (MESSAGES[:4], 0)
+    with Reader(client_of(server.port)) as reader:
+        wait_until(lambda: caplog.text.count(f"connection to 127.0.0.1:{server.port}: Connection refused") > 2)
+        server.socket.listen()
+        with server:
+            reader.join()
+    assert (reader.found, reader.error, reader.source.statistics().reconnects) == (MESSAGES[:4], None, 0)
 
 
 def test_silent_server_is_noticed_and_heartbeats_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     late_s = 0.0
     monkeypatch.setattr(live_soupbintcp, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late_s))
-
-    def answer(_login: Login, number: int) -> bytes:
-        return Accepted("S1", 1).pack() + (sequenced(1, 3) + packet(END_OF_SESSION) if number > 1 else b"")
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    source = SoupBinTcpClient(f"//bob@127.0.0.1:{listener.getsockname()[1]}?retry=0.001&stale=60", "2019-12-30")
-    found: list[bytes] = []
-    errors: list[BlackBoxError] = []
-
-    def run() -> None:
-        try:
-            for chunk in source.chunks():
-                found.extend(payload for _, _, payload in messages_in(chunk))
-        except BlackBoxError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    with listener:
-        for number in (1, 2):
-            connected, _ = listener.accept()
-            with connected:
-                connected.recv(49, socket.MSG_WAITALL)
-                connected.sendall(answer(Login("", ""), number))
-                if number == 1:
-                    wait_until(lambda: source.statistics().connected)
-                    late_s = 2.0
-                    assert connected.recv(3, socket.MSG_WAITALL) == packet(b"R")
-                    late_s = 100.0
-                    wait_until(lambda: source.statistics().stale == 1)
-                else:
-                    thread.join()
-    assert (found, errors) == (MESSAGES[:2], [])
+    accepted = Accepted("S1", 1).pack()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        Reader(client_of(listener.getsockname()[1], "&stale=60")) as reader,
+    ):
+        connected, _ = listener.accept()
+        with connected:
+            connected.recv(49, socket.MSG_WAITALL)
+            connected.sendall(accepted)
+            wait_until(lambda: reader.source.statistics().connected)
+            late_s = 2.0
+            assert connected.recv(3, socket.MSG_WAITALL) == packet(b"R")
+            late_s = 100.0
+            wait_until(lambda: reader.source.statistics().stale == 1)
+        connected, _ = listener.accept()
+        with connected:
+            connected.recv(49, socket.MSG_WAITALL)
+            connected.sendall(accepted + sequenced(1, 3) + packet(END_OF_SESSION))
+            reader.join()
+    assert (reader.found, reader.error) == (MESSAGES[:2], None)
 
 
 def frames_of(found: Frames) -> list[bytes | int]:

@@ -16,7 +16,18 @@ from hypothesis import strategies as st
 
 from blackbox.errors import ConfigError
 from tests.examples import examples
-from tests.feeds.build import ITCH_LENGTHS, ethernet, framed, itch, messages_in, messages_of, mold, pcap, pcapng
+from tests.feeds.build import (
+    ITCH_LENGTHS,
+    ethernet,
+    framed,
+    itch,
+    messages_of,
+    mold,
+    payloads_and_gaps_of,
+    payloads_of,
+    pcap,
+    pcapng,
+)
 from tests.feeds.reference import decode_itch
 
 DAY = "2019-12-30"
@@ -40,19 +51,6 @@ DATAGRAMS = datagrams_of(MESSAGES, [1, 3, 0, 7, 2, 0, 10])
 def source_of(path: Path, datagrams: Sequence[bytes], make: Any = pcap, **options: Any) -> Itch50:
     path.write_bytes(make([ethernet(datagram) for datagram in datagrams]))
     return Itch50(path, DAY, **options)
-
-
-def payloads_of(source: Itch50) -> list[bytes]:
-    return [payload for _, _, payload in messages_of(source)]
-
-
-def messages_and_gaps_of(source: Itch50) -> list[object]:
-    found: list[object] = []
-    for chunk in source.chunks():
-        for missing, run in chunk.runs():
-            found += [missing] if missing else []
-            found += [payload for _, _, payload in messages_in(run)]
-    return found
 
 
 @pytest.mark.parametrize("make", [pcap, pcapng])
@@ -107,7 +105,7 @@ def test_gaps_are_where_the_numbers_jump_in_chunks_of_any_size(tmp_path: Path, m
     source = source_of(tmp_path / "capture", [*DATAGRAMS[:1], *DATAGRAMS[3:4], DATAGRAMS[6], mold(30, [])])
     for size in (100, 4, 1):
         monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", size)
-        assert messages_and_gaps_of(source) == [MESSAGES[0], 3, *MESSAGES[4:11], 2, *MESSAGES[13:], 6]
+        assert payloads_and_gaps_of(source) == [MESSAGES[0], 3, *MESSAGES[4:11], 2, *MESSAGES[13:], 6]
 
 
 @settings(max_examples=examples(150))
@@ -138,7 +136,7 @@ def test_lost_doubled_and_reordered_packets_against_a_list(
         for item in expected
     ]
     source = source_of(tmp_path_factory.getbasetemp() / "packets.pcap", [datagram for _, datagram in chosen])
-    assert messages_and_gaps_of(source) == [item for item in missing if item != 0]
+    assert payloads_and_gaps_of(source) == [item for item in missing if item != 0]
     assert source.truncated is None
 
 

@@ -12,9 +12,9 @@ from typing import Self
 from blackbox_feeds.iex.iextp import GapFillRequest
 from blackbox_feeds.live.datagram_source import DatagramSource
 
-from blackbox.errors import BlackBoxError
 from blackbox.testing import wait_until
-from tests.feeds.build import Message, iex, iex_tp, itch, messages_in, mold
+from tests.feeds.build import iex, iex_tp, itch, mold
+from tests.feeds.reader import Reader
 
 
 class Protocol:
@@ -30,6 +30,9 @@ class Protocol:
         kind = kinds[number % len(kinds)]
         stock = f"S{number % 7}"
         return itch(kind, number % 7, number, stock) if self.is_mold else iex(kind, number, stock)
+
+    def messages(self, count: int) -> list[bytes]:
+        return [self.message(number) for number in range(1, count + 1)]
 
     def datagram(self, first: int, messages: Sequence[bytes], session: int = 1, sent_ns: int = 0) -> bytes:
         if self.is_mold:
@@ -81,50 +84,31 @@ class Answers:
                     self.socket.sendto(self._protocol.datagram(first, self._messages[first - 1 : end - 1]), client)
 
 
-class Client(threading.Thread):
-    """Runs a source in a thread, and collects its messages and gaps."""
+class Client(Reader):
+    """Reads a source that receives on open sockets; its error is raised at the end of the `with` block."""
 
     def __init__(self, source: DatagramSource) -> None:
-        super().__init__(daemon=True)
-        self.source = source
-        self.found: list[bytes | int] = []
-        """Payloads, and numbers of missing messages at their positions."""
-        self.messages: list[Message] = []
-        self.error: BlackBoxError | None = None
-
-    def run(self) -> None:
-        try:
-            for chunk in self.source.chunks():
-                for missing, run in chunk.runs():
-                    self.found += [missing] if missing else []
-                    self.messages += messages_in(run)
-                    self.found += [payload for _, _, payload in messages_in(run)]
-        except BlackBoxError as error:
-            self.error = error
+        super().__init__(source)
+        self.sockets = source._sockets
 
     def __enter__(self) -> Self:
-        self.start()
-        sockets = self.source._sockets
-        many = len(sockets._lines) + (sockets._server is not None)
+        super().__enter__()
+        many = len(self.sockets._lines) + (self.sockets._server is not None)
         try:
-            wait_until(lambda: len(sockets._open) == many or not self.is_alive(), 300)  # it may have to compile
+            wait_until(lambda: len(self.sockets._open) == many or not self.is_alive(), 300)  # it may have to compile
         except BaseException:
             self.source.stop()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.source.stop()
-        self.join()
+        super().__exit__(*error)
         if self.error is not None:
             raise self.error
 
-    def payloads(self) -> list[bytes]:
-        return [each for each in self.found if isinstance(each, bytes)]
-
     def wait_for(self, count: int) -> None:
         """Wait until `count` messages and gaps were found."""
-        wait_until(lambda: len(self.found) >= count)
+        self.wait(lambda: len(self.found) >= count)
 
 
 class Line:

@@ -16,10 +16,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
 
-from blackbox.feed.source import Chunk
-from tests.patience import PATIENCE_S
+from tests.feeds.reader import Reader
 
-Script = Callable[[ServerConnection], None]
+Script = Callable[[ServerConnection], object]
 
 
 def combined(stream: str, data: dict[str, Any]) -> bytes:
@@ -117,52 +116,14 @@ def running(venue: Venue) -> Iterator[int]:
         venue.stop()
 
 
-class Received:
-    """Frames and gaps of a live source, read in a thread."""
+class Received(Reader):
+    """Frames of a live source."""
 
-    def __init__(self, source: BinanceWs) -> None:
-        self.source = source
-        self.frames: list[bytes] = []
-        self.topics: list[bytes] = []
-        self.gaps: list[tuple[int, int]] = []
-        """(place among the frames, missing)."""
-        self.error: BaseException | None = None
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+    source: BinanceWs
 
-    def _run(self) -> None:
-        try:
-            for chunk in self.source.chunks():
-                with self._changed:
-                    self._add(chunk)
-                    self._changed.notify_all()
-        except Exception as error:  # noqa: BLE001 - for the test
-            self.error = error
-        with self._changed:
-            self._changed.notify_all()
-
-    def _add(self, chunk: Chunk) -> None:
-        self.gaps += [(len(self.frames) + row, count) for row, count in chunk.gaps]
-        for index, start, length in zip(
-            chunk.topic_index.tolist(), chunk.starts.tolist(), chunk.lengths.tolist(), strict=True
-        ):
-            self.topics.append(chunk.topics[index])
-            self.frames.append(split(chunk.payloads[start : start + length].tobytes())[1])
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        with self._changed:
-            done = self._changed.wait_for(lambda: condition() or self.error is not None, PATIENCE_S)
-        assert self.error is None, self.error
-        assert done, f"{len(self.frames)} frames, {self.source.statistics()}"
-
-    def __enter__(self) -> Received:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.source.stop()
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
+    @property
+    def frames(self) -> list[bytes]:
+        return [split(payload)[1] for *_, payload in self.messages]
 
 
 def source(port: int, streams: str, more: str = "") -> BinanceWs:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
-from collections.abc import Callable
 from functools import partial
 
 import numpy
@@ -17,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox.errors import ConfigError, SourceError
-from tests.feeds.databento_live.gateway import KEY, Gateway, Peer, record, trade, ts_of
+from tests.feeds.databento_live.gateway import KEY, Gateway, Peer, Session, record, trade, ts_of
+from tests.feeds.reader import Reader
 from tests.feeds.test_dbn import START, metadata_of
-from tests.patience import PATIENCE_S
 
 TRADES = [trade(number) for number in range(100)]
 
@@ -30,71 +28,41 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "Retries", partial(Retries, 0.01))  # short delays
 
 
-class Received:
-    """Messages and gaps of a source, read in a thread."""
+class Received(Reader):
+    """Trades of a source."""
 
     def __init__(self, port: int, more: str = "") -> None:
-        self.source = DbnLive(f"GLBX.MDP3?schema=trades&symbols=ESH4&gateway=127.0.0.1:{port}{more}")
-        self.payloads: list[bytes] = []
-        self.topics: list[bytes] = []
-        self.gaps: list[tuple[int, int]] = []
-        self.error: Exception | None = None
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        super().__init__(DbnLive(f"GLBX.MDP3?schema=trades&symbols=ESH4&gateway=127.0.0.1:{port}{more}"))
 
     @property
     def trades(self) -> list[bytes]:
-        return [
-            payload for topic, payload in zip(self.topics, self.payloads, strict=True) if topic.endswith(b".trades")
-        ]
+        return [payload for topic, _, payload in self.messages if topic == b"ESH4.trades"]
 
-    def _run(self) -> None:
-        try:
-            for chunk in self.source.chunks():
-                with self._changed:
-                    self.gaps += [(len(self.trades), count) for _, count in chunk.gaps]
-                    for index, start, length in zip(chunk.topic_index, chunk.starts, chunk.lengths, strict=True):
-                        self.topics.append(chunk.topics[index])
-                        self.payloads.append(chunk.payloads[start : start + length].tobytes())
-                    self._changed.notify_all()
-        except Exception as error:  # noqa: BLE001 - for the test
-            self.error = error
-        with self._changed:
-            self._changed.notify_all()
 
-    def wait(self, condition: Callable[[], bool]) -> None:
-        with self._changed:
-            done = self._changed.wait_for(lambda: condition() or self.error is not None, PATIENCE_S)
-        assert self.error is None, self.error
-        assert done, (len(self.payloads), self.source.statistics())
+def sends(*contents: bytes, stays: bool = False) -> Session:
+    """Return a session that sends its beginning and these records, and then ends or stays."""
 
-    def __enter__(self) -> Received:
-        self._thread.start()
-        return self
+    def run(peer: Peer) -> None:
+        peer.begin()
+        peer.send(*contents)
+        if stays:
+            peer.wait_for_close()
 
-    def __exit__(self, *_: object) -> None:
-        self.source.stop()
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
+    return run
+
+
+def replays(count: int | None = None) -> Session:
+    """Return a session that sends `count` trades from the requested start on, or all of them."""
+
+    def run(peer: Peer) -> None:
+        trades = [each for each in TRADES if ts_of(each) >= (peer.start or 0)]
+        sends(*trades[:count], stays=count is None)(peer)
+
+    return run
 
 
 def test_an_interrupted_session_continues_without_a_loss_or_a_repetition() -> None:
-    def until_interrupted(peer: Peer) -> None:
-        peer.begin()
-        peer.send(*TRADES[:47])
-
-    def interrupted_in_the_replay(peer: Peer) -> None:
-        assert peer.start is not None
-        peer.begin()
-        peer.send(*[each for each in TRADES if ts_of(each) >= peer.start][:20])
-
-    def to_the_end(peer: Peer) -> None:
-        assert peer.start is not None
-        peer.begin()
-        peer.send(*[each for each in TRADES if ts_of(each) >= peer.start])
-        peer.wait_for_close()
-
-    gateway = Gateway(until_interrupted, interrupted_in_the_replay, to_the_end)
+    gateway = Gateway(sends(*TRADES[:47]), replays(20), replays())
     with gateway, Received(gateway.port) as received:
         received.wait(lambda: len(received.trades) >= 100)
         now = received.source.statistics()
@@ -113,17 +81,8 @@ def test_the_start_is_asked_for_again_until_a_record_came_and_never_an_earlier_o
     def ends_after_the_metadata(peer: Peer) -> None:
         peer.send(metadata_of(schema=None, start=START))
 
-    def interrupted(peer: Peer) -> None:
-        peer.begin()
-        peer.send(*TRADES[50:60])
-
-    def whole(peer: Peer) -> None:
-        peer.begin()
-        peer.send(*TRADES[50:])
-        peer.wait_for_close()
-
     start = ts_of(TRADES[50])
-    gateway = Gateway(ends_after_the_metadata, Peer.begin, interrupted, whole)
+    gateway = Gateway(ends_after_the_metadata, Peer.begin, sends(*TRADES[50:60]), sends(*TRADES[50:], stays=True))
     with gateway, Received(gateway.port, f"&start={start}") as received:
         received.wait(lambda: len(received.trades) >= 50)
     assert [peer.start for peer in gateway.peers] == [start] * 4
@@ -131,33 +90,18 @@ def test_the_start_is_asked_for_again_until_a_record_came_and_never_an_earlier_o
 
 
 def test_a_replay_that_the_gateway_rejects_is_a_gap() -> None:
-    def until_interrupted(peer: Peer) -> None:
-        peer.begin()
-        peer.send(*TRADES[:10])
-
-    def rejects(peer: Peer) -> None:
-        assert peer.start is not None
-        peer.begin()
-        peer.send(record("error", ts_event=START, err=b"start is too old"))
-
-    def live(peer: Peer) -> None:
-        assert peer.start is None
-        peer.begin()
-        peer.send(*TRADES[60:70])
-        peer.wait_for_close()
-
-    with Gateway(until_interrupted, rejects, live) as gateway, Received(gateway.port) as received:
+    rejects = sends(record("error", ts_event=START, err=b"start is too old"))
+    gateway = Gateway(sends(*TRADES[:10]), rejects, sends(*TRADES[60:70], stays=True))
+    with gateway, Received(gateway.port) as received:
         received.wait(lambda: len(received.trades) == 20)
+    assert [peer.start is None for peer in gateway.peers] == [True, False, True]
     assert received.trades == TRADES[:10] + TRADES[60:70]
-    assert received.gaps == [(10, 1)]
+    ((place, missing),) = received.gaps
+    assert (missing, received.topics[:place].count(b"ESH4.trades")) == (1, 10)
 
 
 def test_a_rejected_login_or_subscription_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rejects(peer: Peer) -> None:
-        peer.begin()
-        peer.send(record("error", ts_event=START, err=b"unknown symbol"))
-
-    with Gateway(rejects) as gateway:
+    with Gateway(sends(record("error", ts_event=START, err=b"unknown symbol"))) as gateway:
         source = DbnLive(f"GLBX.MDP3?schema=trades&gateway=127.0.0.1:{gateway.port}")
         with pytest.raises(SourceError, match="rejected the subscription: unknown symbol"):
             list(source.chunks())
@@ -167,17 +111,10 @@ def test_a_rejected_login_or_subscription_is_an_error(monkeypatch: pytest.Monkey
 
 
 def test_bytes_that_are_no_records_end_the_session_and_a_new_one_continues() -> None:
-    def broken(peer: Peer) -> None:
-        peer.begin()
-        peer.send(*TRADES[:5], b"\x00" * 64)
-        peer.wait_for_close()
-
-    def whole(peer: Peer) -> None:
-        peer.begin()
-        peer.send(*TRADES[:8])
-        peer.wait_for_close()
-
-    with Gateway(broken, whole) as gateway, Received(gateway.port) as received:
+    with (
+        Gateway(sends(*TRADES[:5], b"\x00" * 64, stays=True), sends(*TRADES[:8], stays=True)) as gateway,
+        Received(gateway.port) as received,
+    ):
         received.wait(lambda: len(received.trades) >= 8)
     assert received.trades == TRADES[:8]
 
