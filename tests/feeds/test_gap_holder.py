@@ -231,126 +231,107 @@ def test_each_message_is_released_once_in_order_or_given_up(
         assert offered == holder.duplicates + sum(end - first for first, end in released)
 
 
+class Line:
+    """Gives datagrams to a holder, each as its first message and the one after its last."""
+
+    def __init__(self, limits: Limits, form: Form = MOLD_FORM, begun: int = 0) -> None:
+        self.holder, self._form = GapHolder(form, SLOT, limits, MOST), form
+        self.holder.start(1, begun)
+
+    def take(self, now: int, *ranges: tuple[int, int], is_line: bool = True) -> list[tuple[int, int]]:
+        """Return the released ranges at a time, after new datagrams, if any."""
+        arrived = arrived_of([Packet(*each, now, is_line) for each in ranges], self._form)
+        return sequences_of(self.holder.arrange(arrived, len(ranges), is_line=is_line, now_ns=now), self._form)
+
+
 def test_gap_is_filled_from_another_line_before_its_time() -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR), MOST)
-    holder.start(1)
-    lost = [Packet(1, 3, 0, True), Packet(5, 6, 0, True)]
-    assert sequences_of(holder.arrange(arrived_of(lost, MOLD_FORM), 2, is_line=True, now_ns=0), MOLD_FORM) == [(1, 3)]
-    assert holder.gap == (3, 5, 0)
-    fill = arrived_of([Packet(2, 6, 0, True)], MOLD_FORM)
-    assert sequences_of(holder.arrange(fill, 1, is_line=True, now_ns=HOLD - 1), MOLD_FORM) == [(3, 6)]
-    assert (holder.gap, holder.recovered, holder.duplicates) == (None, 3, 2)
+    line = Line(Limits(HOLD, 0, FAR))
+    assert line.take(0, (1, 3), (5, 6)) == [(1, 3)]
+    assert line.holder.gap == (3, 5, 0)
+    assert line.take(HOLD - 1, (2, 6)) == [(3, 6)]
+    assert (line.holder.gap, line.holder.recovered, line.holder.duplicates) == (None, 3, 2)
 
 
 @pytest.mark.parametrize("form", [MOLD_FORM, IEX_FORM])
 def test_heartbeat_after_lost_messages_shows_the_gap(form: Form) -> None:
-    holder = GapHolder(form, SLOT, Limits(HOLD, 0, FAR), MOST)
-    holder.start(1)
-    heartbeat = arrived_of([Packet(9, 9, 0, True)] * 2, form)
-    assert holder.arrange(heartbeat, 2, is_line=True, now_ns=0) == []
-    assert holder.gap == (1, 9, 0)
-    assert holder.arrange(heartbeat, 0, is_line=True, now_ns=HOLD - 1) == []
-    assert sequences_of(holder.arrange(heartbeat, 0, is_line=True, now_ns=HOLD), form) == [(9, 9)]
-    assert holder.duplicates == 0
+    line = Line(Limits(HOLD, 0, FAR), form)
+    assert line.take(0, (9, 9), (9, 9)) == []
+    assert line.holder.gap == (1, 9, 0)
+    assert line.take(HOLD - 1) == []
+    assert line.take(HOLD) == [(9, 9)]
+    assert line.holder.duplicates == 0
 
 
 def test_datagram_far_ahead_of_a_sequence_that_goes_on_is_dropped() -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR), MOST)
-    holder.start(1)
-    for time, packet in enumerate([Packet(1_000, 1_001, 0, True), Packet(1, 2, 0, True), Packet(2, 3, 0, True)]):
-        holder.arrange(arrived_of([packet], MOLD_FORM), 1, is_line=True, now_ns=time)
-    assert holder.arrange(arrived_of([], MOLD_FORM), 0, is_line=True, now_ns=HOLD) == []
-    assert (holder.expected, holder.gap, holder.take_implausible()) == (3, None, 1)
+    line = Line(Limits(HOLD, 0, FAR))
+    for now, first in enumerate((1_000, 1, 2)):
+        line.take(now, (first, first + 1))
+    assert line.take(HOLD) == []
+    assert (line.holder.expected, line.holder.gap, line.holder.take_implausible()) == (3, None, 1)
 
 
 def test_lone_datagram_far_ahead_is_dropped_and_one_that_another_continues_is_a_gap() -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR), MOST)
-    holder.start(1)
-
-    def after_hold(time: int, *packets: Packet) -> list[tuple[int, int]]:
-        arrived = arrived_of(list(packets), MOLD_FORM)
-        found = sequences_of(holder.arrange(arrived, len(packets), is_line=True, now_ns=time), MOLD_FORM)
-        return found + sequences_of(holder.arrange(arrived, 0, is_line=True, now_ns=time + HOLD), MOLD_FORM)
-
-    assert after_hold(0, Packet(5_000, 5_001, 0, True)) == []
-    assert (holder.expected, holder.take_implausible()) == (1, 1)
-    assert after_hold(500, Packet(1_000, 1_002, 0, True), Packet(1_002, 1_003, 0, True)) == [
-        (1_000, 1_002),
-        (1_002, 1_003),
-    ]
-    assert after_hold(1_000, Packet(9_000, 9_001, 0, True)) == []
-    assert after_hold(2_000, Packet(9_001, 9_001, 0, True)) == [(9_001, 9_001)]  # a heartbeat confirms it
-    assert holder.expected == 9_001
+    line = Line(Limits(HOLD, 0, FAR))
+    assert line.take(0, (5_000, 5_001)) + line.take(HOLD) == []
+    assert (line.holder.expected, line.holder.take_implausible()) == (1, 1)
+    assert line.take(500, (1_000, 1_002), (1_002, 1_003)) == []
+    assert line.take(500 + HOLD) == [(1_000, 1_002), (1_002, 1_003)]
+    assert line.take(1_000, (9_000, 9_001)) + line.take(1_000 + HOLD) == []
+    assert line.take(2_000, (9_001, 9_001)) == []
+    assert line.take(2_000 + HOLD) == [(9_001, 9_001)]  # a heartbeat confirms it
+    assert line.holder.expected == 9_001
 
 
 @pytest.mark.parametrize("is_forged", [True, False])
 def test_messages_before_a_lone_datagram_far_ahead_have_filled_a_gap_only_if_it_is_real(is_forged: bool) -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, PER_MESSAGE, FAR), MOST)
-    holder.start(1)
-
-    def take(time: int, *packets: Packet, is_line: bool = True) -> list[tuple[int, int]]:
-        arrived = arrived_of(list(packets), MOLD_FORM)
-        return sequences_of(holder.arrange(arrived, len(packets), is_line=is_line, now_ns=time), MOLD_FORM)
-
-    assert take(0, Packet(100, 102, 0, True)) == []
+    line = Line(Limits(HOLD, PER_MESSAGE, FAR))
+    assert line.take(0, (100, 102)) == []
     # The line goes on, or answers to requests come, out of order: message 25 is the last one.
-    assert take(1, Packet(1, 11, 1, True), is_line=is_forged) == [(1, 11)]
-    assert take(2, Packet(13, 26, 2, True), is_line=is_forged) == []
-    assert take(3, Packet(11, 13, 3, True), is_line=is_forged) == [(11, 13), (13, 26)]
-    assert holder.recovered == 2  # before 13, which is near
+    assert line.take(1, (1, 11), is_line=is_forged) == [(1, 11)]
+    assert line.take(2, (13, 26), is_line=is_forged) == []
+    assert line.take(3, (11, 13), is_line=is_forged) == [(11, 13), (13, 26)]
+    assert line.holder.recovered == 2  # before 13, which is near
     if is_forged:
-        assert take(HOLD, *()) == []
-        assert (holder.gap, holder.recovered, holder.take_implausible()) == (None, 2, 1)
+        assert line.take(HOLD) == []
+        assert (line.holder.gap, line.holder.recovered, line.holder.take_implausible()) == (None, 2, 1)
     else:
         for first in range(26, 100, 2):
-            take(4, Packet(first, first + 2, 4, True), is_line=False)
-        assert (holder.gap, holder.expected, holder.recovered) == (None, 102, 99)
+            line.take(4, (first, first + 2), is_line=False)
+        assert (line.holder.gap, line.holder.expected, line.holder.recovered) == (None, 102, 99)
 
 
 def test_a_forged_datagram_is_held_for_a_short_time_however_far_it_is() -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD), MOST)
-    holder.start(1)
+    line = Line(Limits(HOLD))
     for first in (1 << 40, (1 << 62) - 2):
-        lone = arrived_of([Packet(first, first + 1, 0, True)], MOLD_FORM)
-        holder.arrange(lone, 1, is_line=True, now_ns=0)
-        assert holder.gap == (1, first, 0)
-        holder.arrange(lone, 0, is_line=True, now_ns=HOLD)
-        assert (holder.gap, holder.take_implausible()) == (None, 1)
+        line.take(0, (first, first + 1))
+        assert line.holder.gap == (1, first, 0)
+        line.take(HOLD)
+        assert (line.holder.gap, line.holder.take_implausible()) == (None, 1)
 
 
 def test_a_long_gap_is_not_given_up_while_answers_fill_it_in_time() -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, PER_MESSAGE), MOST)
-    holder.start(1)
-    released = holder.arrange(arrived_of([Packet(201, 202, 0, True)], MOLD_FORM), 1, is_line=True, now_ns=0)
-    for first in range(1, 201, 8):
-        answer = arrived_of([Packet(first, first + 8, 0, False)], MOLD_FORM)
-        released += holder.arrange(answer, 1, is_line=False, now_ns=PER_MESSAGE * first)
-    assert sequences_of(released, MOLD_FORM) == [*((first, first + 8) for first in range(1, 201, 8)), (201, 202)]
-    assert (holder.recovered, holder.duplicates) == (200, 0)
+    line = Line(Limits(HOLD, PER_MESSAGE))
+    assert line.take(0, (201, 202)) == []
+    answers = [(first, first + 8) for first in range(1, 201, 8)]
+    released = [each for first, end in answers for each in line.take(PER_MESSAGE * first, (first, end), is_line=False)]
+    assert released == [*answers, (201, 202)]
+    assert (line.holder.recovered, line.holder.duplicates) == (200, 0)
 
 
 def test_a_gap_after_another_one_has_its_own_time() -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, PER_MESSAGE), MOST)
-    holder.start(1)
-
-    def take(time: int, *packets: Packet) -> list[tuple[int, int]]:
-        arrived = arrived_of(list(packets), MOLD_FORM)
-        return sequences_of(holder.arrange(arrived, len(packets), is_line=True, now_ns=time), MOLD_FORM)
-
-    assert take(0, Packet(51, 52, 0, True), Packet(102, 103, 0, True)) == []
-    assert take(50 * PER_MESSAGE, Packet(1, 51, 0, False)) == [(1, 51), (51, 52)]
-    assert take(100 * PER_MESSAGE + HOLD - 1) == []
-    assert take(100 * PER_MESSAGE + HOLD) == [(102, 103)]
+    line = Line(Limits(HOLD, PER_MESSAGE))
+    assert line.take(0, (51, 52), (102, 103)) == []
+    assert line.take(50 * PER_MESSAGE, (1, 51)) == [(1, 51), (51, 52)]
+    assert line.take(100 * PER_MESSAGE + HOLD - 1) == []
+    assert line.take(100 * PER_MESSAGE + HOLD) == [(102, 103)]
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_the_datagram_that_began_a_session_is_no_mistake_however_far_it_is(is_begun: bool) -> None:
-    holder = GapHolder(MOLD_FORM, SLOT, Limits(HOLD, 0, FAR), MOST)
-    holder.start(1, 1_000 if is_begun else 0)
-    first = arrived_of([Packet(1_000, 1_001, 0, True)], MOLD_FORM)
-    assert holder.arrange(first, 1, is_line=True, now_ns=0) == []
-    released = sequences_of(holder.arrange(first, 0, is_line=True, now_ns=HOLD), MOLD_FORM)
-    assert (released, holder.take_implausible()) == (([(1_000, 1_001)], 0) if is_begun else ([], 1))
+    line = Line(Limits(HOLD, 0, FAR), begun=1_000 if is_begun else 0)
+    assert line.take(0, (1_000, 1_001)) == []
+    assert line.take(HOLD) == ([(1_000, 1_001)] if is_begun else [])
+    assert line.holder.take_implausible() == (not is_begun)
 
 
 @pytest.mark.parametrize("is_flush", [True, False])
