@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import socket
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -19,7 +17,6 @@ import msgspec
 import numpy
 import pytest
 from blackbox_feeds.binance import Binance
-from blackbox_feeds.binance.live import snapshots as snapshots_module
 from blackbox_feeds.binance.server import books as books_module
 from blackbox_feeds.binance.server import hall as hall_module
 from blackbox_feeds.binance.server.books import Book, RecordedBooks
@@ -35,7 +32,6 @@ from blackbox.replay.play.to_venue import VenuePlayer, order_for_venue
 from blackbox.replay.play.venue_server import VenueMessages
 from blackbox.replay.replay import Replay
 from blackbox.testing import wait_until
-from tests.feeds.binance_live.venue import Received, source
 from tests.patience import PATIENCE_S
 from tests.recorded import recorded
 
@@ -166,19 +162,6 @@ def test_clients_get_the_recorded_bytes_of_their_streams(day: Recording) -> None
     assert counts["frames"] == len(STREAMED) + 2 + 1 + 3
     assert (counts["connections"], counts["requests"], counts["slow_clients"]) == (5, 1, 0)
     assert counts["messages_without_stream"] == 1
-
-
-def test_our_own_client_receives_a_served_day_whole(day: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots_module, "_FIRST_S", 60.0)  # no second request while the first answer is processed
-    streams = "/".join(streams_of(STREAMED))
-    with serving(day) as server, Received(source(server.port, streams)) as received:
-        play(server, day, 1)
-        received.wait(lambda: len(received.frames) == len(STREAMED) + 1)
-    frames = [frame for frame in received.frames if b"@snapshot" not in frame]
-    assert frames == STREAMED
-    (snapshot,) = [frame for frame in received.frames if b"@snapshot" in frame]
-    assert json.loads(snapshot)["data"]["lastUpdateId"] in {106, 107}
-    assert received.gaps == []
 
 
 def test_a_client_that_does_not_read_is_disconnected_and_the_others_get_everything(
@@ -407,53 +390,6 @@ def test_a_book_of_a_recorded_file_agrees_with_the_best_prices_that_binance_sent
 def test_a_wrong_option_is_an_error(day: Recording) -> None:
     with pytest.raises(ConfigError, match="patience_s=0"):
         BinanceServer(Address("127.0.0.1", 0), [day], BinanceServer.Options(patience_s=0))
-
-
-NODE = """
-const WebSocket = require("ws");
-const socket = new WebSocket(process.argv[2]);
-const hash = require("crypto").createHash("sha256");
-let count = 0;
-socket.on("open", () => console.log("open"));
-socket.on("message", (data) => { count += 1; hash.update(data).update("\\n"); });
-socket.on("close", () => console.log(count + " " + hash.digest("hex")));
-"""
-
-
-@pytest.fixture(scope="module")
-def node(request: pytest.FixtureRequest) -> list[str]:
-    """A client in Node with the package `ws`, which is installed once into pytest's cache."""
-    program, npm = shutil.which("node"), shutil.which("npm")
-    if program is None or npm is None:
-        pytest.skip("there is no Node: no `node` or no `npm`")
-    place = Path(request.config.cache.mkdir("node-ws"))
-    if not (place / "node_modules" / "ws").exists():
-        command = [npm, "install", "--no-audit", "--no-fund", "--no-save", "--prefix", str(place), "ws@8"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=place)
-        except subprocess.TimeoutExpired:
-            pytest.skip("ws was not installed in time")
-        if done.returncode:
-            pytest.skip(f"ws cannot be installed: {done.stderr.strip().splitlines()[-1:]}")
-    (place / "client.js").write_text(NODE)
-    return [program, str(place / "client.js")]
-
-
-def test_nodes_ws_receives_the_recorded_bytes(day: Recording, node: list[str]) -> None:
-    import hashlib
-
-    streams = urllib.request.quote("/".join(streams_of(STREAMED)), safe="/@")  # type: ignore[attr-defined]
-    with serving(day) as server:
-        url = f"ws://127.0.0.1:{server.port}/stream?streams={streams}"
-        with subprocess.Popen([*node, url], stdout=subprocess.PIPE, text=True) as client:
-            try:
-                play(server, day, 1)
-                server.end(at_once=False)
-                output, _ = client.communicate(timeout=PATIENCE_S)
-            finally:
-                client.kill()
-    digest = hashlib.sha256(b"".join(frame + b"\n" for frame in STREAMED)).hexdigest()
-    assert output.split() == ["open", str(len(STREAMED)), digest]
 
 
 def test_binances_own_connector_runs_on_a_recorded_day(day: Recording) -> None:

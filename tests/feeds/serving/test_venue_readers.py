@@ -12,9 +12,9 @@ import dpkt
 import pytest
 from blackbox_feeds.itch50 import Itch50
 
-from tests.feeds.build import ITCH_LENGTHS, framed, itch, messages_of
+from tests.feeds.build import ITCH_LENGTHS, framed, itch, payloads_of
 from tests.feeds.serving.datagram_client import Client
-from tests.feeds.serving.test_moldudp64_server import is_end, recorded, serve
+from tests.feeds.serving.test_moldudp64_server import is_end, messages_of, recorded, serve
 from tests.support import ROOT, Script
 
 SERVERS = ROOT / ".servers" / "usr"
@@ -55,12 +55,16 @@ import time
 from pathlib import Path
 from blackbox import Recording
 from blackbox.feed.venue_url import Address
+from blackbox_feeds.itch50.live_moldudp64 import MoldUdp64Client
 from blackbox_feeds.itch50.moldudp64_server import MoldOptions, MoldUdp64Server
-from tests.feeds.serving.datagram_client import Client
-from tests.feeds.serving.test_moldudp64_server import is_end, play
-subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+from tests.feeds.serving import datagram_client
+from tests.feeds.serving.test_moldudp64_server import is_end, messages_of, play
+from tests.feeds.venue_lines import Client
+subprocess.run(["ip", "link", "set", "lo", "up", "multicast", "on"], check=True)
 subprocess.run(["ip", "route", "add", "224.0.0.0/4", "dev", "lo"], check=True)
 recording = Recording.open({day!r})
+"""
+TO_TCPDUMP = """
 tcpdump = None
 if {tcpdump!r}:
     room = ["-s", "2048", "-B", "32768"]  # thousands of packets, if it is late
@@ -68,7 +72,7 @@ if {tcpdump!r}:
     tcpdump = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while "listening on" not in (line := tcpdump.stderr.readline()):
         assert line, "tcpdump has ended"
-with Client(group="239.1.1.1") as client:
+with datagram_client.Client(group="239.1.1.1") as client:
     options = MoldOptions(linger=0.0, interface="127.0.0.1", ttl=1)
     with MoldUdp64Server(client.address, [recording], options) as server:
         play(server, recording)
@@ -83,25 +87,48 @@ if tcpdump:
     tcpdump.terminate()
     tcpdump.wait()
 """
+TO_OUR_CLIENT = """
+options = MoldOptions(b="239.1.1.2:26401", linger=0.0, interface="127.0.0.1", drop=0.1, rerequest="127.0.0.1:26402")
+url = "//239.1.1.1:26400?b=239.1.1.2:26401&rerequest=127.0.0.1:26402&hold=60&stale=60&interface={interface}"
+source = MoldUdp64Client(url, "2026-11-20")
+with Client(source) as client, MoldUdp64Server(Address("239.1.1.1", 26400), [recording], options) as server:
+    play(server, recording)
+    client.wait_for({many})
+assert client.found == messages_of({many})
+print(source.statistics().duplicates > 0, flush=True)
+"""
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root makes network namespaces, on Linux")
-def test_a_multicast_group_gets_the_day_and_tcpdump_captures_it(tmp_path: Path) -> None:
-    """In a separate network namespace. The capture is read by dpkt and by this project's source."""
+def run_in_namespace(code: str, *before: str, **values: object) -> str:
+    """Run code in a network namespace of its own, where only root can make one; return the line that it prints."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only root makes network namespaces, on Linux")
     if shutil.which("ip") is None:
         pytest.skip("ip is not installed")
+    with Script((IN_NAMESPACE + code).format(**values), before=["unshare", "-n", *before]) as script:
+        line = script.read()
+        assert script.finish()[0] == 0
+    return line
+
+
+def test_a_multicast_group_gets_the_day_and_tcpdump_captures_it(tmp_path: Path) -> None:
+    """The capture is read by dpkt and by this project's source."""
     day = recorded(tmp_path, MESSAGES).path
     places = (str(SERVERS / "bin"), os.environ["PATH"])
     tcpdump = shutil.which("tcpdump", path=os.pathsep.join(places)) or ""
     capture, sent = tmp_path / "capture.pcap", tmp_path / "sent"
-    code = IN_NAMESPACE.format(day=str(day), tcpdump=tcpdump, capture=str(capture), sent=str(sent))
     libraries = f"LD_LIBRARY_PATH={SERVERS / 'lib' / f'{platform.machine()}-linux-gnu'}"
-    with Script(code, before=["unshare", "-n", "env", libraries]) as script:
-        assert script.read() == str(len(MESSAGES))
-        assert script.finish()[0] == 0
+    values = {"day": str(day), "tcpdump": tcpdump, "capture": str(capture), "sent": str(sent)}
+    assert run_in_namespace(TO_TCPDUMP, "env", libraries, **values) == str(len(MESSAGES))
     assert sent.read_bytes() == b"".join(MESSAGES)
     if tcpdump:
         check_capture(capture)
+
+
+@pytest.mark.parametrize("interface", ["lo", pytest.param("127.0.0.1", marks=pytest.mark.long)])
+def test_our_client_gets_the_day_from_two_multicast_groups_that_lose_packets(tmp_path: Path, interface: str) -> None:
+    day = recorded(tmp_path, messages_of(4_000)).path
+    assert run_in_namespace(TO_OUR_CLIENT, day=str(day), many=4_000, interface=interface) == "True"
 
 
 def check_capture(capture: Path) -> None:
@@ -111,5 +138,4 @@ def check_capture(capture: Path) -> None:
         frames = [of_link[reader.datalink()](data).data.data for _, data in reader]
     datagrams = list(dict.fromkeys(bytes(frame.data) for frame in frames))  # lo shows each one twice
     assert b"".join(packet[20:] for packet in datagrams) == framed(MESSAGES)
-    source = Itch50(capture, "2026-11-20")
-    assert [payload for _, _, payload in messages_of(source)] == MESSAGES
+    assert payloads_of(Itch50(capture, "2026-11-20")) == MESSAGES
