@@ -12,6 +12,7 @@ from blackbox_feeds.binance.live.source import BinanceWs
 from websockets.exceptions import ConnectionClosedError
 
 from tests.feeds.binance_live.test_sequences import Model
+from tests.feeds.binance_live.venue import Received
 from tests.feeds.hostile import Enemy
 
 E_MS = 1_723_161_255_343
@@ -115,16 +116,10 @@ def test_hostile_frames_are_counted_as_by_a_plain_model(count: int, monkeypatch:
     monkeypatch.setattr(client_module.Client, "_connect", connect)
     source = BinanceWs(f"127.0.0.1:1/stream?streams={STREAMS}&rest=http://127.0.0.1:9")
     monkeypatch.setattr(source._client, "want", lambda symbols: None)
-    got: list[bytes] = []
-    gaps: list[tuple[int, int]] = []
-    for chunk in source.chunks():
-        gaps += [(len(got) + row, missing) for row, missing in chunk.gaps]
-        content = chunk.payloads.tobytes()
-        got += [
-            content[start : start + length].partition(b" ")[2][:-1]
-            for start, length in zip(chunk.starts.tolist(), chunk.lengths.tolist(), strict=True)
-        ]
-    now = source.statistics()
+    received = Received(source)
+    received.run()
+    assert received.error is None
+    got, gaps, now = received.frames, received.gaps, source.statistics()
     assert got == [text.partition(b" ")[2] for text in model.kept]
     assert gaps == model.gaps
     assert now.packets == count

@@ -16,7 +16,7 @@ from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.feed.source import Chunk
+from tests.feeds.build import messages_in
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "binance"
 NAMES = "a@trade/a@aggTrade/a@bookTicker/a@depth/a@depth@100ms/a@kline_1m"
@@ -43,14 +43,7 @@ class Checked:
         for chunk in self.reader.chunks(content, last=True):
             kept, self.wanted = self.checker.check(chunk, is_overlap=is_overlap)
             self.gaps += [(len(self.kept) + row, count) for row, count in kept.gaps]
-            self.kept += payloads(kept)
-
-
-def payloads(chunk: Chunk) -> list[bytes]:
-    return [
-        chunk.payloads[start : start + length].tobytes()
-        for start, length in zip(chunk.starts.tolist(), chunk.lengths.tolist(), strict=True)
-    ]
+            self.kept += [payload for *_, payload in messages_in(kept)]
 
 
 class Model:
