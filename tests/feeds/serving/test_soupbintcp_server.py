@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy
 import pytest
@@ -77,6 +77,12 @@ class Client:
         self._file.close()
         self.socket.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 @contextmanager
 def served(recording: Recording, **options: Any) -> Iterator[tuple[SoupBinTcpServer, Address]]:
@@ -84,6 +90,12 @@ def served(recording: Recording, **options: Any) -> Iterator[tuple[SoupBinTcpSer
     address = Address("127.0.0.1", port)
     with SoupBinTcpServer(address, [recording], SoupOptions(**{"linger": 0.0} | options)) as server:
         yield server, address
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """A recording of one message."""
+    return recorded(tmp_path_factory.mktemp("one"), messages_of(1))
 
 
 def test_clients_get_all_messages_from_their_sequence_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,19 +133,16 @@ def test_a_client_that_connects_after_the_end_catches_up(tmp_path: Path) -> None
         ending = threading.Thread(target=server.end, kwargs={"at_once": False}, daemon=True)
         ending.start()
         wait_until(lambda: server._has_ended, _PATIENCE_S, "the session ends")
-        client = Client(address)
-        assert client.log_in()[0] == b"A"
-        assert client.rest() == [*((b"S", message) for message in messages), (b"Z", b"")]
-        client.close()
+        with Client(address) as client:
+            assert client.log_in()[0] == b"A"
+            assert client.rest() == [*((b"S", message) for message in messages), (b"Z", b"")]
 
 
-def test_an_idle_session_has_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_session_has_heartbeats(one: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soupbintcp, "HEARTBEAT_S", 0.1)
-    with served(recorded(tmp_path, messages_of(1))) as (_, address):
-        client = Client(address)
+    with served(one) as (_, address), Client(address) as client:
         client.log_in()
         assert client.packet() == (b"H", b"")
-        client.close()
 
 
 @pytest.mark.parametrize(
@@ -146,36 +155,29 @@ def test_an_idle_session_has_heartbeats(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_a_wrong_login_is_rejected(
-    tmp_path: Path, login: dict[str, Any], code: bytes, monkeypatch: pytest.MonkeyPatch
+    one: Recording, login: dict[str, Any], code: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
-    with served(recorded(tmp_path, messages_of(1)), user="bob") as (server, address):
-        client = Client(address)
-        assert client.log_in(**login) == (b"J", code)
-        assert client.packet() == (b"", b"")
-        client.close()
-        client = Client(address)
-        assert client.log_in(user="bob", password="secret")[0] == b"A"
-        client.close()
+    with served(one, user="bob") as (server, address), Client(address) as wrong, Client(address) as right:
+        assert wrong.log_in(**login) == (b"J", code)
+        assert wrong.packet() == (b"", b"")
+        assert right.log_in(user="bob", password="secret")[0] == b"A"
         assert server.counts() == {"messages": 0, "clients": 1, "rejected": 1}
 
 
 @pytest.mark.parametrize("packet", [b"L" + b" " * 45, b"L" + b"x" * 46, b"?", b"", b"Udata"])
-def test_a_client_that_breaks_the_protocol_is_disconnected(tmp_path: Path, packet: bytes) -> None:
-    with served(recorded(tmp_path, messages_of(1))) as (server, address):
-        client = Client(address)
+def test_a_client_that_breaks_the_protocol_is_disconnected(one: Recording, packet: bytes) -> None:
+    with served(one) as (server, address), Client(address) as client:
         client.send(packet)
         assert client.packet() == (b"", b"")
-        client.close()
         assert server.counts() == {"messages": 0, "clients": 0, "malformed": 1}
 
 
-def test_a_failed_thread_is_an_error_of_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_thread_is_an_error_of_each_call(one: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room")
 
-    recording = recorded(tmp_path, messages_of(1))
-    with served(recording) as (server, address):
+    with served(one) as (server, address):
         monkeypatch.setattr(Connection, "read", fail)
         client = Client(address)
         client.send(b"R")
@@ -183,7 +185,7 @@ def test_a_failed_thread_is_an_error_of_each_call(tmp_path: Path, monkeypatch: p
         with pytest.raises(BlackBoxError, match=error):
             server.wait_for(1, _PATIENCE_S)
         with pytest.raises(BlackBoxError, match=error):
-            play(server, recording)
+            play(server, one)
         with pytest.raises(BlackBoxError, match=error):
             server.end(at_once=False)
     with suppress(ConnectionResetError):
@@ -192,7 +194,7 @@ def test_a_failed_thread_is_an_error_of_each_call(tmp_path: Path, monkeypatch: p
 
 
 def test_without_free_descriptors_the_server_waits_before_it_accepts_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    one: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     accept, is_full = socket.socket.accept, threading.Event()
     is_full.set()
@@ -202,7 +204,7 @@ def test_without_free_descriptors_the_server_waits_before_it_accepts_again(
             raise OSError(errno.EMFILE, "Too many open files")
         return accept(self)
 
-    with served(recorded(tmp_path, messages_of(1))) as (server, address):
+    with served(one) as (server, address):
         monkeypatch.setattr(socket.socket, "accept", accept_unless_full)
         began = time.monotonic()
         client = Client(address)
@@ -215,152 +217,120 @@ def test_without_free_descriptors_the_server_waits_before_it_accepts_again(
     assert caplog.text.count("cannot be accepted now: Too many open files") == 1
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two ends of a connection: a client's with a small buffer, and the server's."""
-    with socket.socket() as listener, socket.socket() as client:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
+LOGIN = Login("", "").pack()
+
+
+@contextmanager
+def connected(message: bytes, login: bytes = LOGIN, now: float = 0.0) -> Iterator[tuple[socket.socket, Connection]]:
+    """Yield a client's end with a small buffer, and a connection to a stream of 20 messages, logged in at time 1."""
+    stream = SentStream(Framing(is_big_endian=True, type=ord("S")), None, 64)
+    data = numpy.frombuffer(message, numpy.uint8)
+    addresses, lengths = numpy.full(20, data.ctypes.data), numpy.full(20, len(message), numpy.int32)
+    stream.append(VenueMessages(addresses, addresses, lengths, lengths, ()))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         client.connect(listener.getsockname())
         made, _ = listener.accept()
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
-        yield client, made
-        made.close()
+        with made:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+            connection = Connection(made, stream, lambda login: Accepted(SESSION, login.sequence), now=now)
+
+            def is_streaming() -> bool:
+                connection.read(1.0)
+                return connection.life is ConnectionLife.STREAMING
+
+            if login:
+                client.sendall(login)
+                wait_until(is_streaming, _PATIENCE_S, "the login is read")  # it may arrive in parts
+            yield client, connection
+    stream.close()
 
 
-def stream_of(messages: list[bytes]) -> SentStream:
-    stream = SentStream(Framing(is_big_endian=True, type=ord("S")), None, 64)
-    data = [numpy.frombuffer(message, numpy.uint8) for message in messages]
-    addresses = numpy.array([each.ctypes.data for each in data])
-    lengths = numpy.array([len(message) for message in messages], numpy.int32)
-    stream.append(VenueMessages(addresses, addresses, lengths, lengths, ()))
-    return stream
+def is_lost_at_16(connection: Connection, lost: Lost) -> bool:
+    connection.check(15.9)
+    assert connection.lost is None
+    connection.check(16.0)
+    return connection.lost is lost
 
 
-def read_login(connection: Connection) -> None:
-    """Read the login, which may arrive in parts, at time 1."""
-
-    def is_streaming() -> bool:
-        connection.read(1.0)
-        return connection.life is ConnectionLife.STREAMING
-
-    wait_until(is_streaming, _PATIENCE_S, "the login is read")
-
-
-def test_a_client_that_takes_nothing_for_15_seconds_is_slow(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_client_that_takes_nothing_for_15_seconds_is_slow() -> None:
     """The connection is given the time, so the test does not wait."""
-    client, made = pair
-    stream = stream_of([b"S" * 60_000] * 20)
-    connection = Connection(made, stream, lambda login: Accepted(SESSION, login.sequence), now=0.0)
-    client.sendall(Login("", "").pack())
-    read_login(connection)
-    connection.write(1.0, has_ended=False)  # as much as fits
-    assert connection.is_blocked
-    connection.check(15.9)
-    assert connection.lost is None
-    connection.check(16.0)
-    assert connection.lost is Lost.SLOW
-    stream.close()
+    with connected(b"S" * 60_000) as (_, connection):
+        connection.write(1.0, has_ended=False)  # as much as fits
+        assert connection.is_blocked
+        assert is_lost_at_16(connection, Lost.SLOW)
 
 
-def test_a_client_that_takes_everything_but_sends_nothing_is_silent(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
-    client, made = pair
-    stream = stream_of([b"S"])
-    connection = Connection(made, stream, lambda login: Accepted(SESSION, login.sequence), now=0.0)
-    client.sendall(Login("", "").pack())
-    read_login(connection)
-    for now in (1.0, 1.9, 2.0, 2.9, 3.0, 15.0):
-        connection.write(now, has_ended=False)
-    accepted = Accepted(SESSION, 1).pack()
-    assert client.recv(65_536) == accepted + b"\0\2SS" + b"\0\1H" * 3  # at 2, 3 and 15 seconds
-    connection.check(15.9)
-    assert connection.lost is None
-    connection.check(16.0)
-    assert connection.lost is Lost.SILENT
-    stream.close()
+def test_a_client_that_takes_everything_but_sends_nothing_is_silent() -> None:
+    with connected(b"S") as (client, connection):
+        for now in (1.0, 1.9, 2.0, 2.9, 3.0, 15.0):
+            connection.write(now, has_ended=False)
+        accepted = Accepted(SESSION, 1).pack()
+        assert client.recv(65_536) == accepted + b"\0\2SS" * 20 + b"\0\1H" * 3  # at 2, 3 and 15 seconds
+        assert is_lost_at_16(connection, Lost.SILENT)
 
 
-@pytest.mark.parametrize("login", [b"", Login("", "").pack()])
-def test_heartbeats_do_not_keep_a_connection_without_login_or_after_the_end(
-    pair: tuple[socket.socket, socket.socket], login: bytes
-) -> None:
-    client, made = pair
-    stream = stream_of([b"S"])
-    connection = Connection(made, stream, lambda login: Accepted(SESSION, login.sequence), now=1.0)
-    if login:
-        client.sendall(login)
-        read_login(connection)
-        connection.write(1.0, has_ended=True)
-    for now in (5.0, 10.0, 15.0):
-        client.sendall(packet(b"R"))
-        readable(made.fileno(), timeout=60)
-        connection.read(now)
-        connection.check(now)
-        assert connection.lost is None
-    connection.check(16.0)
-    assert connection.lost is Lost.SILENT
-    stream.close()
+@pytest.mark.parametrize("login", [b"", LOGIN])
+def test_heartbeats_do_not_keep_a_connection_without_login_or_after_the_end(login: bytes) -> None:
+    with connected(b"S", login, now=1.0) as (client, connection):
+        if login:
+            connection.write(1.0, has_ended=True)
+        for now in (5.0, 10.0, 15.0):
+            client.sendall(packet(b"R"))
+            readable(connection.socket.fileno(), timeout=60)
+            connection.read(now)
+        assert is_lost_at_16(connection, Lost.SILENT)
 
 
 def test_a_login_that_needs_messages_which_are_not_kept_is_rejected(tmp_path: Path) -> None:
     recording = recorded(tmp_path, messages_of(6_000))
-    with served(recording, keep_mib=1, store=str(tmp_path)) as (server, address):
+    with served(recording, keep_mib=1, store=str(tmp_path)) as (server, address), Client(address) as client:
         for _ in range(12):
             play(server, recording)
-        client = Client(address)
         assert client.log_in() == (b"J", b"S")
-        client.close()
 
 
-def test_wait_for_clients_has_a_limit(tmp_path: Path) -> None:
+def test_wait_for_clients_has_a_limit(one: Recording) -> None:
     with (
-        served(recorded(tmp_path, messages_of(1))) as (server, _),
+        served(one) as (server, _),
         pytest.raises(NoSubscriberError, match=r"0 clients were logged in at .* after 0.01 s, expected 2"),
     ):
         server.wait_for(2, timeout=0.01)
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "password", "text"),
     [
-        ({"user": "toolong"}, "user had 7 bytes, expected at most 6"),
-        ({"password_file": "x"}, "password_file was given without a user, expected user= too"),
-        ({"user": "bob", "password_file": "/nowhere"}, "password_file '/nowhere' cannot be read: "),
+        ({"user": "toolong"}, None, "user had 7 bytes, expected at most 6"),
+        ({"password_file": "x"}, None, "password_file was given without a user, expected user= too"),
+        ({"user": "bob", "password_file": "/nowhere"}, None, "password_file '/nowhere' cannot be read: "),
+        # Otherwise a server that seems protected would send to everyone.
+        ({}, "secret", f"{PASSWORD_VARIABLE} was given without a user"),
+        ({}, "", f"{PASSWORD_VARIABLE} was given without a user"),
     ],
 )
-def test_a_wrong_option_is_one_error(tmp_path: Path, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text), served(recorded(tmp_path, messages_of(1)), **options):
-        pass
-
-
-@pytest.mark.parametrize("password", ["secret", ""])
-def test_a_password_without_a_user_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str) -> None:
-    """Otherwise a server that seems protected would send to everyone."""
-    monkeypatch.setenv(PASSWORD_VARIABLE, password)
-    recording = recorded(tmp_path, messages_of(1))
-    with pytest.raises(ConfigError, match=f"{PASSWORD_VARIABLE} was given without a user"), served(recording):
+def test_a_wrong_option_is_one_error(
+    one: Recording, options: dict[str, Any], password: str | None, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if password is not None:
+        monkeypatch.setenv(PASSWORD_VARIABLE, password)
+    with pytest.raises(ConfigError, match=text), served(one, **options):
         pass
 
 
 @pytest.mark.parametrize(("user", "password"), [("bob", "fromfile"), (" bob ", " fromfile ")])
-def test_the_password_of_a_file_is_used(tmp_path: Path, user: str, password: str) -> None:
+def test_the_password_of_a_file_is_used(one: Recording, tmp_path: Path, user: str, password: str) -> None:
     """A login is padded with blanks, so those around a user or a password do not count."""
     (tmp_path / "password").write_text(f"{password}\n")
-    recording = recorded(tmp_path, messages_of(1))
-    with served(recording, user=user, password_file=str(tmp_path / "password")) as (_, address):
-        client = Client(address)
+    options = {"user": user, "password_file": str(tmp_path / "password")}
+    with served(one, **options) as (_, address), Client(address) as client:
         assert client.log_in(user=user, password=password)[0] == b"A"
-        client.close()
 
 
-def test_an_address_in_use_is_one_error(tmp_path: Path) -> None:
-    recording = recorded(tmp_path, messages_of(1))
+def test_an_address_in_use_is_one_error(one: Recording) -> None:
     with (
-        served(recording) as (_, address),
+        served(one) as (_, address),
         pytest.raises(EndpointError, match=f"address of soupbintcp:// {address} is in use"),
-        SoupBinTcpServer(address, [recording], SoupOptions()),
+        SoupBinTcpServer(address, [one], SoupOptions()),
     ):
         pass
