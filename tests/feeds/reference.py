@@ -32,7 +32,7 @@ def decode_itch(data: bytes, day: str, template: str) -> tuple[list[Message], in
             stock = payload[at : at + 8].rstrip(b" \0")
             if stock[:1] == b"#" or any(not 0x20 <= byte <= 0x7E for byte in stock):
                 continue
-            if payload[at : at + 8] != b" " * 8:
+            if stock:
                 stocks[locate] = stock.decode()
         symbol = "#system" if kind in "SVW" else stocks.get(locate) or f"#{locate}"
         topic = template.format(symbol=symbol, type=kind, locate=locate).encode()
