@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.book.book import counters, lose_sync, new_book, roomier
+from blackbox.book.book import Level, counters, lose_sync, new_book, roomier
 from blackbox.book.feed import BookFeed, run
+from blackbox.book.orders import BUY
 
 
 def applied(feed: BookFeed, payloads: Sequence[bytes]) -> tuple[NDArray[numpy.int64], int]:
@@ -33,3 +35,14 @@ def applied(feed: BookFeed, payloads: Sequence[bytes]) -> tuple[NDArray[numpy.in
 def applications(book: NDArray[numpy.int64]) -> dict[str, int]:
     """Return the counters above 0, except `unsynced`."""
     return {name: many for name, many in counters(book).items() if many and name != "unsynced"}
+
+
+def levels_of(orders: Iterable[tuple[int, int, int]], side: int) -> list[Level]:
+    """Return the levels of a side's orders, each given as side, price and shares: the best first."""
+    shares: Counter[int] = Counter()
+    many: Counter[int] = Counter()
+    for its, price, rest in orders:
+        if its == side:
+            shares[price] += rest
+            many[price] += 1
+    return [Level(price, shares[price], many[price]) for price in sorted(shares, reverse=side == BUY)]

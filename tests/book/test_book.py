@@ -13,7 +13,7 @@ from blackbox.book import book as books
 from blackbox.book.book import Level
 from blackbox.book.levels import show
 from blackbox.book.orders import BUY, SELL, UNKNOWN_PRICE
-from tests.book.applied import applications
+from tests.book.applied import applications, levels_of
 from tests.examples import examples
 
 
@@ -63,13 +63,7 @@ class SlowBook:
         self._rest(new, side, price, shares)
 
     def levels(self, side: int) -> list[Level]:
-        shares: Counter[int] = Counter()
-        orders: Counter[int] = Counter()
-        for its, price, rest in self.orders.values():
-            if its == side:
-                shares[price] += rest
-                orders[price] += 1
-        return [Level(price, shares[price], orders[price]) for price in sorted(shares, reverse=side == BUY)]
+        return levels_of(self.orders.values(), side)
 
     def _rest(self, reference: int, side: int, price: int, shares: int) -> None:
         self.counts["duplicate"] += reference in self.orders

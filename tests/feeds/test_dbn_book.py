@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from blackbox.book.book import Level, counters, head_of, levels
 from blackbox.book.feed import load_book_feed
 from blackbox.book.orders import BUY, SELL
+from tests.book import test_book
 from tests.book.applied import applications, applied
 from tests.examples import examples
 from tests.feeds.build import messages_of
@@ -33,12 +33,11 @@ def mbo(action: str, side: str = "B", order: int = 1, price: int = 100, size: in
     return record.tobytes()
 
 
-class SlowBook:
+class SlowBook(test_book.SlowBook):
     """Orders in a dict."""
 
     def __init__(self) -> None:
-        self.orders: dict[int, tuple[int, int, int]] = {}
-        self.counts: Counter[str] = Counter()
+        super().__init__()
         self.changes = 0
         self._best: list[Level | None] = [None, None]
         self._in_snapshot = False
@@ -58,7 +57,7 @@ class SlowBook:
         if action == b"R":
             self.orders.clear()
         elif action == b"C":
-            self._cancel(order, size)
+            self.take(order, size)
         elif action in (b"A", b"M"):
             if side not in (b"B", b"A") or (price == NO_PRICE and not flags & TOB):
                 self.counts["refused"] += 1
@@ -67,17 +66,7 @@ class SlowBook:
         elif action not in (b"T", b"F", b"N"):
             self.counts["refused"] += 1
         if flags & LAST:
-            self._settle()
-
-    def _cancel(self, order: int, size: int) -> None:
-        if order not in self.orders:
-            self.counts["unknown"] += 1
-            return
-        side, price, rest = self.orders.pop(order)
-        self.counts["taken"] += 1
-        self.counts["too_many"] += size > rest
-        if size < rest:
-            self.orders[order] = side, price, rest - size
+            self.settle()
 
     def _put(self, action: bytes, side: int, is_top: int, order: int, price: int, size: int) -> None:
         key = -1 - side if is_top else order
@@ -94,21 +83,11 @@ class SlowBook:
         if size:
             self.orders[key] = side, price, size
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        super().settle()
         best = [next(iter(self.levels(side)), None) for side in (BUY, SELL)]
-        if best[0] and best[1]:
-            self.counts["locked"] += best[0].price == best[1].price
-            self.counts["crossed"] += best[0].price > best[1].price
         self.changes += [each and each[:2] for each in best] != [each and each[:2] for each in self._best]
         self._best = best
-
-    def levels(self, side: int) -> list[Level]:
-        found: dict[int, tuple[int, int]] = {}
-        for its, price, size in self.orders.values():
-            if its == side:
-                shares, many = found.get(price, (0, 0))
-                found[price] = shares + size, many + 1
-        return [Level(price, *found[price]) for price in sorted(found, reverse=side == BUY)]
 
 
 records = st.builds(

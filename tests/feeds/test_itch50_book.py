@@ -14,8 +14,8 @@ from blackbox_feeds.synthetic import Synthetic
 
 from blackbox.book.book import Level, counters, levels
 from blackbox.book.orders import BUY, SELL
-from tests.book.applied import applications, applied
-from tests.feeds.build import itch, messages_of
+from tests.book.applied import applications, applied, levels_of
+from tests.feeds.build import itch, messages_of, payloads_of
 
 Slow = dict[int, tuple[bytes, int, int]]
 
@@ -63,18 +63,14 @@ def top(orders: Slow, side: bytes) -> tuple[int, ...]:
 
 
 def all_levels(orders: Slow, side: bytes) -> list[Level]:
-    shares: Counter[int] = Counter()
-    for its, price, rest in orders.values():
-        if its == side:
-            shares[price] += rest
-    many = Counter(price for its, price, _ in orders.values() if its == side)
-    return [Level(price, shares[price], many[price]) for price in sorted(shares, reverse=side == b"B")]
+    sides = {b"B": BUY, b"S": SELL}
+    return levels_of(((sides[its], price, rest) for its, price, rest in orders.values()), sides[side])
 
 
 @pytest.fixture(scope="module")
 def apple(shared_data: Path) -> list[bytes]:
     source = Itch50(shared_data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30")
-    return [payload for _, _, payload in messages_of(source)]
+    return payloads_of(source)
 
 
 def test_every_reference_of_a_real_file_resolves(apple: list[bytes]) -> None:
@@ -97,7 +93,7 @@ def test_every_reference_of_a_real_file_resolves(apple: list[bytes]) -> None:
 
 def test_a_file_that_begins_during_the_day_has_unknown_references(shared_data: Path) -> None:
     source = Itch50(shared_data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50", "2019-12-30")
-    payloads = [payload for _, _, payload in messages_of(source)]
+    payloads = payloads_of(source)
     known: set[bytes] = set()
     unknown = 0
     for payload in payloads:
@@ -116,21 +112,6 @@ def test_message_of_another_length_is_refused() -> None:
     book, changes = applied(BOOK, payloads)
     assert changes == 0
     assert applications(book) == {"refused": 3}
-
-
-def test_book_grows_in_the_middle_of_a_batch() -> None:
-    payloads = [
-        struct.pack(">cHH6xQcI8sI", b"A", 1, 0, i, b"BS"[i % 2 : i % 2 + 1], 1 + i % 7, b"AAPL    ", 10_000 + i)
-        for i in range(5_000)
-    ]
-    book, _ = applied(BOOK, payloads)
-    orders, _ = slow_book(payloads[:0])
-    for i in range(5_000):
-        orders[i] = (b"BS"[i % 2 : i % 2 + 1], 10_000 + i, 1 + i % 7)
-    assert levels(book, BUY, 5_000) == all_levels(orders, b"B")
-    assert counters(book)["orders"] == 5_000
-    assert counters(book)["forgotten"] == 0
-    assert counters(book)["crossed"] > 0
 
 
 def test_books_of_a_whole_synthetic_session() -> None:

@@ -48,7 +48,7 @@ class SlowItch:
 
 
 class SlowDbn(SlowMbo):
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Do nothing: the test reads the levels only at the end."""
 
     def depths(self) -> tuple[list[Level], list[Level]]:
