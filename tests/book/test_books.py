@@ -17,7 +17,7 @@ from blackbox_feeds.synthetic import Synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Batch, CallbackError, ConfigError, Feed, Message, Recording, Replay, Schema, Subscriber
+from blackbox import Batch, CallbackError, ConfigError, Feed, Message, Recording, Schema, Subscriber
 from blackbox.book.book import Level
 from blackbox.book.books import Best, Books
 from blackbox.book.symbol_books import SymbolBooks
@@ -285,27 +285,6 @@ def test_a_loss_before_the_first_message_of_a_run_unsyncs_its_books(tmp_path: Pa
     book.lose_sync(1)
     book.apply(behind)
     assert (book.synced, book.counters(b"B")["unsynced"] > 0) == (False, True)
-
-
-def test_books_are_emptied_when_a_replay_goes_back(session: Recording) -> None:
-    """A replay that seeks back to its beginning ends with the same books as one that does not."""
-    once, expected = with_book(session.feed)
-    once.replay(session)
-    subscriber, book = with_book(session.feed)
-    replay = Replay(session)
-    symbols: list[int] = []
-    subscriber.on_reset(lambda: symbols.append(len(book.symbols)))
-
-    @subscriber.every(60)
-    def _(ts_ns: int) -> None:
-        if not symbols and book.counters()["messages"] > 10_000:
-            replay.controls.seek(1)
-
-    subscriber.replay(replay)
-    assert symbols == [0]
-    for symbol in expected.symbols:
-        assert book.levels(symbol, 10_000) == expected.levels(symbol, 10_000)
-    assert book.counters() == expected.counters()
 
 
 def test_callbacks_of_the_group_see_the_books_after_their_message_live_also_when_a_publisher_goes_back() -> None:
