@@ -44,6 +44,11 @@ def read_with_dpkt(data: bytes, link: int) -> list[bytes]:
     return [bytes(of_link(packet).data.data.data) for _, packet in dpkt.pcap.UniversalReader(BytesIO(data))]
 
 
+def resolution(value: int) -> bytes:
+    """Return the option of a resolution, and the end of options."""
+    return struct.pack("<HHBxxxHH", 9, 1, value, 0, 0)
+
+
 @pytest.mark.parametrize("link", [1, 113, 276])
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_captures_of_any_interface_and_byte_order_agree_with_dpkt(tmp_path: Path, link: int, order: str) -> None:
@@ -61,32 +66,26 @@ def test_captures_of_any_interface_and_byte_order_agree_with_dpkt(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("resolution", "ticks", "time_ns"),
+    ("options", "ticks", "time_ns"),
     [
-        (None, 1_000_001, 1_000_001_000),
-        (0, 3, 3 * 10**9),
-        (9, 123, 123),
-        (12, 123_456, 123),
-        (18, 5 * 10**18 + 999_999_999, 5 * 10**9),
-        (100, 5 * 10**18, 5),
-        (0x80 | 10, 5 * 1024 + 512, 5_500_000_000),
-        (0x80 | 32, (7 << 32) + (1 << 31), 7_500_000_000),
-        (0x80 | 60, (3 << 60) + (1 << 58), 3_250_000_000),
+        (b"", 1_000_001, 1_000_001_000),
+        (resolution(0), 3, 3 * 10**9),
+        (resolution(9), 123, 123),
+        (resolution(12), 123_456, 123),
+        (resolution(18), 5 * 10**18 + 999_999_999, 5 * 10**9),
+        (resolution(100), 5 * 10**18, 5),
+        (resolution(0x80 | 10), 5 * 1024 + 512, 5_500_000_000),
+        (resolution(0x80 | 32), (7 << 32) + (1 << 31), 7_500_000_000),
+        (resolution(0x80 | 60), (3 << 60) + (1 << 58), 3_250_000_000),
+        # A name, and an offset in seconds.
+        (struct.pack("<HH4sHHq", 2, 4, b"eth0", 14, 8, -5), 1, -5 * 10**9 + 1_000),
+        (struct.pack(">HH4sHHq", 2, 4, b"eth0", 14, 8, -5), 1, -5 * 10**9 + 1_000),
     ],
 )
-def test_pcapng_time_resolutions(tmp_path: Path, resolution: int | None, ticks: int, time_ns: int) -> None:
-    options = b""
-    if resolution is not None:
-        options = struct.pack("<HHBxxx", 9, 1, resolution) + struct.pack("<HH", 0, 0)
-    data = section() + interface(options=options) + enhanced(ethernet(b"x"), ticks)
+def test_pcapng_time_resolutions_and_offsets(tmp_path: Path, options: bytes, ticks: int, time_ns: int) -> None:
+    order = ">" if options[:1] == b"\0" else "<"
+    data = section(order) + interface(order, options) + enhanced(ethernet(b"x"), ticks, order=order)
     assert read_bytes(tmp_path, data)[1] == [time_ns]
-
-
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_pcapng_time_offset(tmp_path: Path, order: str) -> None:
-    options = struct.pack(order + "HH4s", 2, 4, b"eth0") + struct.pack(order + "HHq", 14, 8, -5)
-    data = section(order) + interface(order, options) + enhanced(ethernet(b"x"), 1, order=order)
-    assert read_bytes(tmp_path, data)[1] == [-5 * 10**9 + 1_000]
 
 
 def test_pcapng_sections_interfaces_and_other_blocks(tmp_path: Path) -> None:
