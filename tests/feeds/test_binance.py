@@ -27,7 +27,7 @@ from blackbox.archive.export.time_order import Messages
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.routing.symbol import SymbolRule
 from tests.examples import examples, first_of
-from tests.feeds.build import Message, messages_of, use_windows
+from tests.feeds.build import Message, messages_of, payloads_of, use_windows
 from tests.recorded import recorded
 
 FILES = {
@@ -47,6 +47,7 @@ FILES = {
 YEAR_2000, YEAR_2100 = 946_684_800 * 10**9, 4_102_444_800 * 10**9
 RECEIVED = 1_723_161_254_087_896_568
 MS = 10**6
+T = 1_700_000_000_000 * MS
 TRADE = b'{"stream":"btcusdt@trade","data":{"e":"trade","E":1723161255343,"s":"BTCUSDT","p":"1.5"}}'
 
 
@@ -104,50 +105,38 @@ def read(tmp_path: Path, text: bytes, **options: Any) -> tuple[list[tuple[str, i
     ("frame", "topic", "ts_event"),
     [
         (TRADE, "btcusdt.trade", 1_723_161_255_343 * MS),
-        (b'{"data":{"E":1700000000005,"e":"trade"},"stream":"btcusdt@trade"}', "btcusdt.trade", 1_700_000_000_005 * MS),
-        (b'{"stream":"btcusdt@aggTrade","data":{"T":1700000000007}}', "btcusdt.aggTrade", 1_700_000_000_007 * MS),
-        (b'{"stream":"btcusdt@aggTrade","data":{"T":7,"E":1700000000008}}', "btcusdt.aggTrade", 1_700_000_000_008 * MS),
+        (b'{"data":{"E":1700000000005,"e":"trade"},"stream":"btcusdt@trade"}', "btcusdt.trade", T + 5 * MS),
+        (b'{"stream":"btcusdt@aggTrade","data":{"T":1700000000007}}', "btcusdt.aggTrade", T + 7 * MS),
+        (b'{"stream":"btcusdt@aggTrade","data":{"T":7,"E":1700000000008}}', "btcusdt.aggTrade", T + 8 * MS),
         (
             b'{"stream":"btcusdt@kline_1m","data":{"E":1700000000009,"k":{"E":1,"T":1,"s":"X"}}}',
             "btcusdt.kline_1m",
-            1_700_000_000_009 * MS,
+            T + 9 * MS,
         ),
         (b'{"stream":"btcusdt@depth20@100ms","data":{"lastUpdateId":1}}', "btcusdt.depth20", RECEIVED),
         (b'{"stream":"!markPrice@arr@1s","data":[{"E":1,"s":"X"}]}', "#system.markPrice", RECEIVED),
-        (
-            b'{"stream":"!bookTicker","data":{"u":1,"s":"BNBUSDT","E":1700000000003}}',
-            "bnbusdt.bookTicker",
-            1_700_000_000_003 * MS,
-        ),
-        (b'{"e":"aggTrade","E":1700000000000,"s":"BNBBTC"}', "bnbbtc.aggTrade", 1_700_000_000_000 * MS),
-        (b'{"e":"depthUpdate","E":1700000000000123,"s":"BNBBTC"}', "bnbbtc.depth", 1_700_000_000_000_123_000),
-        (b'{"e":"markPriceUpdate","E":1700000000000123456,"s":"A"}', "a.markPrice", 1_700_000_000_000_123_456),
-        (b'{"e":"forceOrder","E":1700000000004,"o":{"s":"A","T":3}}', "#system.forceOrder", 1_700_000_000_004 * MS),
+        (b'{"stream":"!bookTicker","data":{"u":1,"s":"BNBUSDT","E":1700000000003}}', "bnbusdt.bookTicker", T + 3 * MS),
+        (b'{"e":"aggTrade","E":1700000000000,"s":"BNBBTC"}', "bnbbtc.aggTrade", T),
+        (b'{"e":"depthUpdate","E":1700000000000123,"s":"BNBBTC"}', "bnbbtc.depth", T + 123_000),
+        (b'{"e":"markPriceUpdate","E":1700000000000123456,"s":"A"}', "a.markPrice", T + 123_456),
+        (b'{"e":"forceOrder","E":1700000000004,"o":{"s":"A","T":3}}', "#system.forceOrder", T + 4 * MS),
         (b'{"u":4,"s":"BNBUSDT","b":"2","B":"3","a":"2","A":"4"}', "bnbusdt.bookTicker", RECEIVED),
-        (
-            b'{"lastUpdateId":1,"E":1700000000002,"symbol":"BTCUSD_PERP","bids":[]}',
-            "btcusd_perp.snapshot",
-            1_700_000_000_002 * MS,
-        ),
+        (b'{"lastUpdateId":1,"E":1700000000002,"symbol":"BTCUSD_PERP","bids":[]}', "btcusd_perp.snapshot", T + 2 * MS),
         (b'{"lastUpdateId":1,"bids":[["1","2"]]}', "#unknown.snapshot", RECEIVED),
         (b'{"result":null,"id":1}', "#system.other", RECEIVED),
         (b"{}", "#system.other", RECEIVED),
-        (
-            b'{ "stream" : "a@trade" , "data" : { "E" : 1700000000006 , "x" : [ ] , "y" : { } } }',
-            "a.trade",
-            1_700_000_000_006 * MS,
-        ),
-        (b'{"x":"\\"},{\\\\","e":"t","E":1700000000001}', "#system.t", 1_700_000_000_001 * MS),
+        (b'{ "stream" : "a@trade" , "data" : { "E" : 1700000000006 , "x" : [ ] , "y" : { } } }', "a.trade", T + 6 * MS),
+        (b'{"x":"\\"},{\\\\","e":"t","E":1700000000001}', "#system.t", T + 1 * MS),
         (b'{"x":{"stream":"no@no","data":{"e":"no","E":1}},"e":"t"}', "#system.t", RECEIVED),
         (b'{"data":{"data":{"E":1},"stream":"no@no"},"e":"t"}', "#system.t", RECEIVED),
-        (b'{"E":"1700000000005","e":"t"}', "#system.t", 1_700_000_000_005 * MS),
+        (b'{"E":"1700000000005","e":"t"}', "#system.t", T + 5 * MS),
         (b'{"E":0,"T":4102444799999,"e":"t"}', "#system.t", 4_102_444_799_999 * MS),
         (b'{"E":946684800000,"e":"t"}', "#system.t", 946_684_800_000_000_000),
-        (b'{"E":null,"T":1700000000002,"e":"t"}', "#system.t", 1_700_000_000_002 * MS),
+        (b'{"E":null,"T":1700000000002,"e":"t"}', "#system.t", T + 2 * MS),
         (b'{"stream":"a b\xc3\xa9@t\\u0041"}', "a b\u00e9.tA", RECEIVED),
         (b'{"e":"trade","s":"A\xc4\xb0"}', "a\u0130.trade", RECEIVED),
         (b'{"e":"trade","s":"\\ud83d\\ude00\\"\\\\"}', '\U0001f600"\\.trade', RECEIVED),
-        (b'{"e":null,"s":null,"stream":null,"E":1700000000002}', "#system.other", 1_700_000_000_002 * MS),
+        (b'{"e":null,"s":null,"stream":null,"E":1700000000002}', "#system.other", T + 2 * MS),
     ],
 )
 def test_every_kind_of_frame(tmp_path: Path, frame: bytes, topic: str, ts_event: int) -> None:
@@ -201,15 +190,6 @@ def test_a_published_file_comes_out_byte_for_byte(shared_data: Path, tmp_path: P
     recording = recorded(tmp_path, lambda: Binance(path), slices=2)
     assert export(recording, tmp_path / "frames").messages == 33_618
     assert (tmp_path / "frames").read_bytes() == gzip.decompress(path.read_bytes())
-
-
-@pytest.mark.parametrize("end", [b"", b"\r\n"])
-def test_line_ends_are_preserved(tmp_path: Path, end: bytes) -> None:
-    path = tmp_path / "frames.txt"
-    text = lines_of(TRADE, b'{"e":"x"}').rstrip().replace(b"\n", end or b"\n") + end
-    path.write_bytes(text)
-    export(recorded(tmp_path, lambda: Binance(path), slices=1, runs=2), tmp_path / "twice.txt")
-    assert (tmp_path / "twice.txt").read_bytes() == text + (b"" if end else b"\n") + text
 
 
 def test_lines_without_an_end_are_not_joined() -> None:
@@ -312,7 +292,7 @@ def test_bad_lines_without_an_end_are_skipped_in_bounded_memory(
     path = tmp_path / "frames.gz"
     path.write_bytes(gzip.compress(good + b"x" * 200_000 + b"\n" + good + b"y" * 200_000))
     source = Binance(path)
-    assert [payload for *_, payload in messages_of(source)] == [good, good]
+    assert payloads_of(source) == [good, good]
     assert "2 of 4 lines were bad and left out: line 2: its start was 'x" in (source.truncated or "")
     assert len(opened[0].data) <= 8_192
 
@@ -336,7 +316,7 @@ def test_empty_lines_and_byte_order_marks_are_left_out(tmp_path: Path, text: byt
     line = b"%d %b%b" % (RECEIVED, TRADE, end)
     path.write_bytes(text % (line, line))
     source = Binance(path)
-    assert [payload for *_, payload in messages_of(source)] == [line, line]
+    assert payloads_of(source) == [line, line]
     assert source.truncated is None
     empty = path.read_bytes().replace(b"\xef\xbb\xbf", b"").splitlines().count(b"")
     assert source.notes == ((f"empty lines left out: {empty}",) if empty else ())
@@ -407,7 +387,7 @@ def test_after_a_damaged_member_the_partial_line_is_skipped(
     path = tmp_path / "frames.gz"
     path.write_bytes(members[0] + members[1][:cut] + members[2])
     source = Binance(path)
-    found = [payload for *_, payload in messages_of(source)]
+    found = payloads_of(source)
     assert found[:1_000] == lines[:1_000]
     assert found[-999:] == lines[2_001:], "the first piece is never delivered, even if it is whole"
     between = found[1_000:-999]

@@ -6,10 +6,8 @@ import gzip
 import random
 import struct
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy
 import pytest
@@ -18,7 +16,7 @@ from blackbox_feeds.io.statistics import InputStatistics
 from blackbox_feeds.itch50 import SCHEMA, Itch50, timestamps_ns
 
 from blackbox.feed.schema.schema import Schema
-from tests.feeds.build import framed, iex_expected, itch, messages_of
+from tests.feeds.build import iex_expected, messages_of
 from tests.feeds.reference import decode_itch
 
 # By type: the fields after type, locate, tracking number and 6-byte time, as in the specification.
@@ -110,15 +108,6 @@ def test_every_message_of_real_iex_captures(
     assert source.schema is schema
     assert source.truncated == (cut and f"{path}: {cut}")
     assert source.statistics() == statistics
-
-
-@pytest.mark.parametrize("date", ["2019-03-10", "2019-11-03", "2019-07-04", "2020-02-29"])
-def test_itch_times_count_from_midnight_on_days_when_clocks_change(tmp_path: Path, date: str) -> None:
-    since = [hours * 3_600 * 10**9 + 1 for hours in (0, 1, 2, 3, 9, 23, 25)]
-    (tmp_path / "day.itch").write_bytes(framed(itch("D", ns=ns) for ns in since))
-    midnight = datetime.fromisoformat(date).replace(tzinfo=ZoneInfo("America/New_York"))
-    found = [time for _, time, _ in messages_of(Itch50(tmp_path / "day.itch", date))]
-    assert found == [int(midnight.timestamp()) * 10**9 + ns for ns in since]
 
 
 def test_breaks_name_trades_by_id_price_and_size() -> None:

@@ -51,6 +51,7 @@ def test_day_given() -> None:
         (date(2019, 12, 30), datetime(2019, 12, 30, 5, tzinfo=UTC)),
         (date(2019, 7, 1), datetime(2019, 7, 1, 4, tzinfo=UTC)),
         (date(2024, 3, 10), datetime(2024, 3, 10, 5, tzinfo=UTC)),
+        (date(2019, 11, 3), datetime(2019, 11, 3, 4, tzinfo=UTC)),
         (date(2024, 3, 11), datetime(2024, 3, 11, 4, tzinfo=UTC)),
     ],
 )

@@ -25,7 +25,7 @@ from blackbox_feeds.dbn.records import NAMES, TYPED, lengths_of
 from blackbox.archive.export.source_file import export
 from blackbox.archive.export.time_order import Messages
 from blackbox.errors import ConfigError, SourceError
-from tests.feeds.build import messages_of, use_windows
+from tests.feeds.build import messages_of, payloads_of, use_windows
 from tests.recorded import recorded
 
 METADATA = b"#system.metadata"
@@ -179,7 +179,7 @@ def test_send_times_at_the_end_of_records(tmp_path: Path) -> None:
     source = source_of(tmp_path / "a.dbn", stream)
     assert source.schema is SCHEMA_TS_OUT
     assert Dbn(tmp_path / "a.dbn").schema.schema_id == 7
-    payloads = [payload for *_, payload in messages_of(source)[1:]]
+    payloads = payloads_of(source)[1:]
     assert payloads == records
     typed = numpy.frombuffer(b"".join(payloads), SCHEMA_TS_OUT.dtype("mbo"))
     assert typed["ts_out"].tolist() == [each.ts_out for each in expected] == [START + number for number in range(3)]
@@ -200,7 +200,7 @@ def test_records_at_the_edge_of_a_window(tmp_path: Path, window_bytes: int, monk
     stream = metadata_of() + b"".join(records)
     use_windows(monkeypatch, "dbn", window_bytes)
     source = source_of(tmp_path / "a.dbn.gz", gzip.compress(stream))
-    assert b"".join(payload for *_, payload in messages_of(source)) == stream
+    assert b"".join(payloads_of(source)) == stream
     assert source.truncated is None
 
 
@@ -308,7 +308,7 @@ def test_truncated_at_every_byte(tmp_path: Path) -> None:
                 messages_of(source)
             continue
         count = sum(end <= size for end in ends)
-        assert [payload for *_, payload in messages_of(source)] == [head, *records][:count]
+        assert payloads_of(source) == [head, *records][:count]
         assert (source.truncated is None) == (size in ends)
         if source.truncated is not None:
             assert f"input ended at byte {size} inside the record that starts at byte" in source.truncated
@@ -319,7 +319,7 @@ def test_a_cut_zst_file_is_reported(tmp_path: Path) -> None:
     records = [record(ts_event=START + chance.randrange(DAY_NS)) for _ in range(30_000)]
     packed = zstandard.compress(metadata_of() + b"".join(records))
     source = source_of(tmp_path / "a.dbn.zst", packed[: len(packed) // 2])
-    found = [payload for *_, payload in messages_of(source)[1:]]
+    found = payloads_of(source)[1:]
     assert 0 < len(found) < len(records)
     assert found == records[: len(found)]
     assert (source.truncated or "").startswith(f"{source.path}: input ended at byte ")

@@ -18,16 +18,14 @@ from blackbox_feeds.io.open_window import open_window
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from blackbox.archive.export.source_file import export
 from blackbox.errors import SourceError
 from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.feed.schema.schema import ABSENT
 from tests.examples import examples, first_of
 from tests.feeds.build import messages_of
 from tests.feeds.dbn_reference import BARS, EVENTS, FLAGS, RECEIVED, SNAPSHOT, expected_messages, field_of, known_at
-from tests.feeds.test_dbn import AS_IS, DAY_NS, START, decoded, metadata_of, record, source_of
+from tests.feeds.test_dbn import AS_IS, DAY_NS, START, metadata_of, record, source_of
 from tests.feeds.test_window import read_all
-from tests.recorded import recorded
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 FILES = sorted(
@@ -192,15 +190,22 @@ def names_of(path: Path, *records: bytes) -> list[str]:
     ]
 
 
-def test_two_mapped_symbols_of_one_instrument_are_refused_naming_both(tmp_path: Path) -> None:
-    words = r"a.dbn: instrument 5 has two symbols at the same time, 'ES.c.0' and 'ES.v.0': request one"
-    for names in (["ES.c.0", "ES.v.0"], ["ES.v.0", "ES.c.0"], ["ES.c.0", "ES.v.0", "ES.c.0"]):
-        head = metadata_of(schema=None) + b"".join(mapping("5", 5, requested=name) for name in names)
-        source = source_of(tmp_path / "a.dbn", head + record(instrument=5))
+@pytest.mark.parametrize("is_live", [True, False])
+def test_two_symbols_of_one_instrument_are_refused_naming_both(tmp_path: Path, is_live: bool) -> None:
+    """Of symbol-mapping records, or of the metadata."""
+    days = date(2024, 1, 1), date(2024, 1, 3)
+    words = r"a.dbn: instrument 7 has two symbols at the same time, 'ES.c.0' and 'ES.v.0': request one"
+    for names in (["ES.c.0", "ES.v.0"], ["ES.v.0", "ES.c.0"]):
+        head = metadata_of(mappings={name: [(*days, "7")] for name in names})
+        if is_live:
+            told = [mapping("7", requested=name) for name in (*names, names[0])]
+            head = metadata_of(schema=None) + b"".join(told)
+        source = source_of(tmp_path / "a.dbn", head + record())
         with pytest.raises(SourceError, match=words):
             messages_of(source)
-        by_type = {topic for topic, *_ in messages_of(Dbn(tmp_path / "a.dbn", topic="{type}"))}
-        assert by_type == {b"mbo", b"metadata", b"symbol-mapping"}
+        kinds = {b"mbo", b"metadata", *([b"symbol-mapping"] if is_live else [])}
+        assert {topic for topic, *_ in messages_of(Dbn(tmp_path / "a.dbn", topic="{type}"))} == kinds
+        # Records of other instruments have one symbol each.
         assert topics_of(source_of(tmp_path / "a.dbn", head + record(instrument=8)))[-1] == "8.mbo"
     one_venue_name = [mapping("ESM4", 5, requested=name) for name in ("ES.c.0", "ES.v.0")]
     assert names_of(tmp_path, *one_venue_name, record(instrument=5)) == ["ESM4"]
@@ -215,18 +220,6 @@ def test_roll_at_a_time_counts_by_the_time_of_the_records(tmp_path: Path) -> Non
     again = mapping("5", 5, requested="ES.c.0", start=START - 100, end=START + 10)  # the same, with a new end
     assert names_of(tmp_path, old, again, new, *records) == expected
     assert names_of(tmp_path, old, again, *records) == ["ES.c.0", "6", "5", "6", "5", "6"]
-
-
-def test_two_symbols_of_one_instrument_are_refused_naming_both(tmp_path: Path) -> None:
-    days = date(2024, 1, 1), date(2024, 1, 3)
-    for names in (["ES.c.0", "ES.v.0"], ["ES.v.0", "ES.c.0"]):
-        head = metadata_of(mappings={name: [(*days, "7")] for name in names})
-        source = source_of(tmp_path / "a.dbn", head + record())
-        with pytest.raises(SourceError, match=r"instrument 7 has two symbols at the same time, 'ES.c.0' and 'ES.v.0'"):
-            messages_of(source)
-        assert {topic for topic, *_ in messages_of(Dbn(tmp_path / "a.dbn", topic="{type}"))} == {b"mbo", b"metadata"}
-        # Records of other instruments have one symbol each.
-        assert len(messages_of(source_of(tmp_path / "a.dbn", head + record(instrument=8)))) == 2
 
 
 @pytest.mark.parametrize(
@@ -302,17 +295,6 @@ def test_records_of_old_versions_have_the_fields_of_the_newest(tmp_path: Path, v
             assert [payload for *_, payload in found[1:]] == [each.payload for each in expected_messages(stream)]
             assert source.truncated is None
             assert databento_dbn.Metadata.decode(found[0][2], upgrade_policy=AS_IS).version == 3
-
-
-def test_export_of_old_definitions_is_a_file_of_the_newest_version(tmp_path: Path) -> None:
-    days = date(2024, 1, 1), date(2024, 1, 3)
-    head = metadata_of(1, schema=databento_dbn.Schema.DEFINITION, mappings={"ESM4 P5230": [(*days, "7")]})
-    stream = head + b"".join(record(0x13, size=360, ts_event=START + k, ts_recv=START + k) for k in range(50))
-    recording = recorded(tmp_path, lambda: source_of(tmp_path / "a.dbn", stream), slices=1)
-    export(recording, tmp_path / "day.dbn")
-    metadata, records = decoded((tmp_path / "day.dbn").read_bytes())
-    assert (metadata.version, list(metadata.mappings)) == (3, ["ESM4 P5230"])
-    assert [bytes(each) for each in records] == [each.payload for each in expected_messages(stream)]
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -123,12 +123,6 @@ def test_duplicates_gaps_resets_and_late_messages(tmp_path: Path) -> None:
     assert source.notes[0] == "sequence restarts inside one session: 1"
 
 
-def test_topic_template(tmp_path: Path) -> None:
-    messages = [iex("T", symbol="A"), iex("E", symbol="A"), iex("S"), iex("T", symbol="")]
-    source = source_of(tmp_path / "capture", [iex_tp(1, messages)], topic="{type}.{symbol}")
-    assert topics_of(source) == [b"T.A", b"E.A", b"S.#system", b"T.#0"]
-
-
 def test_chunks_of_any_size_and_more_topics_than_the_first_table_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,13 +249,9 @@ def test_forged_datagram_far_ahead_does_not_begin_the_numbers_of_iex_again() -> 
 @pytest.mark.parametrize(
     ("url", "error"),
     [
-        ("127.0.0.1:1?x=1", "URL was"),
-        ("//127.0.0.1?b=127.0.0.1:1", "expected HOST:PORT"),
         ("//127.0.0.1:1?rerequests=127.0.0.1:1", "expected one of moldudp64://: .*did you mean 'rerequest'"),
-        ("//127.0.0.1:1?hold=soon", "option hold was 'soon'"),
         ("//127.0.0.1:1?stale=0", "option stale was 0.0, expected 0.01 to 86400"),
         ("//127.0.0.1:1?b=nowhere", "option b was 'nowhere', expected HOST:PORT"),
-        ("//127.0.0.1:1?hold=1&hold=2", "each name once"),
         ("//127.0.0.1:0", "address was 127.0.0.1:0, expected a port from 1 to 65535"),
         ("//127.0.0.1:1?b=127.0.0.1:0", "address was 127.0.0.1:0, expected a port from 1 to 65535"),
         ("//127.0.0.1:1?rerequest=127.0.0.1:0", "address was 127.0.0.1:0, expected a port from 1 to 65535"),
