@@ -262,12 +262,13 @@ def test_heartbeat_after_lost_messages_shows_the_gap(form: Form) -> None:
     assert line.holder.duplicates == 0
 
 
-def test_datagram_far_ahead_of_a_sequence_that_goes_on_is_dropped() -> None:
+def test_datagrams_far_ahead_of_a_sequence_that_goes_on_are_dropped() -> None:
     line = Line(Limits(HOLD, 0, FAR))
-    for now, first in enumerate((1_000, 1, 2)):
-        line.take(now, (first, first + 1))
+    line.take(0, (1_000, 1_001), (1_001, 1_002))
+    for now in (1, 2):
+        assert line.take(now, (now, now + 1)) == [(now, now + 1)]
     assert line.take(HOLD) == []
-    assert (line.holder.expected, line.holder.gap, line.holder.take_implausible()) == (3, None, 1)
+    assert (line.holder.expected, line.holder.gap, line.holder.take_implausible()) == (3, None, 2)
 
 
 def test_lone_datagram_far_ahead_is_dropped_and_one_that_another_continues_is_a_gap() -> None:
@@ -279,7 +280,9 @@ def test_lone_datagram_far_ahead_is_dropped_and_one_that_another_continues_is_a_
     assert line.take(1_000, (9_000, 9_001)) + line.take(1_000 + HOLD) == []
     assert line.take(2_000, (9_001, 9_001)) == []
     assert line.take(2_000 + HOLD) == [(9_001, 9_001)]  # a heartbeat confirms it
-    assert line.holder.expected == 9_001
+    assert line.take(3_000, (12_000, 12_001), (12_001, 12_001)) == []  # also while it is held
+    assert line.take(3_000 + HOLD) == [(12_000, 12_001)]
+    assert line.holder.expected == 12_001
 
 
 @pytest.mark.parametrize("is_forged", [True, False])
