@@ -120,8 +120,8 @@ def test_more_topics_than_the_first_table_holds(tmp_path: Path, monkeypatch: pyt
 MESSAGES = st.lists(
     st.builds(
         itch,
-        st.sampled_from(list(ITCH_LENGTHS)),
-        st.integers(0, 4) | st.integers(0, 65535),
+        st.sampled_from("AADR") | st.sampled_from(list(ITCH_LENGTHS)),
+        st.integers(0, 2) | st.integers(0, 65535),
         st.integers(0, 2**48 - 1),
         st.sampled_from(["A", "AAPL", "", "BRK.A", "ZZZZZZZZ", "A\0", "\0" * 8, "\0 \0", "\x7f", "#1", "A B"]),
         st.binary(min_size=1, max_size=1),
