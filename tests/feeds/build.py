@@ -14,20 +14,23 @@ from blackbox.feed.source import Chunk, Source
 Message = tuple[bytes, int, bytes]
 """Topic, ts_event, payload."""
 
-# Lengths and offsets as printed in the specification, not taken from the code under test.
-ITCH_LENGTHS = {
-    "S": 12, "R": 39, "H": 25, "Y": 20, "L": 26, "V": 35, "W": 12, "K": 28, "J": 35, "h": 21,
-    "A": 36, "F": 40, "E": 31, "C": 36, "X": 23, "D": 19, "U": 35, "P": 44, "Q": 40, "B": 19,
-    "I": 50, "N": 20, "O": 48,
+# By type: the fields as in the specification. Those of ITCH begin with type, locate, tracking number and 6-byte time.
+ITCH_FORMS = {kind: "cHH6s" + fields for kind, fields in {
+    "S": "c", "R": "8sccIcc2scccccIc", "H": "8scc4s", "Y": "8sc", "L": "4s8sccc", "V": "QQQ", "W": "c",
+    "K": "8sIcI", "J": "8sIIII", "h": "8scc", "A": "QcI8sI", "F": "QcI8sI4s", "E": "QIQ", "C": "QIQcI",
+    "X": "QI", "D": "Q", "U": "QQII", "P": "QcI8sIQ", "Q": "Q8sIQc", "B": "Q", "I": "QQc8sIIIcc",
+    "N": "8sc", "O": "8scIIIQII",
+}.items()}  # fmt: skip
+IEX_FORMS = {
+    "S": "ccq", "D": "cBq8sIqB", "H": "ccq8s4s", "I": "ccq8s", "O": "ccq8s", "P": "ccq8sc", "E": "ccq8s",
+    "Q": "cBq8sIqqI", "8": "cBq8sIq", "5": "cBq8sIq", "T": "cBq8sIqq", "X": "ccq8sq", "B": "cBq8sIqq",
+    "A": "ccq8sIqqIcBIqqqq",
 }  # fmt: skip
+ITCH_LENGTHS = {kind: struct.calcsize(">" + form) for kind, form in ITCH_FORMS.items()}
 ITCH_STOCK_AT = {
-    "R": 11, "H": 11, "Y": 11, "L": 15, "K": 11, "J": 11, "h": 11, "A": 24, "F": 24, "P": 24,
-    "Q": 19, "I": 28, "N": 11, "O": 11,
-}  # fmt: skip
-IEX_LENGTHS = {
-    "S": 10, "D": 31, "H": 22, "I": 18, "O": 18, "P": 19, "E": 18, "Q": 42, "8": 30, "5": 30,
-    "T": 38, "X": 26, "B": 38, "A": 80,
-}  # fmt: skip
+    kind: struct.calcsize(">" + form.partition("8s")[0]) for kind, form in ITCH_FORMS.items() if "8s" in form
+}
+IEX_LENGTHS = {kind: struct.calcsize("<" + form) for kind, form in IEX_FORMS.items()}
 TOPS, DEEP = 0x8003, 0x8004
 
 

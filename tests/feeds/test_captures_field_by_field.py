@@ -16,30 +16,19 @@ from blackbox_feeds.io.statistics import InputStatistics
 from blackbox_feeds.itch50 import SCHEMA, Itch50, timestamps_ns
 
 from blackbox.feed.schema.schema import Schema
-from tests.feeds.build import iex_expected, messages_of
+from tests.feeds.build import IEX_FORMS, ITCH_FORMS, iex_expected, messages_of
 from tests.feeds.reference import decode_itch
-
-# By type: the fields after type, locate, tracking number and 6-byte time, as in the specification.
-ITCH = {
-    "S": "c", "R": "8sccIcc2scccccIc", "H": "8scc4s", "Y": "8sc", "L": "4s8sccc", "V": "QQQ", "W": "c",
-    "K": "8sIcI", "J": "8sIIII", "h": "8scc", "A": "QcI8sI", "F": "QcI8sI4s", "E": "QIQ", "C": "QIQcI",
-    "X": "QI", "D": "Q", "U": "QQII", "P": "QcI8sIQ", "Q": "Q8sIQc", "B": "Q", "I": "QQc8sIIIcc",
-    "N": "8sc", "O": "8scIIIQII",
-}  # fmt: skip
-IEX = {
-    "S": "ccq", "D": "cBq8sIqB", "H": "ccq8s4s", "I": "ccq8s", "O": "ccq8s", "P": "ccq8sc", "E": "ccq8s",
-    "Q": "cBq8sIqqI", "8": "cBq8sIq", "5": "cBq8sIq", "T": "cBq8sIqq", "B": "cBq8sIqq", "X": "ccq8sq",
-    "A": "ccq8sIqqIcBIqqqq",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("schema", "head", "forms"), [(SCHEMA, ">cHH6s", ITCH), (TOPS16, "<", IEX), (DEEP10, "<", IEX)], ids=repr
+    ("schema", "order", "forms"),
+    [(SCHEMA, ">", ITCH_FORMS), (TOPS16, "<", IEX_FORMS), (DEEP10, "<", IEX_FORMS)],
+    ids=repr,
 )
-def test_every_field_is_where_the_specification_says(schema: Schema, head: str, forms: dict[str, str]) -> None:
+def test_every_field_is_where_the_specification_says(schema: Schema, order: str, forms: dict[str, str]) -> None:
     chance = random.Random(1)
     for kind, dtype in schema.records.items():
-        form = struct.Struct(head + forms[kind])
+        form = struct.Struct(order + forms[kind])
         payloads = [kind.encode() + chance.randbytes(form.size - 1) for _ in range(20)]
         records = numpy.frombuffer(b"".join(payloads), dtype)
         for name, expected in zip(dtype.names or (), zip(*map(form.unpack, payloads), strict=True), strict=True):
