@@ -140,14 +140,14 @@ def test_a_written_session_reads_back(tmp_path: Path) -> None:
 
 
 def test_the_rate_is_u_shaped_with_bursts_of_ten_times_the_mean() -> None:
-    source = Synthetic(2_000_000, symbols=500)
+    source = Synthetic(1_000_000, symbols=500)
     per_second = numpy.zeros(86_400, numpy.int64)
     for chunk in source.chunks():
         seconds = (chunk.ts_event - midnight_ns(source.date)) // SECOND
         per_second += numpy.bincount(seconds, minlength=86_400)
     body = per_second[OPEN:CLOSE]
     mean = body.mean()
-    assert body.sum() == 2_000_000 - 2 * 500 - 5
+    assert body.sum() == 1_000_000 - 2 * 500 - 5
     assert body.max() == pytest.approx(10 * mean, rel=0.02)
     bursts = body > 5 * mean
     assert 40 < bursts.sum() < 200
@@ -196,6 +196,7 @@ def test_from_spec() -> None:
         Synthetic.from_spec("1", speed=3)
 
 
+@pytest.mark.long
 def test_a_session_may_use_all_locates() -> None:
     source = Synthetic(20 * 65_535 + 6, symbols=65_535)
     first = next(source.windows(65_536))
