@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, groupby, islice
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -22,7 +22,7 @@ from tests.feeds.build import DEEP, IEX_LENGTHS, ITCH_LENGTHS, ITCH_STOCK_AT, ie
 from tests.feeds.hostile import Enemy
 from tests.feeds.test_gap_holder import Model as Holder
 from tests.feeds.test_gap_holder import Packet
-from tests.feeds.test_live_datagrams import source_of
+from tests.feeds.test_live_datagrams import DEAD, source_of
 from tests.feeds.venue_lines import Protocol
 
 HELD = 100
@@ -197,7 +197,7 @@ class DatagramModel(Holder):
 def datagrams(protocol: Protocol, count: int, patch: pytest.MonkeyPatch) -> tuple[Outcome, Outcome]:
     """Give a client the datagrams in batches, at times of our own, instead of from sockets."""
     enemy, model, now = Datagrams(protocol, count), DatagramModel(protocol), 0
-    options = {protocol.server_option: "127.0.0.1:9", "backfill": 0, "held": HELD, "hold": LIMITS.hold_ns / 1e9}
+    options: dict[str, Any] = {protocol.server_option: DEAD, "backfill": 0, "held": HELD, "hold": LIMITS.hold_ns / 1e9}
     source = source_of(protocol, 1, **options)
     sockets, receiver = source._sockets, source._sockets.receiver
     made = (datagram for datagram, _ in enemy.packets(count - 1))
