@@ -1,4 +1,4 @@
-"""What a live source receives, read in a thread."""
+"""Read a live source in a thread."""
 
 from __future__ import annotations
 

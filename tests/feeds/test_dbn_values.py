@@ -192,7 +192,7 @@ def names_of(path: Path, *records: bytes) -> list[str]:
 
 @pytest.mark.parametrize("is_live", [True, False])
 def test_two_symbols_of_one_instrument_are_refused_naming_both(tmp_path: Path, is_live: bool) -> None:
-    """Of symbol-mapping records, or of the metadata."""
+    """The symbols come from symbol-mapping records, or from the metadata."""
     days = date(2024, 1, 1), date(2024, 1, 3)
     words = r"a.dbn: instrument 7 has two symbols at the same time, 'ES.c.0' and 'ES.v.0': request one"
     for names in (["ES.c.0", "ES.v.0"], ["ES.v.0", "ES.c.0"]):

@@ -115,8 +115,8 @@ def test_duplicates_gaps_resets_and_late_messages(tmp_path: Path) -> None:
         iex_tp(1, named("G"), send_time=5, session=8),
         iex_tp(9, [], send_time=60, session=8),
     ]
-    source = source_of(tmp_path / "capture", datagrams)
-    assert topics_of(source) == [b"A.T", b"B.T", b"E.T", b"C.T", b"D.T", b"F.T", b"G.T"]
+    source = source_of(tmp_path / "capture", datagrams, topic="{type}/{symbol}")
+    assert topics_of(source) == [b"T/A", b"T/B", b"T/E", b"T/C", b"T/D", b"T/F", b"T/G"]
     assert source.statistics() == InputStatistics(
         packets=8, datagrams=8, sessions=2, resets=1, gaps=2, missing=7, late=2, duplicates=2
     )

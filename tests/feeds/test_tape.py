@@ -309,7 +309,7 @@ def test_line_ends_and_extremes_are_exported_byte_for_byte(tmp_path: Path) -> No
     ]
 
 
-def test_a_day_that_a_zip_archive_cannot_tell_is_exported_and_rows_published_twice_are_not_joined(
+def test_rows_published_twice_are_not_joined_also_on_days_that_a_zip_archive_cannot_tell(
     tmp_path: Path,
 ) -> None:
     for day in ("19791231", "21080102"):

@@ -100,7 +100,7 @@ print(source.statistics().duplicates > 0, flush=True)
 
 
 def run_in_namespace(code: str, *before: str, **values: object) -> str:
-    """Run code in a network namespace of its own, where only root can make one; return the line that it prints."""
+    """Run code in a separate network namespace, which only root can make; return the line that it prints."""
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("only root makes network namespaces, on Linux")
     if shutil.which("ip") is None:
