@@ -244,14 +244,6 @@ class Line:
         return sequences_of(self.holder.arrange(arrived, len(ranges), is_line=is_line, now_ns=now), self._form)
 
 
-def test_gap_is_filled_from_another_line_before_its_time() -> None:
-    line = Line(Limits(HOLD, 0, FAR))
-    assert line.take(0, (1, 3), (5, 6)) == [(1, 3)]
-    assert line.holder.gap == (3, 5, 0)
-    assert line.take(HOLD - 1, (2, 6)) == [(3, 6)]
-    assert (line.holder.gap, line.holder.recovered, line.holder.duplicates) == (None, 3, 2)
-
-
 @pytest.mark.parametrize("form", [MOLD_FORM, IEX_FORM])
 def test_heartbeat_after_lost_messages_shows_the_gap(form: Form) -> None:
     line = Line(Limits(HOLD, 0, FAR), form)
@@ -310,23 +302,6 @@ def test_a_forged_datagram_is_held_for_a_short_time_however_far_it_is() -> None:
         assert line.holder.gap == (1, first, 0)
         line.take(HOLD)
         assert (line.holder.gap, line.holder.take_implausible()) == (None, 1)
-
-
-def test_a_long_gap_is_not_given_up_while_answers_fill_it_in_time() -> None:
-    line = Line(Limits(HOLD, PER_MESSAGE))
-    assert line.take(0, (201, 202)) == []
-    answers = [(first, first + 8) for first in range(1, 201, 8)]
-    released = [each for first, end in answers for each in line.take(PER_MESSAGE * first, (first, end), is_line=False)]
-    assert released == [*answers, (201, 202)]
-    assert (line.holder.recovered, line.holder.duplicates) == (200, 0)
-
-
-def test_a_gap_after_another_one_has_its_own_time() -> None:
-    line = Line(Limits(HOLD, PER_MESSAGE))
-    assert line.take(0, (51, 52), (102, 103)) == []
-    assert line.take(50 * PER_MESSAGE, (1, 51)) == [(1, 51), (51, 52)]
-    assert line.take(100 * PER_MESSAGE + HOLD - 1) == []
-    assert line.take(100 * PER_MESSAGE + HOLD) == [(102, 103)]
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
