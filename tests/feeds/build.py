@@ -14,7 +14,7 @@ from blackbox.feed.source import Chunk, Source
 Message = tuple[bytes, int, bytes]
 """Topic, ts_event, payload."""
 
-# By type: the fields as in the specification. Those of ITCH begin with type, locate, tracking number and 6-byte time.
+# Fields by type, as in the specification. ITCH messages begin with type, locate, tracking number and 6-byte time.
 ITCH_FORMS = {kind: "cHH6s" + fields for kind, fields in {
     "S": "c", "R": "8sccIcc2scccccIc", "H": "8scc4s", "Y": "8sc", "L": "4s8sccc", "V": "QQQ", "W": "c",
     "K": "8sIcI", "J": "8sIIII", "h": "8scc", "A": "QcI8sI", "F": "QcI8sI4s", "E": "QIQ", "C": "QIQcI",
