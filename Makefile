@@ -24,7 +24,7 @@ $(if $(STALE),$(shell rm -rf $(STALE)))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo servers layout pictures files site test test-install test-long dist torture simulate soak bench bench-check profile report scaling clean
+.PHONY: help demo servers layout pictures files site test test-install test-long dist torture simulate soak bench bench-check profile report clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,9 +98,6 @@ bench: $(BENCH)/.ready-bench  ## compare every figure with its rivals, in 45 min
 
 report: $(BENCH)/.ready-bench  ## write docs/performance.md, all tables and charts, from the last whole run [FILE=run.json: a page next to it]
 	@$(BENCH)/bin/python -m bench.report.page "$(FILE)" $(if $(filter %/latest.json,$(FILE)),docs/performance.md,"$(FILE:.json=.md)")
-
-scaling: $(BENCH)/.ready-bench  ## write docs/scaling.md: simulate a million subscribers with the measured costs of a relay; five minutes
-	$(BENCH)/bin/python -m bench.scaling.page docs/scaling.md
 
 bench-check: $(VENV)/.ready-check  ## compare each step of the hot path with bench/baseline.json [WRITE=1]
 	$(RUN)/python -m bench.check $(if $(WRITE),--write)
