@@ -3,9 +3,9 @@
     direct     HubClient ==puts==> hub "ldn" ==========================> hub "ams" ==> SUB, this process
     ssh -C     HubClient ==puts==> hub "ldn" ==> sshd ==compressed==> ssh ==> hub "ams" ==> SUB, this process
 
-All over TCP loopback on the same two cores; there is no slow link between the sites. A client puts one call after
-another, each a block, so blocks of one message arrive at the rate of single puts. `direct` counts the bytes of bodies
-and headers, ssh those of its TCP connection in both directions.
+All over TCP loopback on the same two cores; there is no slow link between the sites. A client puts 100 messages of ITCH
+at a time, each call a block. `direct` counts the bytes of bodies and headers, ssh those of its TCP connection in both
+directions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from bench.rivals.servers import Missing
 from bench.workload.captures import CAPTURES, DATA, calls_of
 from blackbox import Batch, Feed, Subscriber
 
-MESSAGES: Final = {1: 1_000, 100: 10_000}
-"""Messages of a round, by messages per block."""
+CAPTURE: Final = CAPTURES[0]
+MESSAGES: Final = 10_000
+AT_ONCE: Final = 100
 SERVE: Final = "bench.processes.hub:serve"
 
 
@@ -54,9 +55,9 @@ class _Way:
         self.cpu_us: list[float] = []
         """CPU time of ssh and sshd per message."""
 
-    def round(self, putter: Child, capture: str, at_once: int) -> float:
+    def round(self, putter: Child) -> float:
         """Return thousand messages/s from the first put until all have arrived. Raises Lost."""
-        calls = calls_of(capture, MESSAGES[at_once], at_once)
+        calls = calls_of(CAPTURE, MESSAGES, AT_ONCE)
         subscriber, so_far = Subscriber(self._here), 0
 
         @subscriber.on_batch(b"")
@@ -66,16 +67,16 @@ class _Way:
 
         with subscriber:
             before, cpu_s = self._told(), self._cpu_s()
-            putter.send({"capture": capture, "messages": MESSAGES[at_once], "at_once": at_once})
-            wait_for(subscriber, MESSAGES[at_once])
+            putter.send({"capture": CAPTURE, "messages": MESSAGES, "at_once": AT_ONCE})
+            wait_for(subscriber, MESSAGES)
             ended, cpu_s, after = time.time_ns(), self._cpu_s() - cpu_s, self._told()
             began = int(putter.answer()["began"])
         expect("checksum of the payloads", so_far, zlib.crc32(b"".join(call.payloads for call in calls)))
         expect("gaps", subscriber.statistics().received.gaps, 0)
         expect("too few blocks", after["blocks"] - before["blocks"] < 0.9 * len(calls), False)  # a busy hub merges some
-        self.crossed.append((after["crossed"] - before["crossed"]) / MESSAGES[at_once])
-        self.cpu_us.append(cpu_s / MESSAGES[at_once] * 1e6)
-        return MESSAGES[at_once] * 1e6 / (ended - began)
+        self.crossed.append((after["crossed"] - before["crossed"]) / MESSAGES)
+        self.cpu_us.append(cpu_s / MESSAGES * 1e6)
+        return MESSAGES * 1e6 / (ended - began)
 
     def _told(self) -> dict[str, int]:
         """Return the number of blocks and bytes so far."""
@@ -86,13 +87,11 @@ class _Way:
         return self._tunnel.cpu_s() if self._tunnel else 0.0
 
 
-@pytest.mark.parametrize("capture", CAPTURES)
-@pytest.mark.parametrize("at_once", MESSAGES)
-def test_compressed_sites(benchmark: BenchmarkFixture, tmp_path: Path, capture: str, at_once: int) -> None:
+def test_compressed_sites(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """Thousand messages/s of a site reached directly, through ssh and through `ssh -C`."""
     if not DATA.is_dir():
         pytest.skip(f"no real captures at {DATA}")
-    contest = Contest(f"{capture}, another site, blocks of {at_once}", "1,000 messages/s", topology=__doc__)
+    contest = Contest(f"{CAPTURE}, another site, blocks of {AT_ONCE}", "1,000 messages/s", topology=__doc__)
     ldn = msgspec.structs.replace(Feed.local("ldn", slices=1), archives=(tcp(),), hub=tcp())
     with ExitStack() as stack:
         try:
@@ -107,7 +106,7 @@ def test_compressed_sites(benchmark: BenchmarkFixture, tmp_path: Path, capture: 
         ways = {"direct": _Way(stack, tmp_path / "direct", ldn)}
         ways |= {name: _Way(stack, tmp_path / name, ldn, tunnel) for name, tunnel in tunnels.items()}
         for name, way in ways.items():
-            contest.add(name, partial(way.round, putter, capture, at_once))
+            contest.add(name, partial(way.round, putter))
         contest.run(benchmark)
         for name, way in ways.items():
             contest.show(f"{name}: bytes on the link per message", f"{statistics.median(way.crossed[1:]):.1f}")

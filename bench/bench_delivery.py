@@ -1,4 +1,4 @@
-"""Delivery to callbacks that do work: count, digest and sum per topic.
+"""Delivery to callbacks that do work: count, digest and sum per topic; and with keys by channel.
 
     ours    PUB process ==blocks, TCP loopback==> SUB | ROUTER ==> DEALER x 2 ==> callbacks
     rival   PUB process --one message a frame---> plain pyzmq SUB recv(), no work
@@ -10,6 +10,7 @@ and checksum per topic, the limit by count, the rival by its last message.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from bench.measure.contest import WAITS, Contest
@@ -23,11 +24,10 @@ if TYPE_CHECKING:
 
 MESSAGES = 4_000_000
 RIVAL_MESSAGES = 200_000
+CHANNEL_MESSAGES = 1_600_000
 PYZMQ_MARK: Final = 1_000
 """High-water mark in frames on each side of plain pyzmq: its default."""
 PREFIXES: Final = (b"S0", b"S1", b"S2", b"S3", b"S4")
-WIRE_BYTES: Final = 119
-"""Bytes of a message in a full block: its payload, its column values, its share of the topics."""
 
 
 def test_delivery(benchmark: BenchmarkFixture) -> None:
@@ -50,5 +50,17 @@ def test_delivery(benchmark: BenchmarkFixture) -> None:
         contest.add("batch callbacks", lambda: ours.round(load, batch), promise=WAITS)
         contest.add("same blocks, only received", lambda: ours.round(load, Work(form="nothing")), "limit", WAITS)
         contest.add("pyzmq, a message a frame, no work", lambda: pyzmq.round(plain), "rival", WAITS)
-        contest.bound("loopback TCP", WIRE_BYTES)
+        contest.run(benchmark)
+
+
+def test_channels(benchmark: BenchmarkFixture) -> None:
+    """M messages/s published, of 500 symbols, to subscribers of all and of one symbol, and their bytes on the wire."""
+    contest = Contest("Channels", "M messages/s", topology=__doc__, axis="channels")
+    feeds = [Feed.local(f"channels-{channels}", slices=1, channels=channels) for channels in (1, 16, 64)]
+    with Pair.ours(*feeds, when_full="wait") as pair:
+        for feed in feeds:
+            load = Load(feed=feed, messages=CHANNEL_MESSAGES, topics=500, in_turn=True)
+            for name, prefix in (("wants all", b""), ("wants one symbol", b"S017.")):
+                work = Work(form="compiled", prefixes=(prefix,))
+                contest.add(name, partial(pair.round, load, work), promise=WAITS, at=feed.channels)
         contest.run(benchmark)

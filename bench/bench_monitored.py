@@ -10,9 +10,11 @@ the bench's own process. A round is void if one of them received nothing.
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +31,7 @@ from blackbox import Feed
 from blackbox.feed.toml import to_toml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
@@ -40,6 +42,8 @@ RATE: Final = 100_000
 SCRAPED: Final = "metrics scraped each second"
 WATCHED: Final = "metrics, tap, top, page and trace"
 WITHOUT: Final = "none of these"
+Run = Callable[[Pair, Load, str], Figure]
+"""Runs a round whose receiver serves metrics at an address, if it is not empty."""
 _EVERY_S: Final = 1.0
 _FIRST_S: Final = 0.05
 
@@ -151,68 +155,72 @@ def _watching(feed: Path, metrics: str) -> Iterator[None]:
             raise Lost(f"{name} received nothing")
 
 
-def scraped(pair: Pair, load: Load, work: Work, contest: Contest | None, address: str = "") -> Figure:
-    """Run a round while its metrics are scraped. With a contest, note the percentiles of a paced load."""
-    name, address = (WATCHED if address else SCRAPED), address or f"127.0.0.1:{free_port()}"
-    monitored = Work(form=work.form, prefixes=work.prefixes, workers=work.workers, metrics=address)
+def scraped(pair: Pair, load: Load, run: Run, address: str = "") -> Figure:
+    """Run a round while its metrics are scraped."""
+    address = address or f"127.0.0.1:{free_port()}"
     with Scraper(address) as scraper:
-        figure = _figure(pair, load, monitored, contest, name)
+        figure = run(pair, load, address)
     if scraper.scrapes == 0:
         raise Lost("successful scrapes were 0, expected at least 1")
     return figure
 
 
-def watched(pair: Pair, load: Load, work: Work, contest: Contest | None, place: Path) -> Figure:
+def watched(pair: Pair, load: Load, run: Run, place: Path) -> Figure:
     """Run a round while all programs watch it, and its metrics are scraped."""
     address, file = f"127.0.0.1:{free_port()}", place / "feed.toml"
     assert load.feed is not None
     file.write_text(to_toml(load.feed))
     with _watching(file, address):
-        return scraped(pair, load, work, contest, address)
+        return scraped(pair, load, run, address)
 
 
-def _figure(pair: Pair, load: Load, work: Work, contest: Contest | None, name: str) -> Figure:
-    if contest is None:
-        return pair.round(load, work)
-    percentiles, figure = pair.late(load, work)
-    contest.percentiles(f"{name} at {load.rate:,}", percentiles)
-    return Figure(percentiles["p99"], figure.spent)
-
-
-def _run(
+def _compare(
     contest: Contest,
     benchmark: BenchmarkFixture,
     place: Path,
-    work: Work,
-    load: Callable[[Feed], Load],
-    noting: Contest | None = None,
+    load: Load,
+    runs: Callable[[str], Run],
     **settings: Any,
 ) -> None:
     """Run the three contenders: one pair of processes that is watched, and one with traces off that is not."""
     feed = Feed.local("monitored", slices=1)
     off = msgspec.structs.replace(Feed.local("monitored", slices=1), trace_every=0)
+    on_load, off_load = (msgspec.structs.replace(load, feed=each) for each in (feed, off))
     with Pair.ours(feed, **settings) as pair, Pair.ours(off, **settings) as plain:
-        contest.add(WATCHED, partial(watched, pair, load(feed), work, noting, place), promise=WAITS)
-        contest.add(SCRAPED, partial(scraped, plain, load(off), work, noting), promise=WAITS)
-        contest.add(WITHOUT, partial(_figure, plain, load(off), work, noting, WITHOUT), promise=WAITS)
+        contest.add(WATCHED, partial(watched, pair, on_load, runs(WATCHED), place), promise=WAITS)
+        contest.add(SCRAPED, partial(scraped, plain, off_load, runs(SCRAPED)), promise=WAITS)
+        contest.add(WITHOUT, partial(runs(WITHOUT), plain, off_load, ""), promise=WAITS)
         contest.run(benchmark)
 
 
 def test_monitored(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """M messages/s from the publisher's first call to the last callback."""
     contest = Contest("Delivery while it is watched", "M messages/s", topology=__doc__)
-    load = partial(_load, messages=MESSAGES)
-    _run(contest, benchmark, tmp_path, Work(form="compiled"), load, when_full="wait")
+
+    def run(pair: Pair, load: Load, address: str) -> Figure:
+        return pair.round(load, Work(form="compiled", metrics=address))
+
+    _compare(contest, benchmark, tmp_path, Load(messages=MESSAGES), lambda _: run, when_full="wait")
     for name in (WATCHED, SCRAPED):
         contest.show(f"{name} / {WITHOUT}", f"{contest.ratio(name, WITHOUT):.3f} x")
 
 
 def test_monitored_latency(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """µs since due at 100,000 messages a second: the median over rounds of each round's p99."""
+    """µs since due at 100,000 messages a second: the median over rounds of each round's p99, and the delivered rate."""
     contest = Contest("Latency while it is watched: p99", "µs", lower=True, topology=__doc__)
-    load = partial(_load, messages=PACED_MESSAGES, rate=RATE, at_once=1)
-    _run(contest, benchmark, tmp_path, Work(form="late"), load, contest, hwm_blocks=1_000_000)
+    rates: dict[str, list[float]] = {}
 
+    def runs(name: str) -> Run:
+        def run(pair: Pair, load: Load, address: str) -> Figure:
+            figure = pair.late(contest, f"{name} at {RATE:,}", load, Work(form="late", metrics=address), "p99")
+            seconds = (pair.heard.ended - pair.sent.began) / 1e9
+            rates.setdefault(name, []).append(pair.heard.messages / seconds)
+            return figure
 
-def _load(feed: Feed, **settings: Any) -> Load:
-    return Load(feed=feed, **settings)
+        return run
+
+    load = Load(messages=PACED_MESSAGES, rate=RATE, at_once=1)
+    _compare(contest, benchmark, tmp_path, load, runs, hwm_blocks=1_000_000)
+    for name in (WATCHED, SCRAPED):
+        ratio = statistics.median(rates[name][1:]) / statistics.median(rates[WITHOUT][1:])
+        contest.show(f"{name} / {WITHOUT}: delivered rate", f"{ratio:.3f} x")

@@ -21,8 +21,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.measure.contest import Contest, expect, percentiles_of
 from bench.processes.child import Child
-from bench.rivals.rival import need, tcp
-from bench.rivals.servers import Missing, nats_server
+from bench.rivals.rival import NATS, enter, jetstream, optional, tcp
 from blackbox import Feed
 
 TIMES: Final = 300
@@ -44,13 +43,8 @@ def test_repair(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
         child = stack.enter_context(Child("bench.processes.recovered:repair", feed=feed, directory=str(tmp_path)))
         name = 'on_gap="repair"'
         contest.add(name, partial(_repaired, contest, name, child))
-        try:
-            need("nats-py:nats", "uvloop")
-            server = stack.enter_context(nats_server("-js", "-sd", "{data}"))
-            child = stack.enter_context(Child("bench.rivals.nats_jetstream:give_back", address=server.url))
-        except Missing as why:
-            contest.skip("NATS JetStream", str(why))
-        else:
+        with optional(contest, "NATS JetStream", *NATS):
+            server, rival = enter(stack, partial(jetstream, tmp_path), "nats_jetstream:give_back")
             name = f"NATS JetStream nak(), nats-server {server.version}"
-            contest.add(name, partial(_repaired, contest, name, child), "rival")
+            contest.add(name, partial(_repaired, contest, name, rival), "rival")
         contest.run(benchmark)

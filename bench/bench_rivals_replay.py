@@ -1,12 +1,11 @@
-"""Replay a recorded day to callbacks in process: ours, Databento's DBNStore and hftbacktest's feed loop.
+"""Replay a recorded day to callbacks in process: ours and Databento's DBNStore.
 
     ours            recording, memory-mapped ==blocks==> on(), on_batch(), on_compiled()
+    four slices     recording ==held==> interleaved by time, message by message ==gathered blocks==> on()
     databento       DBN records in memory --an object a record--> DBNStore.replay(f)
                     DBN records in memory ==to_ndarray==> columns
-    hftbacktest     events in memory ==> simulated exchange and local side ==> compiled feed loop
 
-The same trades of 5,000 instruments, the same work on each: count, digest and sum of sizes per instrument. hftbacktest
-also advances the clocks of an exchange and a trader for each event.
+The same trades of 5,000 instruments, the same work on each: count, digest and sum of sizes per instrument.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy
 
 from bench.measure.contest import Contest
-from bench.rivals.rival import need
-from bench.rivals.servers import Missing
+from bench.rivals.rival import optional
 from bench.rivals.trades import dbn_file, expect_trades, record_trades, tally_trades
 from bench.workload.messages import TOPICS
 from bench.workload.tally import DIGEST_FACTOR, DIGEST_MASK, digest
@@ -35,11 +33,10 @@ if TYPE_CHECKING:
 
 _CALLS: Final = 500_000
 _TRADES: Final = 5_000_000
-_EVENTS: Final = 2_000_000
 _INSTRUMENT_AND_SIZE: Final = struct.Struct("<4xI16xI")
-_PAGE: Final = 1_000_000
 _FIELDS: Final = "on(prefix, fields=...)"
-"""Fields by name, like those of DBNStore's records."""
+_BY_TIME: Final = "on(prefix), four slices by time"
+_DATABENTO: Final = ("databento", "databento-dbn:databento_dbn")
 
 
 class _Counts:
@@ -60,21 +57,10 @@ def _rate(messages: int, run: Callable[[], object], state: Callable[[], NDArray[
     return messages / seconds / 1e6
 
 
-def _fields(recording: Recording) -> float:
-    totals = _Counts()
-    counts, digests, sums = totals.rows
-    subscriber = Subscriber(recording.feed)
-
-    @subscriber.on(b"", fields=("instrument_id", "size"))
-    def trade(number: int, size: int) -> None:
-        counts[number] += 1
-        digests[number] = (digests[number] * DIGEST_FACTOR + size) & DIGEST_MASK
-        sums[number] += size
-
-    return _rate(_CALLS, lambda: subscriber.replay(recording), totals.state)
+# Each callback does its work in one Python function: a further call would cost as much as the work.
 
 
-def _each(recording: Recording, typed: bool) -> float:
+def _each(recording: Recording, *, fields: bool = False) -> float:
     totals = _Counts()
     counts, digests, sums = totals.rows
     unpack = _INSTRUMENT_AND_SIZE.unpack_from
@@ -86,14 +72,15 @@ def _each(recording: Recording, typed: bool) -> float:
         digests[number] = (digests[number] * DIGEST_FACTOR + size) & DIGEST_MASK
         sums[number] += size
 
-    def as_record(message: Message) -> None:
-        record = message.record
-        number, size = record.instrument_id, record.size
+    def by_field(number: int, size: int) -> None:
         counts[number] += 1
         digests[number] = (digests[number] * DIGEST_FACTOR + size) & DIGEST_MASK
         sums[number] += size
 
-    subscriber.on(b"")(as_record if typed else unpacked)
+    if fields:
+        subscriber.on(b"", fields=("instrument_id", "size"))(by_field)
+    else:
+        subscriber.on(b"")(unpacked)
     return _rate(_CALLS, lambda: subscriber.replay(recording), totals.state)
 
 
@@ -139,18 +126,17 @@ def _count(batch: Any, state: Any) -> None:
         state[topic, 2] += size
 
 
-def _to_ndarray(store: Any, paged: bool) -> float:
+def _to_ndarray(store: Any) -> float:
     state = numpy.zeros((TOPICS, 3), numpy.int64)
 
     def run() -> None:
-        for records in store.to_ndarray(count=_PAGE) if paged else [store.to_ndarray()]:
-            tally_trades(records["instrument_id"], records["size"], state)
+        records = store.to_ndarray()
+        tally_trades(records["instrument_id"], records["size"], state)
 
     return _rate(_TRADES, run, lambda: state)
 
 
 def _dbn_store(messages: int) -> Any:
-    need("databento", "databento-dbn:databento_dbn")
     dbn: Any = importlib.import_module("databento_dbn")
     databento: Any = importlib.import_module("databento")
     return databento.DBNStore.from_bytes(io.BytesIO(dbn_file(messages, dbn)))
@@ -158,44 +144,25 @@ def _dbn_store(messages: int) -> Any:
 
 def test_replay_calls(benchmark: BenchmarkFixture) -> None:
     """M calls/s, one Python call a message."""
-    recording = record_trades(_CALLS)
+    recording, sliced = record_trades(_CALLS), record_trades(_CALLS, slices=4)
     contest = Contest("Replay in process, a Python call a trade", "M calls/s", topology=__doc__)
-    contest.add("on(prefix), payload unpacked", lambda: _each(recording, typed=False))
-    contest.add("on(prefix), message.record", lambda: _each(recording, typed=True))
-    contest.add(_FIELDS, lambda: _fields(recording))
-    try:
+    contest.add("on(prefix), payload unpacked", lambda: _each(recording))
+    contest.add(_FIELDS, lambda: _each(recording, fields=True))
+    contest.add(_BY_TIME, lambda: _each(sliced))
+    with optional(contest, "DBNStore.replay", *_DATABENTO):
         store = _dbn_store(_CALLS)
-    except Missing as why:
-        contest.skip("DBNStore.replay", str(why))
-    else:
-        contest.add("DBNStore.replay, decoded records", lambda: _store_replay(store), "rival", versus=_FIELDS)
-    contest.bound("an empty Python call")
+        name = "DBNStore.replay, decoded records"
+        contest.add(name, lambda: _store_replay(store), "rival", versus=(_FIELDS, _BY_TIME))
     contest.run(benchmark)
 
 
 def test_replay_columns(benchmark: BenchmarkFixture) -> None:
     """M messages/s, all work compiled."""
-    recording = record_trades(_TRADES)
+    recording, batch = record_trades(_TRADES), "on_batch(prefix), batch.records"
     contest = Contest("Replay in process, compiled work on each trade", "M messages/s", topology=__doc__)
     contest.add("on_compiled(prefix)", lambda: _compiled(recording))
-    contest.add("on_batch(prefix), batch.records", lambda: _batch(recording))
-    batch = "on_batch(prefix), batch.records"
-    try:
+    contest.add(batch, lambda: _batch(recording))
+    with optional(contest, "DBNStore.to_ndarray", *_DATABENTO):
         store = _dbn_store(_TRADES)
-    except Missing as why:
-        contest.skip("DBNStore.to_ndarray", str(why))
-    else:
-        contest.add("DBNStore.to_ndarray()", lambda: _to_ndarray(store, paged=False), "rival", versus=batch)
-        contest.add(
-            "DBNStore.to_ndarray(count=1_000_000)", lambda: _to_ndarray(store, paged=True), "rival", versus=batch
-        )
-    try:
-        need("hftbacktest")
-    except Missing as why:
-        contest.skip("hftbacktest", str(why))
-    else:
-        loops: Any = importlib.import_module("bench.rivals.hftbacktest_loop")
-        events = loops.events(_EVENTS)
-        contest.add("hftbacktest, wait_next_feed", lambda: loops.feed_loop(events, by_bins=False), "rival")
-        contest.add("hftbacktest, elapse 1 ms", lambda: loops.feed_loop(events, by_bins=True), "rival")
+        contest.add("DBNStore.to_ndarray()", lambda: _to_ndarray(store), "rival", versus=batch)
     contest.run(benchmark)

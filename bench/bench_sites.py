@@ -3,11 +3,9 @@
     direct    HubClient ==puts==> hub "ldn" =====================================> SUB process
     ours      HubClient ==puts==> hub "ldn" ==subscribed==> hub "ams" ===========> SUB process
     nats      nats-py process --> nats-server --------------------------------> nats-py process
-    leaf      nats-py process --> nats-server ==> nats-server, its leaf node ----> nats-py process
 
-All over TCP loopback on the same two cores; there is no slow link between the sites, and further processes take CPU
-time from the first three. Ours stores and numbers each message before publishing; core NATS stores nothing and carries
-blocks packed by hand, or single messages.
+All over TCP loopback on the same two cores; there is no slow link between the sites. Ours stores and numbers each
+message before publishing; core NATS stores nothing.
 """
 
 from __future__ import annotations
@@ -24,23 +22,20 @@ import msgspec
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.measure.contest import Contest, Figure, Lost, expect
+from bench.measure.contest import Contest, Lost, expect
 from bench.processes.child import Child
-from bench.processes.pair import Form, Order, Pair, Work, play
-from bench.rivals.rival import HOLDS, need, tcp
-from bench.rivals.servers import Missing, free_port, nats_server
+from bench.processes.pair import Order, Work, play
+from bench.rivals.rival import HOLDS, NATS, enter_nats, optional, tcp
 from bench.workload.load import Load
 from blackbox import Feed
 
 MESSAGES: Final = 300_000
-BLOCKS: Final = 400_000
-"""Messages of a NATS round, in blocks."""
 TOPICS: Final = 100
 RATE: Final = 1_000
 PACED: Final = 2_000
 SLICES: Final = 8
-KEYS: Final = {"key_bytes": 8}, {"channels": 16}
-"""With 8 bytes each topic has its own key: `S17.trad` for `S17.trade`."""
+KEYS: Final = {"key_bytes": 8}
+"""Each topic has its own key: `S17.trad` for `S17.trade`."""
 PATIENCE_S: Final = 30.0
 DIRECT, ACROSS = "read at the putting hub", "read at the other hub"
 STORED: Final = "stored and numbered before it is published"
@@ -78,50 +73,6 @@ def _sites(directory: Path, slices: int, **keys: Any) -> Iterator[Sites]:
         yield Sites(ldn, here, hub)
 
 
-def _pair(feed: Feed) -> Pair:
-    """Return a process that puts to a hub and one that reads."""
-    return Pair(
-        partial(Child, "bench.processes.hub:send", feed=feed), partial(Child, "bench.processes.receiver:receive")
-    )
-
-
-def _nats_pairs(contest: Contest, stack: ExitStack, directory: Path, form: Form) -> Iterator[tuple[str, Pair]]:
-    """Yield a pair on one server, and a pair across a server and its leaf node, where the reader is."""
-    try:
-        need("nats-py:nats", "uvloop")
-        port, files = free_port(), [directory / f"{name}.conf" for name in ("ldn", "ams")]
-        files[0].write_text(f'leafnodes {{ listen: "127.0.0.1:{port}" }}\n')
-        files[1].write_text(f'leafnodes {{ remotes: [ {{ url: "nats://127.0.0.1:{port}" }} ] }}\n')
-        alone = stack.enter_context(nats_server())
-        source, leaf = [stack.enter_context(nats_server("-c", str(file))) for file in files]
-    except Missing as why:
-        contest.skip("nats-server", str(why))
-        return
-    for name, at, to in (("nats-server", alone, alone), ("a leaf node of nats-server", source, leaf)):
-        pair = Pair(
-            partial(Child, "bench.rivals.plain_nats:publish", address=at.url, form=form),
-            partial(Child, "bench.rivals.plain_nats:receive", address=to.url, form=form),
-            server_pid=to.pid,
-            strict=False,
-        )
-        yield f"{name} {to.version}", stack.enter_context(pair)
-
-
-def test_sites_throughput(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """M messages/s from the first put until the reader's callback has the last one."""
-    contest = Contest("Read at another site", "M messages/s", topology=__doc__)
-    with ExitStack() as stack:
-        sites = stack.enter_context(_sites(tmp_path, 1))
-        pair = stack.enter_context(_pair(sites.ldn))
-        for name, feed in ((ACROSS, sites.here), (DIRECT, sites.ldn)):
-            load = Load(feed=feed, messages=MESSAGES, topics=TOPICS)
-            contest.add(name, partial(pair.round, load, Work(form="compiled")), promise=STORED)
-        for name, rival in _nats_pairs(contest, stack, tmp_path, "blocks"):
-            contest.add(name, partial(rival.round, Load(messages=BLOCKS)), "rival", HOLDS)
-        contest.run(benchmark)
-        contest.show("the other hub / the putting hub", f"{contest.ratio(ACROSS, DIRECT):.2f} x")
-
-
 class _Both:
     """Readers of one run at both hubs: the difference of their latencies is the cost of crossing."""
 
@@ -151,12 +102,6 @@ class _Both:
         return self._direct["p50"]
 
 
-def _noted(contest: Contest, name: str, pair: Pair, load: Load) -> Figure:
-    percentiles, figure = pair.late(load, Work(form="late"))
-    contest.percentiles(name, percentiles)
-    return Figure(percentiles["p50"], figure.spent)
-
-
 def test_sites_latency(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """µs since a put was due, at 1,000 single puts a second, for simultaneous readers at both hubs."""
     contest = Contest(f"Delay at another site, {RATE:,} puts/s: p50", "µs", lower=True, topology=__doc__)
@@ -164,9 +109,10 @@ def test_sites_latency(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
         both = _Both(contest, stack.enter_context(_sites(tmp_path, 1)), stack)
         contest.add(ACROSS, both.across, promise=STORED)
         contest.add(DIRECT, both.direct, promise=STORED)
-        for name, rival in _nats_pairs(contest, stack, tmp_path, "late"):
-            run = partial(_noted, contest, name, rival, Load(messages=PACED, rate=RATE, at_once=1))
-            contest.add(name, run, "rival", HOLDS)
+        with optional(contest, "nats-server", *NATS):
+            name, rival = enter_nats(stack, "late")
+            load = Load(messages=PACED, rate=RATE, at_once=1)
+            contest.add(name, partial(rival.late, contest, name, load, Work(form="late")), "rival", HOLDS)
         contest.run(benchmark)
         for percentile in ("p50", "p99"):
             added = statistics.median(each[percentile] for each in both.added[1:])
@@ -189,7 +135,7 @@ def _bytes_across(sites: Sites, sender: Child, receiver: Child, prefixes: tuple[
     return (after["bytes"] - before["bytes"]) / MESSAGES
 
 
-@pytest.mark.parametrize(("slices", "keys"), [(1, {}), (SLICES, {}), *((1, keys) for keys in KEYS)])
+@pytest.mark.parametrize(("slices", "keys"), [(1, {}), (SLICES, {}), (1, KEYS)])
 def test_sites_interest(benchmark: BenchmarkFixture, tmp_path: Path, slices: int, keys: dict[str, int]) -> None:
     """Bytes on the link per message put, with no, one or all topics subscribed at the other site."""
     what = ", ".join(["Bytes between sites", f"{slices} slices", *(f"{name} {value}" for name, value in keys.items())])

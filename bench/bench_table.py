@@ -2,11 +2,9 @@
 
 ours    HubClient ==put_many==> hub: journal ==blocks, TCP loopback==> Subscriber.table
 Redis   redis-py ==HSET, PUBLISH in a pipeline==> redis-server ==a message each==> a dict
-NATS    nats-py ==a message each==> JetStream KV in memory ==a message each==> watchall: a dict
-limit   the payloads of the updates are copied to their rows in one process
 
-From the first put until the table has the last one. Ours is stored and survives kill -9; the rivals keep updates in
-memory. Join: from start to a synced table.
+From the first put until the table has the last one. Ours is stored and survives kill -9; Redis keeps updates in memory.
+Join: from start to a synced table.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.measure.contest import Contest, expect
 from bench.processes.child import Child
-from bench.rivals.rival import need, tcp
-from bench.rivals.servers import Missing, Server, nats_server, redis_server
+from bench.rivals.rival import REDIS, enter, optional, tcp
+from bench.rivals.servers import redis_server
 from blackbox import Feed
 
-_UPDATES: Final = {"ours": 1_000_000, "redis": 50_000, "nats": 20_000}
+_UPDATES: Final = {"ours": 1_000_000, "redis": 50_000}
 
 
 class _Pair:
@@ -86,41 +84,13 @@ def test_table(benchmark: BenchmarkFixture, tmp_path: Path, what: str, topics: i
         pair = _Pair(putter, partial(Child, "bench.processes.table:keep", feed=feed), _UPDATES["ours"], topics)
         stack.callback(pair.close)
         contest.add("table of a hub", pair.join if is_join else pair.update, promise="stored by the hub")
-        if not is_join:
-            limit = stack.enter_context(Child("bench.processes.table:apply"))
-            contest.add("payloads copied to their rows", partial(_limit, limit, topics), "limit")
-        servers: tuple[tuple[str, tuple[str, ...], Callable[[], Server]], ...] = (
-            ("redis", ("redis", "hiredis"), redis_server),
-            ("nats", ("nats-py:nats", "uvloop"), partial(_nats, tmp_path)),
-        )
-        for name, needs, serve in (
-            servers if topics == 10_000 else servers[:1]
-        ):  # NATS takes a minute to load 1,000,000 topics
-            try:
-                need(*needs)
-                server = stack.enter_context(serve())
-                putter = stack.enter_context(
-                    Child(f"bench.rivals.tables:{name}_put", address=server.url, topics=topics)
-                )
-                keeper = partial(Child, f"bench.rivals.tables:{name}_keep", address=server.url)
-                rival = _Pair(putter, keeper, _UPDATES[name], topics)
-            except Missing as why:
-                contest.skip(name, str(why))
-            else:
-                stack.callback(rival.close)
-                run = rival.join if is_join else rival.update
-                contest.add(f"{name} {server.version}", run, "rival", "in memory")
+        with optional(contest, "redis", *REDIS):
+            server, putter = enter(stack, redis_server, "redis_table:put", topics=topics)
+            keeper = partial(Child, "bench.rivals.redis_table:keep", address=server.url)
+            rival = _Pair(putter, keeper, _UPDATES["redis"], topics)
+            stack.callback(rival.close)
+            run = rival.join if is_join else rival.update
+            contest.add(f"redis {server.version}", run, "rival", "in memory")
         contest.run(benchmark)
         if is_join and topics > 10_000:  # with few topics the process itself dominates
             contest.show("table of a hub: memory per topic", f"{statistics.median(pair.bytes_a_topic):.0f} bytes")
-
-
-def _limit(child: Child, topics: int) -> float:
-    updates = _UPDATES["ours"]
-    return float(updates / child.ask({"updates": updates, "topics": topics})["seconds"])
-
-
-def _nats(place: Path) -> Server:
-    settings = place / "nats.conf"
-    settings.write_text(f'jetstream {{ store_dir: "{place / "nats"}" }}')
-    return nats_server("-c", str(settings))

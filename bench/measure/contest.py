@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bench.measure.entries import Entries, Entry
 from bench.measure.machine import processors
-from bench.measure.results import Bound, Kind, Note, Result, Void
+from bench.measure.results import Kind, Note, Result, Void
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -93,7 +93,6 @@ class Contest:
         self._entries = Entries(lower)
         self._skipped: list[Note] = []
         self._void: list[Void] = []
-        self._bounds: list[Bound] = []
         self._staged: list[tuple[str, dict[str, float], str]] | None = None
         self._shown: list[Note] = []
         self._kept: dict[str, Any] = {}
@@ -120,13 +119,6 @@ class Contest:
         """Report a contender that could not be installed or started."""
         self._skipped.append(Note(name, why=why))
         print(f"\n  skipped: {name}: {why}")
-
-    def bound(self, limit: str, bytes_each: float = 0) -> None:
-        """Draw a limit of bench_limits.py in the report; each message or call uses `bytes_each` bytes of it.
-
-        With 0 it is drawn in its own unit.
-        """
-        self._bounds.append(Bound(limit, bytes_each))
 
     def percentiles(self, name: str, values: Mapping[str, float], unit: str = "µs") -> None:
         """Keep percentiles (`{"p50": 4.1, "p99": 20.0, "p99.9": 80.0, "p100": 120.0}`) of the current round.
@@ -213,7 +205,6 @@ class Contest:
             topology=self.topology,
             axis=self.axis,
             rows=[*self._entries.rows()],
-            bounds=self._bounds,
             skipped=self._skipped,
             void=self._void,
             percentiles=[*self._entries.percentiles()],
@@ -237,6 +228,9 @@ class Contest:
         for each in told.percentiles:
             texts = ", ".join(f"{name} {value:,.1f}" for name, value in each.median.items())
             print(f"  {each.name:44s} {texts} {each.unit}")
+            for other in each.against:
+                if (ratio := other.ahead.get("p99")) is not None:
+                    print(f"  {'':44s} p99: {other.versus} is {ratio:.2f} x as good")
 
 
 def machine() -> str:

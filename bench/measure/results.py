@@ -65,18 +65,6 @@ class Percentiles(msgspec.Struct, frozen=True):
     against: list[PercentilesAgainst]
     rounds: list[dict[str, float]] = []
 
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        """Shares of the messages and their values, in rising order."""
-        return sorted((float(name.removeprefix("p")) / 100, value) for name, value in self.median.items())
-
-
-class Bound(msgspec.Struct, frozen=True):
-    """A physical limit shown in a chart."""
-
-    name: str
-    bytes_each: float
-
 
 class Void(msgspec.Struct, frozen=True):
     """A round that did not count."""
@@ -104,7 +92,6 @@ class Result(msgspec.Struct, frozen=True):
     topology: str
     axis: str
     rows: list[Row]
-    bounds: list[Bound]
     skipped: list[Note]
     void: list[Void]
     percentiles: list[Percentiles]
@@ -139,11 +126,6 @@ class Run(msgspec.Struct, frozen=True):
     left_out: list[Note]
     not_run: list[str]
     """Benchmarks that did not run because the run ended early."""
-
-    def limit(self, name: str) -> float | None:
-        """Return the median of a physical limit in this run."""
-        rows = (row for result in self.results if result.file == "limits" for row in result.rows)
-        return next((row.median for row in rows if row.name == name), None)
 
 
 def read(path: Path) -> Run:

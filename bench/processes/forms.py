@@ -4,17 +4,13 @@ as fast as possible                                      latency of each message
 "compiled"  count, digest, sum of each topic             "late"           on(prefix)
 "batch"     a pass over columns                          "late compiled"  on_compiled(prefix)
 "each"      a call                                       "late batches"   on_batch(prefix), may be slow
-"digest"    a call: digest only                          "stages"         a call a block, median µs a stage
-"stream", "stream of batches", "stream in asyncio"       a loop over a stream: digest only
+"digest"    a call: digest only
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Callable
-from itertools import islice
 from typing import Any, Final
 
 import numpy
@@ -37,7 +33,6 @@ from bench.workload.tally import (
 )
 from blackbox import Batch, Message, Subscriber
 from blackbox.native.system.posix import now_ns
-from blackbox.receive.stream import Stream
 
 LIMIT_S: Final = 60.0
 """Time limit of a run."""
@@ -47,8 +42,6 @@ _MOST_NOTED: Final = 200_000
 
 Findings = Callable[[int], dict[str, Any]]
 """Called with the start of the run: check the messages received and return fields of `Heard`. Raises Lost."""
-Take = Callable[[bytes], None]
-"""Called with the payload of each message of a stream."""
 
 
 # Work on messages at full speed
@@ -105,68 +98,6 @@ def _digest(subscriber: Subscriber, order: Order) -> Findings:
         return {}
 
     return check
-
-
-def _from_stream(
-    read: Callable[[Stream, int, Take], None], *, batches: bool = False
-) -> Callable[[Subscriber, Order], Findings]:
-    """Return the form in which a thread reads a stream and calls a function for each payload.
-
-    CPU time excludes the last messages, at most those that a stream buffers: they are delivered but not yet read.
-    """
-
-    def begin(subscriber: Subscriber, order: Order) -> Findings:
-        stream = subscriber.stream(b"", batches=batches)
-        so_far = ended = 0
-
-        def take(payload: bytes) -> None:
-            nonlocal so_far
-            so_far = (so_far * DIGEST_FACTOR + payload[8]) & DIGEST_MASK
-
-        def run() -> None:
-            nonlocal ended
-            read(stream, order.load.messages, take)
-            ended = time.time_ns()
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-
-        def check(_began: int) -> dict[str, Any]:
-            thread.join(LIMIT_S)
-            expect("reader of the stream still running", thread.is_alive(), False)
-            expect("digest of the payloads", so_far, digest_of(order.load))
-            return {"ended": ended}
-
-        return check
-
-    return begin
-
-
-def _iterate(stream: Stream, messages: int, take: Take) -> None:
-    for message in islice(stream, messages):
-        take(message.payload)
-
-
-def _iterate_batches(stream: Stream, messages: int, take: Take) -> None:
-    left = messages
-    for batch in stream:
-        for payload in batch.payload_list():
-            take(payload)
-        left -= len(batch)
-        if not left:
-            return
-
-
-def _iterate_in_asyncio(stream: Stream, messages: int, take: Take) -> None:
-    async def iterate() -> None:
-        left = messages
-        async for message in stream:
-            take(message.payload)
-            left -= 1
-            if not left:
-                return
-
-    asyncio.run(iterate())
 
 
 def digest_of(load: Load, prefix: bytes = b"") -> int:
@@ -247,45 +178,12 @@ def _late_batches(subscriber: Subscriber, order: Order) -> Findings:
     return lambda began: check_late(order.load, began, *map(numpy.concatenate, (seen, dues, firsts)))
 
 
-def _stages(subscriber: Subscriber, order: Order) -> Findings:
-    """Measure the median µs of messages in each stage, with a Python call per block."""
-    load = order.load
-    dues: list[NDArray[numpy.int64]] = [numpy.empty(0, numpy.int64)]
-    passed: list[tuple[int, int, int, int]] = []
-
-    @subscriber.on_batch(b"")
-    def note(batch: Batch) -> None:
-        passed.append((batch.ts_out, batch.ts_recv, time.time_ns(), len(batch)))
-        dues.append(batch.ts_event.copy())
-
-    def check(_began: int) -> dict[str, Any]:
-        due = numpy.concatenate(dues)
-        expect("messages lost", load.messages - len(due), 0)
-        *times, counts = numpy.array(passed, numpy.int64).T
-        sent, received, called = (numpy.repeat(time, counts) for time in times)
-        stages = {
-            "due until its block is sent": sent - due,
-            "sent until received: two I/O threads, TCP": received - sent,
-            "received until the callback: slice thread to worker": called - received,
-        }
-        return {
-            "ended": int(called[-1]),
-            "stages": {name: float(numpy.median(spent)) / 1e3 for name, spent in stages.items()},
-        }
-
-    return check
-
-
 FORMS: Final[dict[Form, Callable[[Subscriber, Order], Findings]]] = {
     "compiled": compiled,
     "batch": batch,
     "each": each,
     "digest": _digest,
-    "stream": _from_stream(_iterate),
-    "stream of batches": _from_stream(_iterate_batches, batches=True),
-    "stream in asyncio": _from_stream(_iterate_in_asyncio),
     "late": _late,
     "late compiled": _late_compiled,
     "late batches": _late_batches,
-    "stages": _stages,
 }

@@ -9,13 +9,15 @@ from typing import Any, Final
 import msgspec
 import numpy
 
-from bench.processes.acknowledged import PAYLOAD_BYTES
 from bench.processes.child import answer, orders
 from bench.processes.pair import Order
 from bench.workload.captures import calls_of
 from bench.workload.load import LEAD_NS, Load, column_rows, due_ns, many, singles, when_due
+from bench.workload.messages import PAYLOAD_BYTES
 from blackbox import Feed, Hub, HubClient
 from blackbox.block.form.format import HEADER_BYTES
+from blackbox.services.hub.pair.paired_hub import PairedHub
+from blackbox.services.hub.pair.protocol import Pair as PairOfHubs
 
 _COLUMNS: Final = 10_000
 """Messages per call of `put_many`."""
@@ -35,6 +37,13 @@ def serve(feed: Any, directory: str, peers: Any = ()) -> None:
             )
 
 
+def serve_pair(feed: Any, directory: str, pair: Any) -> None:
+    """Run a hub of a pair; answer each order with its stored puts."""
+    with PairedHub(msgspec.convert(feed, Feed), directory, pair=msgspec.convert(pair, PairOfHubs)) as hub:
+        for _ in orders():
+            answer(stored=hub.statistics().stored)
+
+
 def send(feed: Any) -> None:
     """Put the ordered load in columns or, at a rate, one by one; answer once the hub has acknowledged all."""
     with HubClient(msgspec.convert(feed, Feed)) as client:
@@ -42,11 +51,10 @@ def send(feed: Any) -> None:
             load = msgspec.convert(said, Order).load
             before = time.process_time()
             began = _send_singly(client, load) if load.rate else _send_columns(client, load)
-            ended = time.time_ns()
             client.flush()
             client.published_count(60.0)  # answered once all earlier puts are published
             cpu_s = None if load.rate else time.process_time() - before
-            answer(began=began, ended=ended, flushed=time.time_ns(), cpu_s=cpu_s)
+            answer(began=began, cpu_s=cpu_s)
 
 
 def _send_columns(client: HubClient, load: Load) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
-from bench.measure.contest import Figure, Lost, Overloaded, Spent
+from bench.measure.contest import Contest, Figure, Lost, Overloaded, Spent
 from bench.measure.cost import cpu_seconds, wire_bytes
 from bench.processes.child import Child, Ended
 from bench.workload.load import Load
@@ -25,9 +25,7 @@ _LEAST_REACHED: Final = 0.9
 """Minimum fraction of the rate that a valid run reaches."""
 
 Form = Literal[
-    "compiled", "batch", "each", "digest", "nothing", "blocks", "messages",
-    "stream", "stream of batches", "stream in asyncio",
-    "late", "late compiled", "late batches", "stages",
+    "compiled", "batch", "each", "digest", "nothing", "blocks", "messages", "late", "late compiled", "late batches",
 ]  # fmt: skip
 """Work of a receiver: see `bench.processes.forms` and `bench.rivals.plain_pyzmq`."""
 
@@ -56,10 +54,6 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
     began: int
     """Time before the first call, unix ns."""
-    ended: int = 0
-    """Time after the last call, unix ns; some messages may not be handed to the transport yet."""
-    flushed: int = 0
-    """Time when all messages were handed to the transport, unix ns."""
     cpu_s: float | None = None
 
 
@@ -78,11 +72,8 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     """Messages missing in a paced run."""
     late_us: dict[str, float] = {}
     """Percentiles of the time since a message was due."""
-    stages: dict[str, float] = {}
     has_terminated: bool = False
     """True if the slow-subscriber policy ended it."""
-    blocks: int = 0
-    stored_bytes: int = 0
 
 
 def play(sender: Child, receivers: Sequence[Child], orders: Sequence[Order]) -> tuple[Sent, list[Heard]]:
@@ -157,14 +148,15 @@ class Pair:
         spent = Spent(sent_s, self.heard.cpu_s, crossed if crossed > load.messages else None, load.messages)
         return Figure(self.heard.messages * 1e3 / max(1, self.heard.ended - self.sent.began), spent)
 
-    def late(self, load: Load, work: Work) -> tuple[dict[str, float], Figure]:
-        """Return the percentiles of a paced run that lost nothing, µs, and its rate. Raises Lost, or Overloaded."""
+    def late(self, contest: Contest, name: str, load: Load, work: Work, percentile: str = "p50") -> Figure:
+        """Keep the percentiles of a paced run that lost nothing; return one of them, µs. Raises Lost, or Overloaded."""
         figure = self.round(load, work)
         if self.heard.missed:
             raise Lost(f"messages lost was {self.heard.missed:,}, expected 0")
         if figure.value * 1e6 < _LEAST_REACHED * load.rate:
             raise Overloaded(f"overloaded: reached {figure.value * 1e6:,.0f} of {load.rate:,} messages/s")
-        return self.heard.late_us, figure
+        contest.percentiles(name, self.heard.late_us)
+        return Figure(self.heard.late_us[percentile], figure.spent)
 
     def _served_s(self) -> float:
         return cpu_seconds(self._server) if self._server else 0.0

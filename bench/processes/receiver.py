@@ -89,7 +89,7 @@ def _receive(order: Order, told: Iterator[Any]) -> Heard:
     if not load.rate:
         expect("gaps, dropped, malformed", (received.gaps, delivery.dropped, received.malformed), (0, 0, 0))
     found = {"ended": ended, "messages": load.messages, **findings(began)}
-    return Heard(cpu_s=cpu_s, has_terminated=has_terminated, blocks=received.blocks, **found)
+    return Heard(cpu_s=cpu_s, has_terminated=has_terminated, **found)
 
 
 def _end(subscriber: Subscriber, work: Work) -> bool:

@@ -18,55 +18,41 @@ from bench.processes.pair import Heard, Order, Work
 from bench.workload.recorded import wait_until_recorded
 from blackbox import Recorder, Recording, Subscriber
 
-EARLIER = "2020-01-02"
-_LOOK_S = {True: 0.1, False: 0.001}
-"""Polling interval of the recorder for paced and other runs; in paced runs its CPU time is the figure."""
+_LOOK_S = 0.001
 
 
-def receive(directory: str, fsync: Any = "interval", before: str = "") -> None:
-    """Record the ordered runs into `directory`; read each back after timing, and remove it.
-
-    If the feed has an archive, serve it there, with the day `before` as an earlier one.
-    """
+def receive(directory: str) -> None:
+    """Record the ordered runs into `directory`; read each back after timing, and remove it."""
     told = orders()
     for said in told:
         try:
-            heard = _record(msgspec.convert(said, Order), told, directory, fsync, before)
+            heard = _record(msgspec.convert(said, Order), told, directory)
         except Lost as lost:
             heard = Heard(lost=str(lost))
         answer(**msgspec.structs.asdict(heard))
 
 
-def _record(order: Order, told: Iterator[Any], directory: str, fsync: Any, before: str) -> Heard:
+def _record(order: Order, told: Iterator[Any], directory: str) -> Heard:
     load = order.load
     assert load.feed is not None
     with TemporaryDirectory(dir=directory) as place:
-        recorder = Recorder(load.feed, place, fsync=fsync, serve=bool(load.feed.archives))
-        if before and load.feed.archives:
-            recorder.directory.mkdir()
-            (recorder.directory / EARLIER).symlink_to(before)
+        recorder = Recorder(load.feed, place)
         try:
             with recorder:
                 began_s = cpu_seconds()
                 answer()
-                wait_until_recorded(recorder, load.messages, every_s=_LOOK_S[bool(load.rate)])
+                wait_until_recorded(recorder, load.messages, every_s=_LOOK_S)
                 ended, cpu_s = time.time_ns(), cpu_seconds() - began_s
         finally:
             next(told)
         statistics = recorder.statistics()
-        (day,) = (path for path in Path(recorder.directory).iterdir() if path.is_dir() and path.name != EARLIER)
+        (day,) = (path for path in Path(recorder.directory).iterdir() if path.is_dir())
         found = (statistics.messages, statistics.lost, statistics.received.gaps)
         expect("messages recorded, lost, missing", found, (load.messages, 0, 0))
         recording = Recording.open(day)
         expect("damage and gaps in the journals", recording.examine()[:2], ([], []))
         _replay(recording, msgspec.structs.replace(order, work=Work(form="compiled")))
-    return Heard(
-        ended=ended,
-        cpu_s=cpu_s,
-        messages=load.messages,
-        blocks=statistics.blocks,
-        stored_bytes=statistics.stored_bytes,
-    )
+    return Heard(ended=ended, cpu_s=cpu_s, messages=load.messages)
 
 
 def _replay(recording: Recording, order: Order) -> None:

@@ -59,16 +59,5 @@ def keep(feed: Any) -> None:
     subscriber.terminate()
 
 
-def apply() -> None:
-    """Copy the payloads of the updates to their rows, without any messaging."""
-    for order in orders():
-        rows = numpy.full((order["updates"], PAYLOAD_BYTES), 1, numpy.uint8)
-        kept = numpy.zeros((order["topics"], PAYLOAD_BYTES), numpy.uint8)
-        began = time.perf_counter()
-        for start in range(0, len(rows), order["topics"]):
-            kept[:] = rows[start : start + order["topics"]]
-        answer(seconds=time.perf_counter() - began)
-
-
 def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4_096

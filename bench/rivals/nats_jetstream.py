@@ -1,8 +1,7 @@
 """NATS JetStream with file storage: one stream for all topics, a real nats-server, nats-py on uvloop.
 
 Settings: publish_async with at most 10,000 unacknowledged. The server syncs its files every 2 minutes, its default; our
-recorder syncs every second. Replay: an ordered push consumer of the whole stream, without acknowledgements or pending
-limits.
+recorder syncs every second.
 """
 
 from __future__ import annotations
@@ -15,25 +14,18 @@ from typing import Any
 
 import nats
 import uvloop
-from nats.js.api import AckPolicy, ConsumerConfig
 
-from bench.processes.acknowledged import PAYLOAD_BYTES
 from bench.processes.child import answer, orders
 from bench.rivals.runs import Runs, expect_stored
 from bench.workload.load import POOL, topics_and_data
-from bench.workload.tally import Tally
+from bench.workload.messages import PAYLOAD_BYTES
 
 STREAM = "day"
 _UNACKNOWLEDGED = 10_000
-_BATCH = 1_000
 
 
 def record(address: str) -> None:
     uvloop.run(_record(address))
-
-
-def replay(address: str) -> None:
-    uvloop.run(_replay(address))
 
 
 async def _open_stream(address: str) -> tuple[Any, Any]:
@@ -57,19 +49,6 @@ async def _record(address: str) -> None:
         ended = time.time_ns()
         stored = (await stream.stream_info(STREAM)).state.messages
         runs.verified(began, ended, partial(expect_stored, stored, load.messages))
-    await client.close()
-
-
-def restarted() -> None:
-    """Answer each server address once that server has stored one more message."""
-    for order in orders():
-        uvloop.run(_put_one(order["address"]))
-        answer(at=time.time_ns())
-
-
-async def _put_one(address: str) -> None:
-    client = await nats.connect(address)
-    await client.jetstream().publish("day.AAPL.trade", os.urandom(PAYLOAD_BYTES), timeout=60.0)
     await client.close()
 
 
@@ -114,55 +93,4 @@ async def _give_back(address: str) -> None:
             took.append(time.monotonic_ns() - began)
             await message.ack_sync()
         answer(took=took)
-    await client.close()
-
-
-def consume(address: str) -> None:
-    """Read the stream with a durable consumer; acknowledge each batch."""
-    uvloop.run(_consume(address))
-
-
-async def _consume(address: str) -> None:
-    client, stream = await _open_stream(address)
-    told, stored = orders(), 0
-    while (order := await asyncio.to_thread(next, told, None)) is not None:
-        while stored < order["messages"]:
-            await stream.publish_async("day.AAPL.trade", bytes(PAYLOAD_BYTES))
-            stored += 1
-        await stream.publish_async_completed()
-        settings = ConsumerConfig(ack_policy=AckPolicy.ALL, max_ack_pending=-1)
-        consumer = await stream.pull_subscribe("day.>", durable="strategy", stream=STREAM, config=settings)
-        messages, began = 0, time.perf_counter()
-        while messages < order["messages"]:
-            batch = await consumer.fetch(_BATCH, timeout=10)
-            messages += len(batch)
-            await batch[-1].ack_sync()
-        seconds = time.perf_counter() - began
-        reached = (await consumer.consumer_info()).ack_floor.stream_seq
-        answer(seconds=seconds, messages=messages, reached=reached)
-        await stream.delete_consumer(STREAM, "strategy")
-    await client.close()
-
-
-async def _replay(address: str) -> None:
-    client = await nats.connect(address)
-    stream = client.jetstream()
-    done = asyncio.Event()
-    tally = Tally(done.set)
-    skip = len("day.")
-
-    async def take(message: Any) -> None:
-        tally.count(message.subject[skip:], message.data)
-
-    runs = Runs()
-    while (load := await asyncio.to_thread(runs.next)) is not None:
-        done.clear()
-        tally.begin(load.messages)
-        began = time.time_ns()
-        subscription = await stream.subscribe(
-            "day.>", stream=STREAM, ordered_consumer=True, cb=take, pending_msgs_limit=0, pending_bytes_limit=0
-        )
-        await done.wait()
-        runs.done(began, tally.ended, tally.state())
-        await subscription.unsubscribe()
     await client.close()

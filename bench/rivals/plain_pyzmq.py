@@ -6,19 +6,16 @@ run, so the publisher never waits. Blocks use 8, like ours, because more would n
 
     "messages"  f(topic, data)    "nothing"  recv() alone       "late"  recv() and its time; may be slow
     "blocks"    f(block)          "digest"   f(frame): digest of a byte of each
-    "asyncio"   "digest" with zmq.asyncio, which awaits recv_multipart() for each
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import zmq
-import zmq.asyncio
 
 from bench.measure.contest import expect
 from bench.processes.child import has_order
@@ -75,7 +72,6 @@ def receive(address: str, form: str = "messages", mark: int = 0, drops: bool = F
         "blocks": _receive_blocks,
         "nothing": partial(_receive_frames, form=form),
         "digest": partial(_receive_frames, form=form),
-        "asyncio": partial(_receive_frames, form=form),
         "late": _receive_late,
     }
     runs = Runs()
@@ -109,26 +105,11 @@ def _receive_frames(socket: zmq.Socket[bytes], runs: Runs, load: Load, form: str
     receive, last, so_far = socket.recv, b"", 0
     digest_at = len(b"S0000.trade ") + TIME_BYTES + 8
 
-    def count(frame: bytes) -> None:
-        nonlocal so_far
-        so_far = (so_far * DIGEST_FACTOR + frame[digest_at]) & DIGEST_MASK
-
-    async def receive_in_asyncio() -> None:
-        nonlocal last
-        receive = zmq.asyncio.Socket.from_socket(socket).recv_multipart
-        async with asyncio.timeout(_TIMEOUT_MS / 1e3):
-            for _ in range(load.messages):
-                (last,) = await receive()
-                count(last)
-
-    with suppress(zmq.Again, TimeoutError):
-        if form == "asyncio":
-            socket.rcvtimeo = -1  # otherwise each receive sets a timer
-            asyncio.run(receive_in_asyncio())
-        elif form == "digest":
+    with suppress(zmq.Again):
+        if form == "digest":
             for _ in range(load.messages):
                 last = receive()
-                count(last)
+                so_far = (so_far * DIGEST_FACTOR + last[digest_at]) & DIGEST_MASK
         else:
             for _ in range(load.messages):
                 last = receive()

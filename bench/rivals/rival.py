@@ -1,99 +1,64 @@
-"""Rivals in the contests of messaging and storage: how they start and their promises."""
+"""Rivals in the contests of messaging and storage: how they start, and are skipped if they cannot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final
 
 from bench.measure.contest import Contest
-from bench.processes.child import Ended
-from bench.processes.pair import Pair, Single
-from bench.rivals.servers import Missing, Server, free_port
-from bench.workload.load import Load
-
-if TYPE_CHECKING:
-    from bench.measure.contest import Figure
+from bench.processes.child import Child, Ended
+from bench.processes.pair import Pair
+from bench.rivals.servers import Missing, Server, free_port, nats_server, redis_server
 
 HOLDS: Final = "nothing lost: the server holds the whole run"
+NATS: Final = ("nats-py:nats", "uvloop")
+REDIS: Final = ("redis", "hiredis")
 
 
-class Rival(NamedTuple):
-    """Software that carries messages between processes, or stores them."""
+@contextmanager
+def optional(contest: Contest, name: str, *packages: str) -> Iterator[None]:
+    """Report a rival as skipped if a package is missing, or the block raises Missing or Ended.
 
-    name: str
-    module: str
-    """Module of `bench.rivals` with the functions `publish` and `receive`, or `record` and `replay`."""
-    needs: tuple[str, ...]
-    address: Callable[[], str]
-    """Makes an address for rivals without a server."""
-    promise: str
-    """Promise for single messages; with blocks, the publisher waits or the server holds them."""
-    messages: int
-    """Single or stored messages of a round; 0: not in that contest."""
-    more: int = 0
-    """Messages of a round in blocks, or replayed; 0: not in that contest."""
-    server: Callable[[], Server] | None = None
-    arguments: Mapping[str, Any] = MappingProxyType({})
-    is_local: bool = False
-    """True if it cannot reach other hosts."""
-
-    def start(
-        self, contest: Contest, stack: ExitStack, begin: Callable[[Mapping[str, Any]], Pair | Single]
-    ) -> Started | None:
-        """Start its server and processes until the stack closes; if unavailable, report it as skipped and return None.
-
-        `begin` starts the processes from their arguments.
-        """
-        try:
-            need(*self.needs)
-            server = stack.enter_context(self.server()) if self.server else None
-            address = {"address": server.url, "server_pid": server.pid} if server else {"address": self.address()}
-            contender = started(stack, lambda: begin({**address, **self.arguments}))
-        except Missing as why:
-            contest.skip(self.name, str(why))
-            return None
-        return Started(f"{self.name} {server.version}" if server else self.name, contender, server)
-
-
-class Started(NamedTuple):
-    """A running rival."""
-
-    name: str
-    """Name with the server's version."""
-    contender: Pair | Single
-    server: Server | None
-
-    def rounds(self, messages: int) -> Callable[[], Figure]:
-        """Return the contender of a contest."""
-        return lambda: self.contender.round(Load(messages=messages))
-
-
-def started(stack: ExitStack, begin: Callable[[], Pair | Single]) -> Pair | Single:
-    """Start a rival's processes until the stack closes. Raises Missing if one ends at once."""
+    Names of packages are pip's, with the module if it differs (`redis`, `nats-py:nats`).
+    """
     try:
-        contender = begin()
-    except Ended as ended:
-        raise Missing(str(ended)) from None
-    stack.push(contender.__exit__)
-    return contender
+        for package in packages:
+            needed, _, module = package.partition(":")
+            if find_spec(module or needed) is None:
+                raise Missing(f"{needed} is not installed (extra `bench`: pip install {needed})")
+        yield
+    except (Missing, Ended) as why:
+        contest.skip(name, str(why))
 
 
-def need(*packages: str) -> None:
-    """Raise Missing unless these packages can be imported; names are pip's (`redis`, `eclipse-zenoh:zenoh`)."""
-    for package in packages:
-        name, _, module = package.partition(":")
-        if find_spec(module or name) is None:
-            raise Missing(f"{name} is not installed (extra `bench`: pip install {name})")
+def enter(stack: ExitStack, server: Callable[[], Server], function: str, **arguments: Any) -> tuple[Server, Child]:
+    """Start a server, and a child process that runs `function` with its address."""
+    started = stack.enter_context(server())
+    return started, stack.enter_context(Child(f"bench.rivals.{function}", address=started.url, **arguments))
+
+
+def enter_nats(stack: ExitStack, form: str) -> tuple[str, Pair]:
+    """Start a nats-server, a publisher and a subscriber of core NATS. Return the server's name."""
+    server = stack.enter_context(nats_server())
+    pair = Pair.rival("plain_nats", address=server.url, form=form, server_pid=server.pid)
+    return f"nats-py, nats-server {server.version}", stack.enter_context(pair)
+
+
+def jetstream(place: Path, sync: str = "2m") -> Server:
+    """Start a NATS server with JetStream in `place`, which syncs its files at this interval, or `always`."""
+    settings = place / "nats.conf"
+    settings.write_text(f'jetstream {{ store_dir: "{place / "nats"}", sync_interval: {sync} }}')
+    return nats_server("-c", str(settings))
+
+
+def redis_stored(sync: str = "everysec") -> Server:
+    """Start a Redis that writes an append-only file and syncs it `everysec` or `always`."""
+    return redis_server("--appendonly", "yes", "--appendfsync", sync)
 
 
 def tcp() -> str:
     """Return a free address."""
     return f"tcp://127.0.0.1:{free_port()}"
-
-
-def tcp_slash() -> str:
-    """Return a free address in Zenoh's notation."""
-    return f"tcp/127.0.0.1:{free_port()}"

@@ -48,7 +48,7 @@ class Runs:
         paced = self.order.load.rate
         # A pacer spins until a message is due, so its CPU time is meaningless.
         cpu_s = None if paced else time.process_time() - self._before_s
-        answer(began=began, ended=time.time_ns(), cpu_s=cpu_s)
+        answer(began=began, cpu_s=cpu_s)
 
     def receiving(self) -> None:
         """Report that the publisher may start."""

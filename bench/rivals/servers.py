@@ -32,7 +32,7 @@ class Missing(Exception):  # noqa: N818  # describes the machine; the benchmark 
 
 
 class Server:
-    """A server that accepts connections, with `url`, `pid`, `version` and its start time `began_ns`.
+    """A server that accepts connections, with `url`, `pid` and `version`.
 
     Raises:
         Missing: The program was not found or did not start.
@@ -44,7 +44,6 @@ class Server:
         scheme = program.removesuffix("-server")
         self.url = f"{scheme}://127.0.0.1:{self.port}"
         options = tuple(option.format(port=self.port, data="{data}") for option in options)
-        self.began_ns = time.time_ns()
         self._guard = subprocess.Popen(
             [sys.executable, __file__, path, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -60,16 +59,11 @@ class Server:
         if not started:
             raise Missing(f"{path} could not be run")
         self.pid = int(started)
-        self.data = Path(self._guard.stdout.readline().strip())
         deadline = time.monotonic() + _START_S
         while not _accepts(self.port):
             if self._guard.poll() is not None or time.monotonic() > deadline:
                 raise Missing(f"{path} did not accept connections within {_START_S:.0f} s")
             time.sleep(0.02)
-
-    def stored_bytes(self) -> int:
-        """Return the bytes of its files."""
-        return sum(path.stat().st_size for path in self.data.rglob("*") if path.is_file())
 
     def close(self) -> None:
         """End the server and remove its data."""
@@ -143,7 +137,7 @@ def _guard() -> None:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        print(process.pid, data, sep="\n", flush=True)
+        print(process.pid, flush=True)
         sys.stdin.read()
         process.terminate()
         try:

@@ -2,7 +2,6 @@
 
 ours            a recording of these records        topic S0017.trades
 databento       a DBN file of these records         instrument_id 17
-hftbacktest     an array of its events, 64 bytes    ival 17, one asset
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Final
 
 from bench.measure.contest import Lost, expect
 from bench.workload.load import Load, column_rows
+from bench.workload.messages import TOPICS
 from blackbox import Feed, Publisher, Recorder, Recording
 
 _TIMEOUT_S: Final = 60.0
@@ -49,10 +50,10 @@ def record(
 
 
 @cache
-def recording_of(messages: int, slices: int = 2) -> Path:
+def recording_of(messages: int, slices: int = 2, topics: int = TOPICS) -> Path:
     """Return the day's directory of a recording of `messages` messages; cached."""
-    feed = Feed.local(f"bench-{messages}-{slices}", slices=slices)
-    return record(feed, messages, partial(publish_columns, Load(messages=messages)))
+    feed = Feed.local(f"bench-{messages}-{slices}-{topics}", slices=slices)
+    return record(feed, messages, partial(publish_columns, Load(messages=messages, topics=topics)))
 
 
 def publish_columns(load: Load, publisher: Publisher) -> None:
@@ -71,15 +72,6 @@ def open_recording(messages: int) -> Recording:
 def journals(day: Path) -> list[Path]:
     """Return all journal files of a day."""
     return sorted(day.glob("slice-*/*.journal"))
-
-
-def drop_page_cache(day: Path) -> None:
-    """Drop a day's journals from the page cache."""
-    for path in journals(day):
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
 
 
 def read_whole(day: Path) -> int:
