@@ -96,7 +96,7 @@ bench: $(BENCH)/.ready-bench  ## compare every figure with its rivals, in 45 min
 	        if [ -s $$kept ]; then mv $$kept "$(notdir $(FILE))"; echo "saved $$kept as $(FILE)"; break; fi; \
 	    done; rm -f partial.json; exit $$status
 
-report: $(BENCH)/.ready-bench  ## write docs/performance.md, all tables and charts, from the last whole run [FILE=run.json: a page next to it]
+report: $(BENCH)/.ready-bench  ## write docs/performance.md and all tables from the last whole run [FILE=run.json: a page next to it]
 	@$(BENCH)/bin/python -m bench.report.page "$(FILE)" $(if $(filter %/latest.json,$(FILE)),docs/performance.md,"$(FILE:.json=.md)")
 
 bench-check: $(VENV)/.ready-check  ## compare each step of the hot path with bench/baseline.json [WRITE=1]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from bench.measure.results import Bound, Result, Row, Run
+from bench.measure.results import Result, Row, Run
 from bench.report.markdown import number, times
 
 AHEAD: Final = 1.2
 """Smallest ratio at which a rival or limit is listed as ahead of ours."""
 _LISTED: Final = ("p99", "p99.9", "p99.99")
 """Percentiles listed as ahead: the median usually is the contest's figure, and the maximum is noise."""
-_FIRST: Final = ("limits", "delivery", "messages", "publish", "latency")
+_FIRST: Final = ("delivery", "messages", "latency")
 """First files of the pages; the others follow by name."""
 
 
@@ -32,30 +32,17 @@ class Pair(NamedTuple):
     figures: str
 
 
-def pairs(run: Run, result: Result) -> Iterator[Pair]:
+def pairs(result: Result) -> Iterator[Pair]:
     for row in result.rows:
         for other in row.against:
             figures = f"{number(row.median)} against {number(other.median)} {result.unit}"
             yield Pair(row.kind, row.label, other.versus, other.ahead, figures)
-    for bound in result.bounds:
-        value = bound_of(run, bound)
-        for row in result.rows:
-            if row.kind == "ours" and value and row.median:
-                ratio = value / row.median if result.lower else row.median / value
-                figures = f"{number(value)} against {number(row.median)} {result.unit}, of the medians"
-                yield Pair("limit", bound.name, row.label, ratio, figures)
     for each in result.percentiles:
         for beside in each.against:
             for name, ahead in beside.ahead.items():
                 if name in _LISTED:
                     figures = f"{number(each.median[name])} against {number(beside.median[name])} {each.unit}"
                     yield Pair(each.kind, f"{each.name}, {name}", beside.versus, ahead, figures)
-
-
-def bound_of(run: Run, bound: Bound) -> float | None:
-    """Return a physical limit in the unit of a contest: GB/s divided by the bytes of a message, or unchanged."""
-    value = run.limit(bound.name)
-    return value if value is None or not bound.bytes_each else value * 1e3 / bound.bytes_each
 
 
 def ratio_text(row: Row) -> str:

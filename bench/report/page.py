@@ -1,7 +1,7 @@
 """The pages of a run: `python -m bench.report.page .benchmarks/latest.json docs/performance.md`.
 
-    make bench ──> .benchmarks/latest.json ──> docs/performance.md               summary: ahead, behind and why, limits
-                                               docs/performance/tables.md, *.svg everything
+    make bench ──> .benchmarks/latest.json ──> docs/performance.md and its *.svg  summary: ahead, behind and why, limits
+                                               docs/performance/tables.md         everything
 
 Every figure comes from the JSON; the text here explains how to read them.
 """
@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 from bench.measure.results import Kind, Result, Run, read
 from bench.report import charts
 from bench.report.compare import Pair, in_order, pairs
-from bench.report.markdown import anchor, table, times
-from bench.report.pictures import pictures
+from bench.report.markdown import anchor, number, table, times
 from bench.report.tables import ended_early, machine_of, tables
 from bench.report.words import ASKED, WHY
 
@@ -53,7 +52,7 @@ class _Headline(NamedTuple):
         """A bar as long as the larger of the two ratios."""
         far = max(self.ahead, 1 / self.ahead)
         colour = charts.COLOUR["ours" if self.ahead >= 1 else self.pair.kind]
-        return charts.Bar(f"{self.asked}: {self.pair.name}", colour, far, far, far, times(far), "")
+        return charts.Bar(f"{self.asked}: {self.pair.name}", colour, far, times(far))
 
 
 def write(run: Run, page: Path) -> None:
@@ -63,9 +62,6 @@ def write(run: Run, page: Path) -> None:
     for old in place.glob("*.svg"):
         if old.name != "profile.svg":
             old.unlink()
-    for result in run.results:
-        for name, svg in pictures(run, result):
-            (place / f"{name}.svg").write_text(svg, encoding="utf-8")
     _write_lines(place / "tables.md", tables(run, page.name))
     _write_lines(page, summary(run, place, (place / "profile.md").exists()))
 
@@ -93,7 +89,7 @@ def summary(run: Run, place: Path, has_profile: bool = False) -> Iterator[str]:
     ):
         if not lines:
             continue
-        svg = charts.bars(title, told, [line.bar for line in lines], by_powers=True)
+        svg = charts.bars(title, told, [line.bar for line in lines])
         (place / f"{name}.svg").write_text(svg, encoding="utf-8")
         yield from (f"## {title}", "")
         if name == "limits":
@@ -101,6 +97,7 @@ def summary(run: Run, place: Path, has_profile: bool = False) -> Iterator[str]:
         yield from (f"![{title}]({place.name}/{name}.svg)", "")
         if name != "limits":
             yield from _table(lines, all_tables, name)
+    yield from _large_day(run)
     yield from _notes(run, all_tables)
 
 
@@ -108,9 +105,9 @@ def _headlines(run: Run, kind: Kind) -> list[_Headline]:
     """Return each contest's strongest rival or nearest limit; contests of limits alone have none."""
     found = []
     for result in in_order(run):
-        rows = {row.label for row in result.rows} | {bound.name for bound in result.bounds}
+        rows = {row.label for row in result.rows}
         best: dict[str, tuple[float, Pair]] = {}
-        for pair in pairs(run, result):  # of several of ours, the best counts
+        for pair in pairs(result):  # of several of ours, the best counts
             if pair.kind == kind and pair.name in rows and pair.ahead and pair.ahead > best.get(pair.name, (0,))[0]:
                 best[pair.name] = pair.ahead, pair
         if best:
@@ -152,6 +149,20 @@ def _overlap(line: _Headline) -> bool:
     if mine is None or other is None or mine.median is None or other.median is None:
         return False
     return (mine.low or 0) <= other.median <= (mine.high or 0) and (other.low or 0) <= mine.median <= (other.high or 0)
+
+
+def _large_day(run: Run) -> Iterator[str]:
+    """Yield the table of the contest of a large day."""
+    for result in run.results:
+        if result.file == "days":
+            shown = {note.name: note.value for note in result.shown}
+            more = "M messages/s", "peak memory"
+            rows = [
+                [row.name, number(row.median), *(shown.get(f"{row.name}: {each}", "") for each in more)]
+                for row in result.rows
+            ]
+            yield from (f"## {result.title}", "")
+            yield from table(["", "rate at its end / beginning", *more], rows)
 
 
 def _notes(run: Run, all_tables: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Every figure of a run: each contest's topology, charts and tables."""
+"""Every figure of a run: each contest's topology and tables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from bench.measure.results import Result, Row, Run
-from bench.report.compare import AHEAD, bound_of, in_order, pairs, ratio_text
+from bench.report.compare import AHEAD, in_order, pairs, ratio_text
 from bench.report.markdown import anchor, number, table, times
-from bench.report.pictures import pictures
 
 _INTRODUCTION: Final = """\
 All contests of one run, every contender and its rivals in turn (A B C A B C …). [performance.md](../{page}) has a
@@ -21,7 +20,7 @@ because a shared machine drifts from round to round. Above 1, ours is better by 
 ahead."""
 _BEHIND: Final = """\
 Limits do none of the work of ours, and nothing can exceed them; the list shows the distance. Percentiles are compared
-from p99 upwards. Physical limits are measured in their own contest and compared by medians."""
+from p99 upwards."""
 _COSTS: Final = {
     "publisher_cpu_s": "publisher and any server, CPU s",
     "subscriber_cpu_s": "subscriber, CPU s",
@@ -44,7 +43,7 @@ def tables(run: Run, page: str) -> Iterator[str]:
             section = result.file
             yield from (f"## {section.replace('_', ' ').capitalize()}", "")
             yield from _drawing(result.topology)
-        yield from _contest(run, result)
+        yield from _contest(result)
 
 
 def machine_of(run: Run) -> Iterator[str]:
@@ -74,7 +73,7 @@ def _behind(run: Run) -> Iterator[str]:
         made = [
             [times(1 / pair.ahead), pair.name, pair.versus, pair.figures, link(result)]
             for result in run.results
-            for pair in pairs(run, result)
+            for pair in pairs(result)
             if pair.kind == kind and pair.ahead and pair.ahead < 1 / AHEAD
         ]
         yield from (f"{title}:" if made else f"{title}: none.", "")
@@ -111,15 +110,13 @@ def _drawing(topology: str) -> Iterator[str]:
         yield from ("```text", topology.strip("\n"), "```", "")
 
 
-def _contest(run: Run, result: Result) -> Iterator[str]:
+def _contest(result: Result) -> Iterator[str]:
     better = "lower is better" if result.lower else "higher is better"
     yield from (f"### {result.title}", "", f"{result.unit[:1].upper()}{result.unit[1:]}, {better}.", "")
-    for name, _ in pictures(run, result):
-        yield from (f"![{name.replace('-', ' ')}]({name}.svg)", "")
     if result.series:
         yield from _axis_table(result)
     if result.singles:
-        yield from _rows_table(run, result)
+        yield from _rows_table(result)
     yield from _cost_table(result)
     if result.percentiles:
         names = sorted({name for each in result.percentiles for name in each.median}, key=lambda name: float(name[1:]))
@@ -129,7 +126,7 @@ def _contest(run: Run, result: Result) -> Iterator[str]:
         yield from table(["", ""], [[note.name, note.value] for note in result.shown])
 
 
-def _rows_table(run: Run, result: Result) -> Iterator[str]:
+def _rows_table(result: Result) -> Iterator[str]:
     rounds = max(len(row.values) for row in result.rows)
     promises = any(row.promise for row in result.singles)
     compared = any(ratio_text(row) for row in result.singles)
@@ -139,12 +136,6 @@ def _rows_table(run: Run, result: Result) -> Iterator[str]:
         spread = f"{number(row.low)} to {number(row.high)}" if row.median is not None else "no median"
         cells = [_named(row), *([ratio_text(row)] * compared), number(row.median), spread + few]
         made.append([*cells, row.promise] if promises else cells)
-    for bound in result.bounds:
-        value = bound_of(run, bound)
-        if value is not None:
-            made.append(
-                [f"*{bound.name}, in this unit*", *[""] * compared, number(value), "see limits", *[""] * promises]
-            )
     head = ["", *["ours is"] * compared, f"median, {result.unit}", f"range of {rounds} rounds", *["promise"] * promises]
     yield from table(head, made)
 
