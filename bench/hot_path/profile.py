@@ -1,148 +1,111 @@
 """Profile the hot path by step and thread: `python -m bench.hot_path.profile docs/performance/profile.md`.
 
-    bench.hot_path.profile_load ──perf, or py-spy──> stacks of each thread ──┐
-             └────────── CPU time of each thread ───────────────────┴─> profile.svg, profile.md
+    publish_many() ==ring==> sender ==> PUB, I/O thread ==TCP==> SUB, I/O thread | slice thread: compiled callbacks
 
-perf also sees libzmq's threads and the kernel, as root or with kernel.perf_event_paranoid at most 1; with 2 it does not
-see the kernel. Without perf, py-spy (from pip, needs no privileges because it starts the process) sees only Python's
-threads; the cost of the others is still known from the scheduler.
+Publisher and subscriber run in one process, so that one profile has the whole path. The scheduler knows the CPU time of
+each thread; py-spy draws the flame graph.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-from bench.hot_path.flames import Stacks, flames
+import numpy
+
+from bench.bench_delivery import PREFIXES
 from bench.hot_path.kernels import Kernel, Subject
-from bench.hot_path.profile_load import CALLER
 from bench.measure.machine import describe
+from bench.processes.receiver import FOREVER_NS, wait_for
 from bench.report.markdown import number, table
+from bench.workload.messages import POOL_MESSAGES, TOPICS, make_pool
+from bench.workload.tally import count_compiled
+from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 
-SECONDS: Final = 4
-_ROOT: Final = Path(__file__).resolve().parents[2]
-_RATE: Final = 299
+_SECONDS: Final = 4.0
 _TIMEOUT_S: Final = 240
 _TRIES: Final = 40
 _LEAST_NS: Final = 0.05
-_DEEPEST: Final = 10
-_EVERYWHERE: Final = ("entry_SYSCALL", "do_syscall", "__x64_sys_", "__sys_", "asm_", "sysvec_")
-"""Frames of kernel entry, which are in every stack."""
-_WAITING: Final = ("poll (", "__poll (", "sem_", "pthread_cond", "clock_nanosleep", "select (")
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_TASKS: Final = Path("/proc/self/task")
 _STEPS: Final = {
-    "encode": "publisher's caller and line",
+    "encode": "publisher's caller and sender",
     "check": "slice",
     "order": "slice",
     "match": "slice",
     "group": "slice",
-    "hand over": "slice and workers",
-    "callback": "workers",
+    "callback": "slice",
+    "hand over": "slice and workers, for Python callbacks",
 }
-_Sample = tuple[str, tuple[str, ...]]
-"""A thread and its frames, outermost first."""
 
 
-def perf_samples(load: list[str], place: Path) -> list[_Sample]:
-    """Return perf's samples of the load; empty if perf is missing or not permitted."""
-    data, told = place / "perf.data", place / "told.json"
-    recorder = ["perf", "record", "-q", "-k", "mono", "-e", "cpu-clock", "-F", str(_RATE), "--call-graph", "dwarf,8192"]
-    if shutil.which("perf") is None or _failed([*recorder, "-o", str(data), "--", *load, str(told)]):
-        return []
-    names = Path(f"/tmp/perf-{json.loads(told.read_text())['pid']}.map")
-    try:
-        script = ["perf", "script", "-i", str(data), "--no-inline", "-F", "comm,tid,time,ip,sym,dso"]
-        done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-    finally:
-        names.unlink(missing_ok=True)
-    return list(of_perf(done.stdout, json.loads(told.read_text())))
+class Profile(NamedTuple):
+    """CPU time of each thread by name, ns per message, and M messages/s."""
+
+    costs: dict[str, float]
+    rate: float
 
 
-def of_perf(script: str, told: dict[str, Any]) -> Iterator[_Sample]:
-    """Yield the samples of perf's script within the time of the load."""
-    for block in script.split("\n\n"):
-        head, *lines = block.strip("\n").split("\n")
-        found = re.match(r".*?\s(\d+)\s+([\d.]+):", head)
-        if found is None or not told["begun"] < float(found[2]) < told["ended"] or found[1] not in told["threads"]:
-            continue
-        name = told["threads"][found[1]][0]
-        yield name, tuple(_merged(_frame(line, name) for line in reversed(lines)))[:_DEEPEST]
+def _tids() -> set[int]:
+    return {int(task.name) for task in _TASKS.iterdir()}
 
 
-def _frame(line: str, thread: str) -> str:
-    found = re.match(r"\s*[0-9a-f]+ (.*) \((.*)\)$", line)
-    symbol, file = (found[1], found[2]) if found else ("?", "")
-    if Path(file).name.startswith(("libpython", "python3")):
-        return "Python"
-    if symbol != "[unknown]":
-        return "" if symbol.startswith(_EVERYWHERE) else symbol
-    if file.endswith(".map") or file in ("//anon", "[unknown]"):
-        return "compiled callback" if "worker" in thread else "compiled code"
-    return re.sub(r"[-.]\S*$", "", Path(file).name)
+def _cpu_ns(tid: int) -> int:
+    return int((_TASKS / str(tid) / "schedstat").read_text().split()[0])
 
 
-def _merged(frames: Iterable[str]) -> Iterator[str]:
-    """Merge consecutive frames of the same name; drop those that start every thread."""
-    last = ""
-    for frame in frames:
-        if frame not in (last, "", "clone3", "start_thread", "?"):
-            yield frame
-            last = frame
+def _names(publishing: set[int], subscribing: set[int]) -> dict[int, str]:
+    """Return each thread's name: Python's, or libzmq's with its side of the connection."""
+    known = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found = {}
+    for tid in _tids():
+        comm = (_TASKS / str(tid) / "comm").read_text().strip()
+        side = "publisher" if tid in publishing else "subscriber" if tid in subscribing else ""
+        name = known.get(tid, f"{side} {'I/O thread' if 'IO' in comm else comm}" if side else comm)
+        found[tid] = "caller of publish_many" if name == "MainThread" else name
+    return found
 
 
-def py_spy_samples(load: list[str], place: Path) -> list[_Sample]:
-    """Return py-spy's samples: Python's threads only, by line."""
-    spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
-    raw, told = place / "raw.txt", place / "told.json"
-    command = [str(spy), "record", "--native", "--threads", "-r", "200", "-f", "raw", "-o", str(raw), "--"]
-    if spy is None or _failed([*command, *load, str(told)]) or not raw.exists():
-        return []
-    known = json.loads(told.read_text())
-    Path(f"/tmp/perf-{known['pid']}.map").unlink(missing_ok=True)
-    return list(of_py_spy(raw.read_text(), {name for name, _ in known["threads"].values()}))
+def _deliver(publisher: Publisher, seconds: float) -> int:
+    """Publish for `seconds`; return the number of messages."""
+    pool = make_pool()
+    end = time.monotonic() + seconds
+    messages = 0
+    while time.monotonic() < end:
+        publisher.publish_many(pool.topics, pool.topic_index, pool.payloads, pool.ts_event)
+        messages += POOL_MESSAGES
+    publisher.flush()
+    return messages
 
 
-def of_py_spy(raw: str, names: set[str]) -> Iterator[_Sample]:
-    """Yield the samples of py-spy's raw format, without waiting threads."""
-    for line in raw.splitlines():
-        stack, _, count = line.rpartition(" ")
-        thread, *frames = stack.split(";")
-        if not frames or frames[-1].startswith(_WAITING):
-            continue
-        if "MainThread" in thread:
-            delivering = next((place for place, frame in enumerate(frames) if frame.startswith("deliver (")), None)
-            frames = [] if delivering is None else frames[delivering + 1 :]
-        name = CALLER if "MainThread" in thread else next((name for name in names if name in thread), None)
-        if name is not None and frames:
-            kept = (
-                re.sub(r"^0x[0-9a-f]+.*", "compiled code", frame) for frame in frames if "threading.py" not in frame
-            )
-            yield from [(name, tuple(_merged(kept))[:_DEEPEST])] * int(count)
-
-
-def _failed(command: list[str]) -> bool:
-    """Run a profiler; print its output only if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, cwd=_ROOT)
-    if done.returncode:
-        print(f"{command[0]} failed: {done.stderr.strip()[-300:]}")
-    return done.returncode != 0
-
-
-def stacks_of(samples: list[_Sample], costs: dict[str, float]) -> Stacks:
-    """Return the cost of each stack: a thread's cost divided among its samples, or all of it without samples."""
-    counted = Counter(samples)
-    of_thread = Counter(thread for thread, _ in samples)
-    found = {
-        (thread, *frames): costs[thread] * count / of_thread[thread] for (thread, frames), count in counted.items()
-    }
-    return found | {(thread,): cost for thread, cost in costs.items() if thread not in of_thread and cost > _LEAST_NS}
+def run_load(seconds: float) -> Profile:
+    """Warm up, then deliver for `seconds`."""
+    feed = Feed.local("profile", slices=1)
+    before = _tids()
+    with Publisher(feed, when_full="wait") as publisher:
+        publishing = _tids() - before
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=FOREVER_NS / 1e9))
+        for prefix in PREFIXES:
+            subscriber.on_compiled(prefix, state=numpy.zeros((TOPICS, 3), numpy.int64))(count_compiled)
+        with subscriber:
+            publisher.wait_for_subscribers(timeout=60)
+            warm = _deliver(publisher, 0.5)
+            wait_for(subscriber, warm)
+            names = _names(publishing, _tids() - before - publishing)
+            begun, used = time.monotonic(), {tid: _cpu_ns(tid) for tid in names}
+            messages = _deliver(publisher, seconds)
+            wait_for(subscriber, warm + messages)
+            rate = messages / (time.monotonic() - begun) / 1e6
+            costs: dict[str, float] = {}
+            for tid, name in names.items():
+                costs[name] = costs.get(name, 0.0) + (_cpu_ns(tid) - used[tid]) / messages
+    return Profile(costs, rate)
 
 
 def _steps() -> list[tuple[Kernel, float]]:
@@ -155,71 +118,62 @@ def _steps() -> list[tuple[Kernel, float]]:
         ]
 
 
-def _of(costs: dict[str, float], *parts: str) -> float:
-    return sum(cost for name, cost in costs.items() if any(part in name for part in parts))
+def _draw_flames(target: Path) -> bool:
+    """Write py-spy's flame graph of the load; return False if py-spy is missing or fails."""
+    spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if spy is None:
+        print("py-spy was not found (pip install py-spy): no flame graph")
+        return False
+    command = [spy, "record", "--native", "--threads", "-f", "flamegraph", "-o", str(target.resolve()), "--"]
+    load = [sys.executable, "-m", "bench.hot_path.profile", "--load"]
+    done = subprocess.run([*command, *load], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, cwd=_ROOT)
+    if done.returncode:
+        print(f"py-spy failed: {done.stderr.strip()[-300:]}")
+    return done.returncode == 0
 
 
-def page(costs: dict[str, float], steps: list[tuple[Kernel, float]], how: str, rate: float) -> Iterator[str]:
+def page(profile: Profile, steps: list[tuple[Kernel, float]], picture: str) -> Iterator[str]:
     """Yield the page with its tables: by thread from the scheduler, by step as measured alone."""
-    machine = describe()
+    machine, costs = describe(), profile.costs
     total = sum(costs.values())
+
+    def of(*parts: str) -> float:
+        return sum(cost for name, cost in costs.items() if any(part in name for part in parts))
+
     yield from ("# Where each nanosecond goes", "")
     yield (
         f"`make profile` on {machine['cpu_model']}, {machine['cpus']} CPUs, {machine['system']}."
-        " Publisher and subscriber run in one process over loopback TCP, with two workers and compiled callbacks that"
-        f" count, digest and sum. During the profile: {number(rate)} M messages/s of 100 bytes,"
-        f" {number(total)} ns of CPU for each message in all threads together. Stacks by {how}."
+        " Publisher and subscriber run in one process over loopback TCP, with compiled callbacks that count,"
+        f" digest and sum. During the profile: {number(profile.rate)} M messages/s of 100 bytes,"
+        f" {number(total)} ns of CPU for each message in all threads together."
     )
-    yield from ("", "![flame graph](profile.svg)", "", "## By thread, from the scheduler", "")
+    if picture:
+        yield from ("", f"![flame graph by py-spy]({picture})")
+    yield from ("", "## By thread, from the scheduler", "")
     rows = [[name, number(cost), f"{cost / total:.0%}"] for name, cost in sorted(costs.items(), key=lambda i: -i[1])]
-    yield from table(["thread", "ns per message", "share"], [row for row in rows if float(costs[row[0]]) > _LEAST_NS])
+    yield from table(["thread", "ns per message", "share"], [row for row in rows if costs[row[0]] > _LEAST_NS])
     yield from ("## By step", "")
     yield "Each step alone: the fastest of many runs on one block in the caches. In a thread it also waits for memory."
     yield ""
     known = {kernel.name: ns for kernel, ns in steps}
     made = [[kernel.name, kernel.what, _STEPS[kernel.name], number(ns)] for kernel, ns in steps]
-    publisher = _of(costs, "caller", "line")
-    slices, workers = _of(costs, "slice"), _of(costs, "worker")
-    in_slice = sum(known[name] for name in ("check", "order", "match", "group", "hand over"))
+    in_slice = of("slice") - sum(ns for name, ns in known.items() if _STEPS[name] == "slice")
+    publisher = of("caller", "sender") - known["encode"]
     made[1:1] = [
-        [
-            "rest of the publisher",
-            "ring, memory, waiting for room",
-            "publisher's caller and line",
-            number(publisher - known["encode"]),
-        ],
-        ["TCP out", "libzmq, and the kernel's TCP", "publisher I/O thread", number(_of(costs, "publisher I/O"))],
-        ["TCP in", "libzmq, and the kernel's TCP", "subscriber I/O thread", number(_of(costs, "subscriber I/O"))],
+        ["rest of the publisher", "ring, memory, waiting for room", _STEPS["encode"], number(publisher)],
+        ["TCP out", "libzmq, and the kernel's TCP", "publisher I/O thread", number(of("publisher I/O"))],
+        ["TCP in", "libzmq, and the kernel's TCP", "subscriber I/O thread", number(of("subscriber I/O"))],
     ]
-    made.append(["rest of the slice thread", "receiving, memory, waiting", "slice", number(slices - in_slice)])
-    made.append(["rest of the workers", "receiving, memory, waiting", "workers", number(workers - known["callback"])])
+    made.append(["rest of the slice thread", "receiving, memory, waiting", "slice", number(in_slice)])
     yield from table(["step", "purpose", "thread", "ns per message"], made)
 
 
-def main(out: Path) -> None:
-    """Profile the load; write the graph and the page."""
-    with TemporaryDirectory(prefix="blackbox-profile-") as directory:
-        place = Path(directory)
-        load = [sys.executable, "-m", "bench.hot_path.profile_load", str(SECONDS)]
-        samples, how = perf_samples(load, place), "perf"
-        if not samples:
-            samples, how = py_spy_samples(load, place), "py-spy, which sees Python's threads only"
-        if not samples:
-            print("neither perf nor py-spy is usable (pip install py-spy): the graph has whole threads only")
-            subprocess.run([*load, str(place / "told.json")], check=True, timeout=_TIMEOUT_S, cwd=_ROOT)
-            how = "neither perf nor py-spy, so whole threads only"
-        told = json.loads((place / "told.json").read_text())
-    costs: dict[str, float] = {}
-    for name, ns in told["threads"].values():
-        costs[name] = costs.get(name, 0.0) + ns / told["messages"]
-    rate = told["messages"] / (told["ended"] - told["begun"]) / 1e6
-    title = f"{number(sum(costs.values()))} ns of CPU a message, publish to callback"
-    svg = flames(title, f"by thread; stacks by {how}; width is cost", stacks_of(samples, costs), "ns a message")
-    out.with_suffix(".svg").write_text(svg, encoding="utf-8")
-    text = "\n".join(page(costs, _steps(), how, rate)) + "\n"
-    out.write_text(text, encoding="utf-8")
-    print(text)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "--load":
+        run_load(_SECONDS)
+    else:
+        out = Path(sys.argv[1])
+        picture = out.with_suffix(".svg")
+        text = "\n".join(page(run_load(_SECONDS), _steps(), picture.name if _draw_flames(picture) else "")) + "\n"
+        out.write_text(text, encoding="utf-8")
+        print(text)
