@@ -9,12 +9,15 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pytest_benchmark.utils import get_commit_info
 
 from bench.measure.machine import describe, load
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _AT_START = load()
 _DONE: list[dict[str, Any]] = []
@@ -71,6 +74,15 @@ def _judge(report: pytest.CollectReport | pytest.TestReport) -> None:
         crash = getattr(report.longrepr, "reprcrash", None)
         lines = str(crash.message if crash else report.longreprtext).strip().splitlines()
         _FAILED.append({"name": report.nodeid, "why": (lines[0] if crash else lines[-1]) if lines else "unknown"})
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    from bench.spark.trades import begin
+
+    session = begin("local[2]")
+    yield session
+    session.stop()
 
 
 @pytest.fixture(autouse=True)

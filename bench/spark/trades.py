@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 ROWS: Final = int(os.environ.get("BLACKBOX_BENCH_ROWS", "1000000"))
 BEGIN: Final = 1_700_000_000_000_000_000
 SESSION_NS: Final = 23_400 * 10**9
-FORMS: Final[dict[str, dict[str, str]]] = {"payloads": {}, "records": {"messageType": "P"}}
-"""Options of the data source: raw payloads, or typed fields."""
 
 
 @cache
@@ -52,21 +50,21 @@ def recorded(rows: int) -> Path:
     return record(feed, rows, publish)
 
 
-def load(spark: SparkSession, form: str, day: Path) -> DataFrame:
-    """Return a recording as a DataFrame of the connector."""
-    return spark.read.format("blackbox").options(**FORMS[form]).load(str(day))
+def load(spark: SparkSession, day: Path) -> DataFrame:
+    """Return the typed trades of a recording as a DataFrame of the connector."""
+    return spark.read.format("blackbox").option("messageType", "P").load(str(day))
 
 
-def parquet(spark: SparkSession, form: str, rows: int) -> Path:
+def parquet(spark: SparkSession, rows: int) -> Path:
     """Return the same rows as Parquet with zstd, written once by Spark."""
-    path = Path(directory().name) / f"parquet-{form}-{rows}"
+    path = Path(directory().name) / f"parquet-{rows}"
     if not path.exists():
-        load(spark, form, recorded(rows)).write.option("compression", "zstd").parquet(str(path))
+        load(spark, recorded(rows)).write.option("compression", "zstd").parquet(str(path))
         expect("rows of the Parquet", spark.read.parquet(str(path)).count(), rows)
     return path
 
 
-def begin(master: str, **more: str) -> SparkSession:
+def begin(master: str) -> SparkSession:
     """Start a quiet session."""
     import blackbox.analysis.spark  # only here: other benchmarks use the trades without Spark
 
@@ -74,6 +72,6 @@ def begin(master: str, **more: str) -> SparkSession:
         "spark.ui.enabled": False,
         "spark.ui.showConsoleProgress": False,
         "spark.log.level": "OFF",
-        "spark.sql.shuffle.partitions": 4,
+        "spark.sql.join.sortMergeAsOfJoin.enabled": True,  # otherwise Spark's as-of join compares all rows with all
     }
-    return blackbox.analysis.spark.session(master, conf={**conf, **more})
+    return blackbox.analysis.spark.session(master, conf=conf)
