@@ -22,13 +22,14 @@ from blackbox.archive.serve.client import ArchiveClient
 _AT_ONCE: Final = 16
 
 
-def join(feed: Any, topics: int) -> None:
-    """Start the ordered number of joiners; answer with the seconds until the last one is done."""
-    feed = msgspec.convert(feed, Feed)
+def join(feeds: Any, topics: int) -> None:
+    """Start the ordered number of joiners, of these feeds in turn; answer with the seconds until the last is done."""
+    feeds = msgspec.convert(feeds, list[Feed])
     with zmq.Context() as context:
         context.max_sockets = 8_192
 
-        def one(_: int) -> None:
+        def one(number: int) -> None:
+            feed = feeds[number % len(feeds)]
             sub = context.socket(zmq.SUB)
             sub.linger, sub.rcvtimeo = 0, PATIENCE_MS
             sub.connect(feed.slices[0].lines[0])

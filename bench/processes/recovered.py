@@ -1,4 +1,4 @@
-"""Processes for recovery from an archive: publisher, recorder, and subscribers that repair or resume."""
+"""Processes for recovery from an archive: publisher, recorder, and a subscriber that repairs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import msgspec
-import numpy
 
 from bench.measure.contest import expect
 from bench.processes.child import answer, orders
 from bench.workload.load import Load
 from bench.workload.messages import TOPICS, Pool
 from bench.workload.recorded import publish_columns, wait_until_recorded
-from blackbox import Batch, Feed, Publisher, Recorder, Subscriber
+from blackbox import Feed, Publisher, Recorder, Subscriber
 from blackbox.testing import RawPublisher, wait_until
 
 _STEP_S: Final = 0.005
@@ -76,19 +73,6 @@ def record(feed: Any, directory: str) -> None:
             answer()
 
 
-def listen(feed: Any) -> None:
-    """Receive live messages; answer an order with latency percentiles since the previous order."""
-    late_ns: list[tuple[int, int]] = []
-    subscriber = Subscriber(msgspec.convert(feed, Feed), workers=1)
-    subscriber.on_batch(b"")(lambda batch: late_ns.append((time.time_ns() - batch.ts_out, len(batch))))
-    with subscriber:
-        for _ in orders():
-            found, late_ns[:] = numpy.array(late_ns or [(0, 1)]), []
-            each = numpy.repeat(found[:, 0], found[:, 1]) / 1e3
-            values = {f"p{at:g}": float(numpy.percentile(each, at)) for at in (50, 99, 99.9)}
-            answer(**values, gaps=subscriber.statistics().received.gaps)
-
-
 def repair(feed: Any, directory: str) -> None:
     """Lose blocks on line A that the recorder has from line B; answer with each repair's time in ns."""
     both = msgspec.convert(feed, Feed)
@@ -116,30 +100,3 @@ def _lose_one(publisher: RawPublisher, came: list[tuple[int, int]]) -> int:
     wait_until(lambda: len(came) == 3)
     expect("sequence numbers", [number - came[0][0] for number, _ in came], [0, 1, 2])
     return came[1][1] - began
-
-
-def consume(feed: Any, messages: int) -> None:
-    """Consume from the beginning under a fresh name; answer with the seconds until all is delivered and saved."""
-    for number, _ in enumerate(orders()):
-        with TemporaryDirectory() as positions:
-            subscriber = Subscriber(
-                msgspec.convert(feed, Feed),
-                workers=1,
-                name=f"consumer-{number}",
-                positions=positions,
-                checkpoint_interval=0.1,
-            )
-            came: list[int] = []
-            subscriber.on_batch(b"")(partial(_count, came))
-            began = time.perf_counter()
-            subscriber.start(since=0)
-            wait_until(lambda came=came: sum(came) >= messages, 100)  # type: ignore[misc]
-            with subscriber.checkpoint() as reached:
-                pass
-            seconds = time.perf_counter() - began
-            subscriber.terminate()
-            answer(seconds=seconds, messages=sum(came), reached=reached[0].sequence)
-
-
-def _count(came: list[int], batch: Batch) -> None:
-    came.append(len(batch))
