@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -52,7 +53,7 @@ def timed(ask: Callable[[], Row], expected: Row) -> float:
 
 
 def _plain(row: Any) -> Row:
-    return tuple(f"{float(value):.9g}" if not isinstance(value, int | str) else str(value) for value in row)
+    return tuple(f"{float(value):.9g}" if isinstance(value, float | Decimal) else str(value) for value in row)
 
 
 def _one_column(trades: polars.LazyFrame) -> polars.LazyFrame:
