@@ -22,6 +22,7 @@ from bench.measure.contest import Contest, percentiles_of
 from bench.processes.child import Child
 from bench.processes.pair import Order
 from bench.workload.load import Load
+from bench.workload.recorded import directory
 from blackbox import Feed, Recorder
 from blackbox.testing import wait_until
 
@@ -53,7 +54,7 @@ def _start(spark: SparkSession, place: Path, found: Path, name: str) -> Any:
 
 def _late_ms(name: str, sender: Child, feed: Feed, spark: SparkSession, place: Path) -> NDArray[numpy.float64]:
     """Return the delay of each message since it was due. Raises PySparkException if the query fails."""
-    found = Path(mkdtemp()) / "found"
+    found = Path(mkdtemp(dir=directory().name)) / "found"
     query = _start(spark, place, found, name)
 
     def has(messages: int) -> bool:
