@@ -124,9 +124,16 @@ def _draw_flames(target: Path) -> bool:
     if spy is None:
         print("py-spy was not found (pip install py-spy): no flame graph")
         return False
-    command = [spy, "record", "--native", "--threads", "-f", "flamegraph", "-o", str(target.resolve()), "--"]
+    command = [spy, "record", "--native", "--threads", "--function", "-r", "50", "-f", "flamegraph", "-o"]
     load = [sys.executable, "-m", "bench.hot_path.profile", "--load"]
-    done = subprocess.run([*command, *load], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, cwd=_ROOT)
+    done = subprocess.run(
+        [*command, str(target.resolve()), "--", *load],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+        cwd=_ROOT,
+    )
     if done.returncode:
         print(f"py-spy failed: {done.stderr.strip()[-300:]}")
     return done.returncode == 0
@@ -170,7 +177,7 @@ def page(profile: Profile, steps: list[tuple[Kernel, float]], picture: str) -> I
 
 if __name__ == "__main__":
     if sys.argv[1] == "--load":
-        run_load(_SECONDS)
+        run_load(3 * _SECONDS)
     else:
         out = Path(sys.argv[1])
         picture = out.with_suffix(".svg")
