@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from random import Random
@@ -11,7 +10,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from blackbox import Feed, Publisher, Recording
-from tests.torture.numbered import numbers_of, publish_numbered
+from tests.torture.numbered import numbers_of, publishing
 from tests.torture.nursery import Nursery
 from tests.torture.outcome import Outcome
 
@@ -38,34 +37,18 @@ def work(directory, most_bytes, fsync):
 def attack(random: Random, seconds: float) -> Outcome:
     """Limit the file size of a recorder, from no bytes to a few megabytes."""
     feed = msgspec.structs.replace(Feed.local("full-disks", slices=1), block_bytes=8_192)
-    outcome, ending = Outcome(0, "full disks"), threading.Event()
-    published = 0
-
-    def publish() -> None:
-        nonlocal published
-        while not ending.is_set():
-            publish_numbered(publisher, 0, published, 500)
-            published += 500
-            time.sleep(0)
-
-    with Publisher(feed) as publisher, Nursery(feed, RECORD, notes=4) as nursery:
-        thread = threading.Thread(target=publish)
-        thread.start()
-        try:
-            deadline = time.monotonic() + seconds
-            while outcome.tried == 0 or time.monotonic() < deadline:
-                most_bytes = int(2 ** random.uniform(6, 22))
-                with TemporaryDirectory() as directory:
-                    nursery.notes[:] = 0
-                    nursery.begin((directory, most_bytes, random.choice(("never", "interval", "block"))))
-                    status, _ = nursery.wait()
-                    outcome.tried += 1
-                    said = [int(note) for note in nursery.notes]
-                    wrong = _wrong(status, said, Path(directory, feed.name))
-                outcome.found += [f"files of {most_bytes} bytes at most: {each}" for each in wrong]
-        finally:
-            ending.set()
-            thread.join(60)
+    outcome = Outcome(0, "full disks")
+    with Publisher(feed) as publisher, Nursery(feed, RECORD, notes=4) as nursery, publishing(publisher, 500):
+        deadline = time.monotonic() + seconds
+        while outcome.tried == 0 or time.monotonic() < deadline:
+            most_bytes = int(2 ** random.uniform(6, 22))
+            with TemporaryDirectory() as directory:
+                nursery.notes[:] = 0
+                nursery.begin((directory, most_bytes, random.choice(("never", "interval", "block"))))
+                status, _ = nursery.wait()
+                outcome.tried += 1
+                wrong = _wrong(status, nursery.notes.tolist(), Path(directory, feed.name))
+            outcome.found += [f"files of {most_bytes} bytes at most: {each}" for each in wrong]
     return outcome
 
 

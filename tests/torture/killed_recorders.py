@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from random import Random
@@ -13,7 +12,7 @@ import numpy
 
 from blackbox import Feed, Publisher, Recorder, Recording
 from blackbox.testing import wait_until
-from tests.torture.numbered import numbers_of, publish_numbered
+from tests.torture.numbered import numbers_of, publishing
 from tests.torture.nursery import Nursery
 from tests.torture.outcome import Outcome
 
@@ -30,23 +29,9 @@ import time
 def attack(random: Random, seconds: float) -> Outcome:
     """Record with one recorder after another; all but the last are killed after a number of messages."""
     feed = msgspec.structs.replace(Feed.local("killed-recorders", slices=1), block_bytes=8_192)
-    outcome, ending = Outcome(0, "killed recorders"), threading.Event()
-    published = seen = 0
-
-    def publish() -> None:
-        nonlocal published
-        while not ending.is_set():
-            publish_numbered(publisher, 0, published, 500)
-            published += 500
-
-    with (
-        TemporaryDirectory() as directory,
-        Publisher(feed, when_full="wait") as publisher,
-        Nursery(feed, RECORD, notes=1) as nursery,
-    ):
-        thread = threading.Thread(target=publish)
-        thread.start()
-        try:
+    outcome, seen = Outcome(0, "killed recorders"), 0
+    with TemporaryDirectory() as directory, Publisher(feed, when_full="wait") as publisher:
+        with Nursery(feed, RECORD, notes=1) as nursery, publishing(publisher, 500):
             deadline = time.monotonic() + seconds
             while outcome.tried == 0 or time.monotonic() < deadline:
                 nursery.notes[:] = 0
@@ -61,9 +46,6 @@ def attack(random: Random, seconds: float) -> Outcome:
                 seen = now
             recorder = Recorder(feed, directory).start(timeout=60)
             wait_until(lambda: recorder.statistics().messages > 10_000, 60, "the last one records")
-        finally:
-            ending.set()
-            thread.join(60)
         publisher.close()
         recorder.run(until_end=True, timeout=60)
         if _check(outcome, Path(directory, feed.name), "at the end") < seen + recorder.statistics().messages:

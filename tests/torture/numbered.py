@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy
 from numpy.typing import NDArray
@@ -18,6 +20,26 @@ def publish_numbered(publisher: Publisher, run: int, first: int, count: int) -> 
     rows[:, 0] = run
     rows[:, 1] = numpy.arange(first, first + count)
     publisher.publish_many(TOPIC, numpy.zeros(count, numpy.int32), rows.view(numpy.uint8))
+
+
+@contextmanager
+def publishing(publisher: Publisher, count: int) -> Iterator[Callable[[], int]]:
+    """Publish run 0 in a thread, `count` messages per call. Yield a function that returns the number published."""
+    published, ending = 0, threading.Event()
+
+    def publish() -> None:
+        nonlocal published
+        while not ending.is_set():
+            publish_numbered(publisher, 0, published, count)
+            published += count
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        yield lambda: published
+    finally:
+        ending.set()
+        thread.join(60)
 
 
 def numbers_of(batch: Batch) -> NDArray[numpy.int64]:
@@ -38,7 +60,6 @@ class Numbers:
         self._changed = threading.Condition()
 
     def batch(self, batch: Batch) -> None:
-        """Check a batch."""
         rows = numbers_of(batch)
         run, first, last = int(rows[0, 0]), int(rows[0, 1]), int(rows[-1, 1])
         with self._changed:
