@@ -20,10 +20,9 @@ from blackbox.archive.files.day import Manifest, recorded_days
 from blackbox.errors import BlackBoxError, HubError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.services.hub.pair.paired_hub import PairedHub
-from blackbox.services.hub.pair.protocol import Pair
 from blackbox.testing import wait_until
-from tests.hub.hubs import hub_feed, leave, published
-from tests.hub.pairs import ROLES, pair_feed
+from tests.hub.hubs import hub_feed, leave, published, reboot
+from tests.hub.pairs import ROLES, hub_of, pair_feed
 
 Message = tuple[int, int, int, bytes, bytes | None]
 """A message as `published` returns it."""
@@ -57,9 +56,7 @@ class Links:
         self.errors: dict[str, str] = {}
 
     def start(self, role: str) -> None:
-        at = ROLES.index(role)
-        pair = Pair(role=role, link=self._links[at], peer=self._links[1 - at], silence_ns=10**9)  # type: ignore[arg-type]
-        hub = PairedHub(self._feed, self._place / role, pair=pair, alone=self.alone, fsync_interval=1_000.0)
+        hub = hub_of(self._feed, self._place, self._links, role, alone=self.alone, fsync_interval=1_000.0)
         try:
             self.hubs[role] = hub.start()
         except BlackBoxError as error:
@@ -159,16 +156,10 @@ def close_pair(left: Left, place: Path) -> Left:
     return left._replace(place=place)
 
 
-def cut_power(directory: Path) -> None:
-    """Make the hubs believe that the system has restarted."""
-    for path in directory.rglob("boot"):
-        path.write_text("an earlier start of the system 1")
-
-
 def unpowered(left: Left, place: Path) -> Left:
     """Return a copy whose hosts have lost power."""
     shutil.copytree(left.place, place)
-    cut_power(place)
+    reboot(place)
     return left._replace(place=place, has_lost_power=True)
 
 

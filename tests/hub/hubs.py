@@ -38,6 +38,12 @@ def published(directory: Path, feed: Feed) -> list[tuple[int, int, int, bytes, b
     return sorted(found, key=lambda each: each[:3])
 
 
+def topics_of(feed: Feed) -> list[bytes]:
+    """Return a topic of each slice."""
+    found = {feed.slice_of(b"%d" % number): b"%d" % number for number in range(99)}
+    return [found[slice_id] for slice_id in range(len(feed.slices))]
+
+
 def sizes(directory: Path) -> dict[Path, int]:
     """Return the size of each journal of a hub, by its path below the directory."""
     return {path.relative_to(directory): path.stat().st_size for path in directory.rglob("*.journal")}
@@ -51,6 +57,12 @@ def leave(directory: Path, left: Path, had: dict[Path, int], *slices: int) -> Pa
             os.truncate(left / path, size)
             (left / path).with_suffix(".index").unlink()
     return left
+
+
+def reboot(directory: Path) -> None:
+    """Make the hubs in a directory believe that the system has restarted, as after a power cut."""
+    for path in directory.rglob("boot"):
+        path.write_text("an earlier start of the system 1")
 
 
 def put_for_damage(client: HubClient) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,6 +19,8 @@ import msgspec
 
 from blackbox import Feed
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.services.hub.pair.paired_hub import PairedHub
+from blackbox.services.hub.pair.protocol import Pair
 from blackbox.testing import wait_until
 from blackbox.transport.wakeup import Pipe
 from tests.hub.hubs import published
@@ -53,6 +56,26 @@ def pair_feed(name: str = "pair", slices: int = 2, key_bytes: int = 0) -> Feed:
     feed = Feed.local(name, slices=slices, lines=2, key_bytes=key_bytes)
     archives, hubs = free_endpoints("tcp", name, 2, 2)
     return msgspec.structs.replace(feed, archives=archives, hub=hubs[0], hub_backup=hubs[1], heartbeat_ns=200_000_000)
+
+
+def hub_of(
+    feed: Feed,
+    place: Path,
+    links: Sequence[str],
+    role: str = "primary",
+    *,
+    silence_ns: int = 1_000_000_000,
+    **settings: Any,
+) -> PairedHub:
+    """Return one hub of a pair, for this process."""
+    at = ROLES.index(role)
+    pair = Pair(role=role, link=links[at], peer=links[1 - at], silence_ns=silence_ns)  # type: ignore[arg-type]
+    return PairedHub(feed, place / role, pair=pair, **settings)
+
+
+def wait_in_step(*hubs: PairedHub) -> None:
+    """Wait until one hub of this process leads and the other is armed."""
+    wait_until(lambda: {hub.statistics().life for hub in hubs} == {"active", "armed"}, PATIENCE_S, "they are in step")
 
 
 class Cable:
@@ -178,11 +201,9 @@ class Hubs:
         return LIVES[int(self.of[role].notes[LIFE])] if role in self.running else "ended"
 
     def lives(self) -> dict[str, str]:
-        """Return the states of both."""
         return {role: self.life(role) for role in ROLES}
 
     def wait_for(self, **lives: str) -> None:
-        """Wait until both have these states."""
         wait_until(lambda: self.lives() == lives, PATIENCE_S, f"hubs are {lives}, not {self.lives()}")
 
     def wait_for_step(self) -> str:
@@ -190,12 +211,17 @@ class Hubs:
         wait_until(lambda: sorted(self.lives().values()) == ["active", "armed"], PATIENCE_S, "one leads, one is armed")
         return next(role for role in ROLES if self.life(role) == "active")
 
+    def begin_soon(self, role: str, chance: Random) -> None:
+        """Start one hub, at once or after the other one had time to take over."""
+        if chance.random() < 0.5:
+            until = monotonic() + 0.7
+            wait_until(lambda: monotonic() > until, 10)
+        self.begin(role)
+
     def signal(self, role: str, number: int) -> None:
-        """Send a signal to one hub."""
         self.of[role].signal(number)
 
     def kill(self, role: str) -> None:
-        """Kill one hub with SIGKILL."""
         self.of[role].kill()
         self.running.discard(role)
 
@@ -217,7 +243,6 @@ class Hubs:
         return said
 
     def end_both(self) -> None:
-        """End all running hubs."""
         for role in sorted(self.running):
             self.signal(role, signal.SIGCONT)
             assert not self.end(role)
@@ -238,7 +263,6 @@ class Hubs:
         return found
 
     def close(self) -> None:
-        """Kill all running hubs."""
         self.cable.cut(False)
         for role in sorted(self.running):
             self.kill(role)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from random import Random
-from time import monotonic
 from typing import Final
 
 from blackbox import Feed
-from blackbox.testing import wait_until
 from tests.hub.pairs import ROLES, Hubs, pair_feed
 from tests.torture.outcome import Outcome
 from tests.torture.raced_tables import PREPARE, House
@@ -28,13 +26,10 @@ class _House(House):
         return feed
 
     def kill_hub(self) -> None:
-        """Kill either hub and restart it, at once or after the other one had time to take over."""
+        """Kill and restart either hub."""
         role = self.random.choice(ROLES)
         self._hubs.kill(role)
-        if self.random.random() < 0.5:
-            until = monotonic() + 0.7
-            wait_until(lambda: monotonic() > until, 10)
-        self._hubs.begin(role)
+        self._hubs.begin_soon(role, self.random)
 
     def end(self) -> None:
         self._hubs.wait_for_step()
