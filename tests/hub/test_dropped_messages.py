@@ -98,9 +98,8 @@ def test_only_the_newest_messages_of_each_topic_stay(tmp_path: Path) -> None:
     assert kept(older) == {b"A": list(range(COUNT - 3, COUNT)), b"B": list(range(COUNT))}
 
 
-def test_topics_that_no_durable_client_wants_are_dropped(tmp_path: Path) -> None:
+def test_topics_that_no_durable_client_wants_are_dropped(tmp_path: Path, feed: Feed) -> None:
     """The last message of a file is kept, because it marks the end of the file."""
-    feed = hub_feed(slices=1)
     with (
         Hub(feed, tmp_path / "hub", retention=Retention(only_wanted=True)),
         HubClient(feed, "reader", tmp_path / "reader") as client,
@@ -123,8 +122,9 @@ def test_topics_that_no_durable_client_wants_are_dropped(tmp_path: Path) -> None
     assert kept(day) == {b"A": numbers, b"S.x": numbers, b"T.x": numbers, b"C": numbers[-1:]}
 
 
-def test_a_durable_client_is_notified_of_dropped_messages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    feed = hub_feed(slices=1)
+def test_a_durable_client_is_notified_of_dropped_messages(
+    tmp_path: Path, feed: Feed, caplog: pytest.LogCaptureFixture
+) -> None:
     day, epoch = put_old(feed, tmp_path, (b"A",), 5)
     begin_at(tmp_path, feed, b"A", Position(epoch, 2))
     with (
@@ -136,20 +136,9 @@ def test_a_durable_client_is_notified_of_dropped_messages(tmp_path: Path, caplog
     assert "subscription of prefix b'A' has lost 5 messages of slice 0" in caplog.text
 
 
-def test_a_subscription_is_known_to_the_hub_before_the_first_get(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
-    with Hub(feed, tmp_path / "hub", retention=Retention(only_wanted=True)):
-        with HubClient(feed) as other:
-            other.put(b"A.x", b"")
-        with HubClient(feed, "desk", tmp_path / "desk") as client:
-            client.subscribe("A.")
-            wait_until(lambda: held(feed, tmp_path) == ["desk_A."], 60)
-
-
 def test_a_day_stays_unchanged_until_its_replacement_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = hub_feed(slices=1)
     day, epoch = put_old(feed, tmp_path, (b"A",), 5)
     tries = []
 
@@ -168,8 +157,7 @@ def test_a_day_stays_unchanged_until_its_replacement_is_complete(
         wait_until(lambda: kept(day) == {b"A": [8, 9]}, 60)
 
 
-def test_a_killed_hub_knows_the_puts_whose_messages_were_dropped(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_a_killed_hub_knows_the_puts_whose_messages_were_dropped(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "killed"), HubClient(feed, "desk") as client:
         places = [client.put(b"A", b"%d" % number, id=b"%d" % number) for number in range(COUNT)]
         leave(tmp_path / "killed", tmp_path / "hub", {})
@@ -182,8 +170,7 @@ def test_a_killed_hub_knows_the_puts_whose_messages_were_dropped(tmp_path: Path)
         assert client.put(b"A", b"next") > places[-1]
 
 
-def test_the_last_put_of_a_run_is_known_after_its_message_was_dropped(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_the_last_put_of_a_run_is_known_after_its_message_was_dropped(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk") as client:
         first, *_ = client.put_many((b"A",), [0, 0], b"12", None, [0, 1, 2], [b"1", b"2"]).tolist()
     with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk") as client:
@@ -199,8 +186,7 @@ def test_the_last_put_of_a_run_is_known_after_its_message_was_dropped(tmp_path: 
         assert (known.epoch, known.sequence) == first[-2:]
 
 
-def test_the_peer_hub_receives_no_turn_without_its_messages(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_the_peer_hub_receives_no_turn_without_its_messages(tmp_path: Path, feed: Feed) -> None:
     day, _ = put_old(feed, tmp_path, (b"A",), 5)
     with dropping(feed, tmp_path, day, messages_per_topic=3), HubClient(feed) as client:
         client.put(b"A", b"10")
@@ -257,8 +243,3 @@ def test_dropped_messages_match_a_plain_list(tmp_path: Path, seed: int) -> None:
             for slice_id, (had, _) in found.items():
                 mine = [each[1:3] for each in before if each[0] == slice_id]
                 assert [(e, s) for e, first, stop in had for s in range(first, stop)] == mine
-
-
-def test_invalid_bounds_are_refused() -> None:
-    with pytest.raises(ValueError, match="messages_per_topic was 0, expected 1 to"):
-        Retention(messages_per_topic=0).check()

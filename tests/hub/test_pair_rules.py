@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 
-from blackbox import ConfigError, Feed, Hub, HubClient
-from blackbox.archive.maintain.retention import EVERYTHING, Retention
+from blackbox import Feed, Hub, HubClient
+from blackbox.archive.maintain.retention import Retention
 from blackbox.block.form.layout import VERSION
 from blackbox.errors import BlockError, HubError, NotStoredError
-from blackbox.feed.endpoint import free_endpoints
 from blackbox.publish.send.ring import MAX_NOTE_BYTES
-from blackbox.services.hub.hub_file import load_hub
 from blackbox.services.hub.pair.entries import checked, part_of
-from blackbox.services.hub.pair.paired_hub import PairedHub
-from blackbox.services.hub.pair.protocol import LEADS, Follow, Lead, Pair, Standing
+from blackbox.services.hub.pair.protocol import LEADS, Follow, Lead, Standing
 from blackbox.services.hub.protocol import ENCODER
 from blackbox.services.hub.server import client_table as table_module
 from blackbox.services.hub.server import judge as judge_module
@@ -29,35 +25,13 @@ from blackbox.testing import wait_until
 from blackbox.transport.security.curve import keys_of_line, use_keys
 from tests.archive.test_retention import days_of, move_today
 from tests.hub.hubs import published
-from tests.hub.pairs import pair_feed
+from tests.hub.pairs import hub_of, pair_feed
 from tests.keyring import Keyring
-
-SILENCE_NS = 1_000_000_000
 
 
 @pytest.fixture
 def feed() -> Feed:
     return pair_feed(slices=1)
-
-
-@pytest.fixture
-def links() -> tuple[str, ...]:
-    (links,) = free_endpoints("tcp", "link", 1, 2)
-    return links
-
-
-def hub_of(
-    feed: Feed,
-    place: Path,
-    links: tuple[str, ...],
-    role: str = "primary",
-    *,
-    alone: bool = False,
-    retention: Retention = EVERYTHING,
-) -> PairedHub:
-    at = ("primary", "backup").index(role)
-    pair = Pair(role=role, link=links[at], peer=links[1 - at], silence_ns=SILENCE_NS)  # type: ignore[arg-type]
-    return PairedHub(feed, place / role, pair=pair, alone=alone, retention=retention)
 
 
 class Backup:
@@ -194,26 +168,6 @@ def test_a_backup_deletes_days_once_it_has_a_snapshot_of_the_active_hub(
             assert client.published_count() == 1
 
 
-def test_two_hubs_with_keys_and_rights(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
-    ring = Keyring(tmp_path, "primary", "backup", "desk")
-    ring.allow("primary", "backup", "desk")
-    ring.allow("backup", "primary", "desk")
-    for role in ("primary", "backup"):
-        (tmp_path / f"allowed-by-{role}" / "put_rights.toml").write_text('desk = ["A"]\n')
-    of = {each: ring.feed(feed, each, "primary", "backup") for each in ("primary", "backup", "desk")}
-    with hub_of(of["backup"], tmp_path, links, "backup") as backup:
-        with hub_of(of["primary"], tmp_path, links), HubClient(of["desk"]) as client:
-            client.put(b"A", b"1", timeout=60)
-            wait_until(lambda: backup.statistics().life == "armed", 60)
-            client.put(b"A", b"2", timeout=60)
-            with pytest.raises(HubError, match="b'B' was refused: the key has no right to it"):
-                client.put(b"B", b"2")
-        with HubClient(of["desk"]) as client:
-            assert client.put(b"A", b"3", timeout=60).sequence == 2
-            with pytest.raises(HubError, match="b'B' was refused: the key has no right to it"):
-                client.put(b"B", b"3")
-
-
 def test_an_allowed_client_is_no_peer_on_the_link(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
     ring = Keyring(tmp_path, "primary", "backup", "desk")
     ring.allow("primary", "backup", "desk")
@@ -226,52 +180,6 @@ def test_an_allowed_client_is_no_peer_on_the_link(tmp_path: Path, feed: Feed, li
                 desk.ask(9, wait_s=1.0, standing=leads)
             assert backup.ask(7).standing == lead.standing
         assert hub.statistics().life == "active"
-
-
-@pytest.fixture
-def file_of(tmp_path: Path, feed: Feed) -> Callable[..., Path]:
-    def write(pair: str, **changes: str) -> Path:
-        lines = {
-            "hub": f'"{feed.hub}"',
-            "hub_backup": f'"{feed.hub_backup}"',
-            "archives": str(list(feed.archives)),
-            "slices": f"[{{endpoints = {list(feed.slices[0].endpoints)}}}]",
-        } | changes
-        text = 'name = "pair"\n' + "".join(f"{name} = {value}\n" for name, value in lines.items())
-        (tmp_path / "feed.toml").write_text(text.replace("'", '"'))
-        file = tmp_path / "hub.toml"
-        file.write_text(f'feed = "feed.toml"\ndirectory = "kept"\n{pair}')
-        return file
-
-    return write
-
-
-PAIR = '[pair]\nrole = "backup"\nlink = "tcp://127.0.0.1:5601"\npeer = "tcp://127.0.0.1:5600"\n'
-
-
-@pytest.mark.parametrize(
-    ("pair", "changes", "why"),
-    [
-        ("", {}, r"hub.toml had no table \[pair\], expected one, as feed 'pair' had a hub_backup"),
-        (PAIR.replace("backup", "third"), {}, "pair.role"),
-        (PAIR + "silence_ns = 5\n", {}, "silence_ns was 5, expected 100000000 to 600000000000"),
-        (PAIR.replace("tcp://127.0.0.1:5600", "inproc://x"), {}, "peer was 'inproc://x', expected tcp:// or ipc://"),
-        (PAIR, {"hub_backup": '""'}, "had no hub_backup"),
-        (PAIR, {"archives": '["tcp://127.0.0.1:1"]'}, "had 1 archives, expected one for each hub"),
-        (PAIR, {"slices": '[{endpoints = ["tcp://127.0.0.1:1"]}]'}, "expected line A of the first and line B"),
-    ],
-)
-def test_a_wrong_hub_file_of_one_of_two_is_one_clear_error(
-    file_of: Callable[..., Path], pair: str, changes: dict[str, str], why: str
-) -> None:
-    with pytest.raises(ConfigError, match=why):
-        load_hub(file_of(pair, **changes))
-
-
-def test_a_hub_file_of_one_of_two(file_of: Callable[..., Path], feed: Feed) -> None:
-    hub = load_hub(file_of(PAIR), alone=True)
-    assert isinstance(hub, PairedHub)
-    assert (hub.endpoint, hub.pair.silence_ns, hub.pair.when_cut) == (feed.hub_backup, 2_000_000_000, "wait")
 
 
 def test_deadlines_survive_changes_between_one_hub_and_a_pair(

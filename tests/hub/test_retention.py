@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import ConfigError, Feed, Hub, HubClient
+from blackbox import Feed, Hub, HubClient
 from blackbox.archive.consumer_positions import CONSUMERS, ConsumerStore, Owner, owned_consumers
 from blackbox.archive.maintain import deleter as deleter_module
 from blackbox.archive.maintain.deleter import Deleter
@@ -23,7 +23,6 @@ from blackbox.services.hub.server.judge import Judge
 from blackbox.services.hub.server.revisions import newest_places
 from blackbox.services.hub.server.store import Store
 from blackbox.services.hub.server.topics import Topics
-from blackbox.services.hub.settings import HubSettings
 from blackbox.testing import wait_until
 from tests.archive.test_retention import aged, days_of, move_today
 from tests.hub.hubs import hub_feed, leave
@@ -46,7 +45,6 @@ def test_old_days_are_deleted_unless_a_durable_client_needs_them(tmp_path: Path)
 def put_and_kill(place: Path, feed: Feed) -> Path:
     """Return the directory of a killed hub to which a client has put once."""
     with Hub(feed, place / "hub"), Peer(feed) as peer:
-        peer.hello()
         peer.ask(peer.puts(1, b"1"))
         return leave(place / "hub", place / "left", {})
 
@@ -57,9 +55,8 @@ def last_put(feed: Feed, place: Path) -> int:
 
 
 def test_a_hub_that_was_down_for_long_reads_its_days_before_deleting_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = hub_feed(slices=1)
     left = put_and_kill(tmp_path, feed)
     old = move_today(left, feed, 9)
     read, look, looked = Store.tell, Deleter.look, threading.Event()
@@ -88,7 +85,6 @@ def is_known_after_midnight(place: Path, seconds: int) -> bool:
     midnight = datetime.datetime.now(datetime.UTC).replace(microsecond=0) + datetime.timedelta(seconds=seconds)
     feed = msgspec.structs.replace(hub_feed(slices=1), day_start=f"{midnight:%H:%M:%S}")
     with Hub(feed, place, retention=Retention(days=1)), Peer(feed) as peer:
-        peer.hello()
         peer.ask(peer.puts(1, b"1"))
         first, *later = days_of(place / feed.name)
         if later or datetime.datetime.now(datetime.UTC) >= midnight:
@@ -149,8 +145,7 @@ def begin(feed: Feed, place: Path, client: HubClient) -> None:
     wait_until(lambda: held(feed, place) == ["desk_A.", "desk_A_symbol"], 60)
 
 
-def test_an_ended_subscription_holds_no_days(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_an_ended_subscription_holds_no_days(tmp_path: Path, feed: Feed) -> None:
     with keeping_hub(feed, tmp_path), HubClient(feed, "desk", tmp_path / "desk") as client:
         begin(feed, tmp_path, client)
         client.unsubscribe(symbols=["A"])
@@ -160,8 +155,7 @@ def test_an_ended_subscription_holds_no_days(tmp_path: Path) -> None:
     assert not list((tmp_path / "desk").glob("*.positions"))
 
 
-def test_a_restarted_hub_learns_of_subscriptions_that_ended_meanwhile(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_a_restarted_hub_learns_of_subscriptions_that_ended_meanwhile(tmp_path: Path, feed: Feed) -> None:
     with HubClient(feed, "desk", tmp_path / "desk") as client:
         with keeping_hub(feed, tmp_path):
             begin(feed, tmp_path, client)
@@ -176,29 +170,15 @@ def test_a_restarted_hub_learns_of_subscriptions_that_ended_meanwhile(tmp_path: 
             wait_until(lambda: held(feed, tmp_path) == ["desk_A_symbol"], 60)
 
 
-def test_a_subscription_that_begins_again_holds_days_again(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_a_subscription_that_begins_again_holds_days_again(tmp_path: Path, feed: Feed) -> None:
     with keeping_hub(feed, tmp_path), HubClient(feed, "desk", tmp_path / "desk") as client:
         begin(feed, tmp_path, client)
         client.unsubscribe("A.")
         begin(feed, tmp_path, client)
 
 
-def test_consumers_can_end_at_an_archive_that_keeps_no_days_for_them(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_consumers_can_end_at_an_archive_that_keeps_no_days_for_them(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk", tmp_path / "desk") as client:
         client.subscribe("A.")
         client.unsubscribe("A.")
         wait_until(lambda: not list((tmp_path / "desk").glob("*.positions")), 60)
-
-
-def test_retention_of_a_hub_file(tmp_path: Path) -> None:
-    file = tmp_path / "hub.toml"
-    file.write_text('feed = "feed.toml"\ndirectory = "kept"\n[retention]\ndays = 7\nmost_days = 30\n')
-    assert HubSettings.load(file).retention == Retention(days=7, most_days=30)
-    file.write_text('feed = "feed.toml"\ndirectory = "kept"\n[retention]\ndays = 7\nmost_days = 3\n')
-    with pytest.raises(ConfigError, match=r"hub.toml: retention: most_days was 3, expected at least days, 7"):
-        HubSettings.load(file)
-    file.write_text('feed = "feed.toml"\ndirectory = "kept"\n[retention]\nweeks = 1\n')
-    with pytest.raises(ConfigError, match=r"unknown key 'retention.weeks'"):
-        HubSettings.load(file)

@@ -13,9 +13,7 @@ from blackbox import ConfigError, Feed, Hub, HubClient, Relay
 from blackbox.block.position import Place
 from blackbox.errors import EndpointError, RelayError
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.services.hub.hub_file import load_hub
 from blackbox.testing import wait_until
-from tests.cli.commands import write_feed
 from tests.hub.hubs import hub_feed
 
 WAIT_S = 60.0
@@ -115,43 +113,3 @@ def test_an_endpoint_for_a_peer_that_is_in_use_ends_the_start(tmp_path: Path) ->
     mesh = Mesh(SITES[:2])
     with mesh.hub("ams", tmp_path), pytest.raises(EndpointError, match="in use"):
         Hub(hub_feed("other"), tmp_path / "other", peers=[(mesh.feeds["ldn"], mesh.here["ams"]["ldn"])]).start()
-
-
-def test_a_hub_file_names_its_peers(tmp_path: Path) -> None:
-    mesh = Mesh(SITES[:2])
-    there, seen = mesh.feeds["ldn"], mesh.here["ams"]["ldn"]
-    for name, feed in {"ams": mesh.feeds["ams"], "ldn": there, "ldn-here": seen}.items():
-        write_feed(feed, tmp_path / f"{name}.toml")
-    file = tmp_path / "hub.toml"
-    file.write_text('feed = "ams.toml"\ndirectory = "kept"\n[[peers]]\nfeed = "ldn.toml"\nhere = "ldn-here.toml"\n')
-    (peer,) = load_hub(file).peers
-    assert [each.slices[0].endpoints for each in (peer.upstream, peer.downstream)] == [
-        each.slices[0].endpoints for each in (there, seen)
-    ]
-    file.write_text('feed = "ams.toml"\ndirectory = "kept"\n[[peers]]\nfeed = "ldn.toml"\n')
-    with pytest.raises(ConfigError, match="here"):
-        load_hub(file)
-
-
-@pytest.mark.parametrize(
-    ("was", "now", "why"),
-    [
-        ('directory = "sites"', "", "join: key 'directory' was missing"),
-        ("ports = [17200, 17210]", "ports = [17210, 17200]", r"ports were \[17210, 17200\]"),
-        ("ports = [17200, 17210]", "ports = [17200]", "join.ports"),
-        ("ports = [17200, 17210]", "ports = [0, 9]", "join.ports"),
-        ('ask = ["tcp://ldn:1"]', 'ask = ["ldn"]', "ask was 'ldn'|endpoint was 'ldn'"),
-        ('ask = ["tcp://ldn:1"]', "asks = []", "unknown key 'join.asks', did you mean 'ask'"),
-        ('ask = ["tcp://ldn:1"]', 'ask = ["tcp://ldn:1"]\nask_keys = ["a", "b"]', "ask_keys were 2"),
-        ('ask = ["tcp://ldn:1"]', "every_ns = 1", "every_ns was 1"),
-        ('ask = ["tcp://ldn:1"]', 'host = "1.2.3"', "host of endpoint"),
-    ],
-)
-def test_a_join_that_is_wrong_is_named(tmp_path: Path, was: str, now: str, why: str) -> None:
-    write_feed(hub_feed("ams", slices=1), tmp_path / "ams.toml")
-    good = 'ask = ["tcp://ldn:1"]\ndirectory = "sites"\nports = [17200, 17210]\n'
-    assert was in good
-    file = tmp_path / "hub.toml"
-    file.write_text('feed = "ams.toml"\ndirectory = "kept"\n[join]\n' + good.replace(was, now))
-    with pytest.raises(ConfigError, match=why):
-        load_hub(file)
