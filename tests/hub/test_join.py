@@ -15,7 +15,6 @@ from blackbox import ConfigError, Feed, Hub, HubClient
 from blackbox.block.form.layout import VERSION
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.security import Security
-from blackbox.services.hub.hub_file import load_hub
 from blackbox.services.hub.pair.paired_hub import PairedHub
 from blackbox.services.hub.pair.protocol import Pair
 from blackbox.services.hub.protocol import ENCODER, FOUND, Ended, FindSites, FoundSites, Site
@@ -23,7 +22,6 @@ from blackbox.services.hub.sites.discovery import Join
 from blackbox.services.hub.sites.site_files import SiteFiles
 from blackbox.testing import wait_until
 from blackbox.transport.security.curve import ClientKeys, load_pair, load_public, use_keys
-from tests.cli.commands import write_feed
 from tests.hub.hubs import hub_feed
 from tests.hub.pairs import pair_feed
 from tests.hub.test_sites import here
@@ -98,17 +96,16 @@ def assert_comes(feed: Feed, seen: Feed, directory: Path) -> None:
 
 
 @pytest.mark.long
-def test_hubs_that_ask_one_hub_find_all_and_forward_each_other(tmp_path: Path) -> None:
+def test_hubs_find_and_forward_each_other_also_one_that_joins_later(tmp_path: Path) -> None:
     feeds = {site: hub_feed(site, slices=1) for site in SITES[:3]}
+    hubs: dict[str, Hub] = {}
     with ExitStack() as stack:
-        hubs = {
-            site: stack.enter_context(
-                Hub(
-                    feed, tmp_path / site, join=joining(tmp_path / site, feeds["ldn"], every_ns=5 * EVERY_NS)
-                )  # ldn asks itself, too
-            )
-            for site, feed in feeds.items()
-        }
+        for site, asked in (("ldn", "ldn"), ("ams", "ldn"), ("nyc", "ams")):  # the first one asks itself
+            join = joining(tmp_path / site, feeds[asked], every_ns=5 * EVERY_NS)
+            if site == "nyc":
+                wait_found(tmp_path / "ldn", "ams")
+                wait_found(tmp_path / "ams", "ldn")
+            hubs[site] = stack.enter_context(Hub(feeds[site], tmp_path / site, join=join))
         for site, hub in hubs.items():
             others = [each for each in feeds if each != site]
             seen = wait_found(tmp_path / site, *others)
@@ -116,23 +113,6 @@ def test_hubs_that_ask_one_hub_find_all_and_forward_each_other(tmp_path: Path) -
             for other, feed in zip(others, seen, strict=True):
                 assert_comes(feeds[other], feed, tmp_path / f"{site}-{other}")
                 assert msgspec.structs.replace(feed, slices=feeds[other].slices) == feeds[other]
-
-
-@pytest.mark.long
-def test_a_site_that_joins_later_is_found_by_all(tmp_path: Path) -> None:
-    feeds = {site: hub_feed(site, slices=1) for site in SITES[:3]}
-    with (
-        Hub(feeds["ldn"], tmp_path / "ldn", join=joining(tmp_path / "ldn")),
-        Hub(feeds["ams"], tmp_path / "ams", join=joining(tmp_path / "ams", feeds["ldn"])),
-    ):
-        wait_found(tmp_path / "ldn", "ams")
-        wait_found(tmp_path / "ams", "ldn")
-        # This hub asks a different hub than the others do.
-        with Hub(feeds["nyc"], tmp_path / "nyc", join=joining(tmp_path / "nyc", feeds["ams"])):
-            for site in SITES[:2]:
-                (seen,) = wait_found(tmp_path / site, "nyc")
-                assert_comes(feeds["nyc"], seen, tmp_path / f"{site}-reader")
-            wait_found(tmp_path / "nyc", *SITES[:2])
 
 
 def test_a_hub_that_is_down_is_asked_again_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -159,34 +139,30 @@ def test_a_hub_without_join_names_its_peers_and_forwards_no_one_else(tmp_path: P
         assert hub.sites.relays == ()
 
 
-def test_two_sites_of_one_name_are_logged_and_the_first_one_stays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ams, ldn, other = hub_feed("ams", slices=1), hub_feed("ldn", slices=1), hub_feed("ldn", slices=1)
-    patient = joining(tmp_path / "ams", every_ns=10**11)  # a busy hub must not be taken for one that is down
-    with (
-        Hub(ams, tmp_path / "ams", join=patient) as hub,
-        Hub(ldn, tmp_path / "ldn", join=joining(tmp_path / "ldn", ams)),
-    ):
-        (seen,) = wait_found(tmp_path / "ams", "ldn")
-        with Hub(other, tmp_path / "other", join=joining(tmp_path / "other", ams)):
-            wait_log(caplog, f"feed 'ldn' was of hub {other.hub} and of hub {ldn.hub}: give each its own name")
-            assert_comes(ldn, seen, tmp_path / "reader")
-            assert [relay.upstream for relay in hub.sites.relays] == [ldn]
-    said = [
-        record for record in caplog.records if record.message.startswith("hub of feed 'ams': a site was not accepted")
-    ]
-    assert len(said) == 1
-
-
-def test_a_site_of_our_own_name_is_logged_and_not_forwarded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ams, other = hub_feed("ams", slices=1), hub_feed("ams", slices=1)
-    with (
-        Hub(other, tmp_path / "other"),
-        Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams", other)) as hub,
-    ):
-        wait_log(caplog, f"feed 'ams' was of hub {other.hub} and of hub {ams.hub}: give each its own name")
-        assert hub.sites.relays == ()
+def test_refused_sites_are_logged_once_and_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They have the name of another site or of the hub, need too many ports, or would overwrite another file."""
+    ams, ldn, again, own = (hub_feed(name, slices=1) for name in ("ams", "ldn", "ldn", "ams"))
+    (tmp_path / "hub.toml").write_text("mine")
+    refused = {
+        f"feed 'ldn' was of hub {again.hub} and of hub {ldn.hub}: give each its own name": again,
+        f"feed 'ams' was of hub {own.hub} and of hub {ams.hub}: give each its own name": own,
+        "had 1 free ones, expected 3 for the slices of feed 'large'": hub_feed("large", slices=3),
+        f"{tmp_path / 'hub.toml'} was there already, expected": hub_feed("hub", slices=1),
+    }
+    patient = joining(tmp_path, count=2, every_ns=10**11)  # a busy hub must not be taken for one that is down
+    join = msgspec.structs.replace(patient, directory=str(tmp_path))
+    with Hub(ams, tmp_path / "kept", join=join) as hub, Hub(ldn, tmp_path / "ldn"):
+        say_site(ams, site_of(ldn))
+        wait_until(lambda: len(hub.sites.relays) == 1, WAIT_S)
+        for why, feed in refused.items():
+            for _ in range(3):
+                say_site(ams, site_of(feed))
+            wait_log(caplog, why)
+        assert_comes(ldn, Feed.load(tmp_path / "ldn.toml"), tmp_path / "reader")
+        assert [relay.upstream for relay in hub.sites.relays] == [ldn]
+    said = [each.message for each in caplog.records if "hub of feed 'ams': a site was not accepted" in each.message]
+    assert [sum(why in each for each in said) for why in refused] == [1] * len(refused)
+    assert (tmp_path / "hub.toml").read_text() == "mine"
 
 
 def test_a_peer_of_the_hub_file_is_not_replaced(tmp_path: Path) -> None:
@@ -216,27 +192,20 @@ def test_a_site_that_leads_back_here_is_dropped_and_the_hub_continues(
         assert_comes(ldn, seen, tmp_path / "reader")
 
 
-def test_too_few_ports_are_logged_and_other_sites_are_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ams, ldn, nyc = hub_feed("ams", slices=1), hub_feed("ldn", slices=3), hub_feed("nyc", slices=2)
-    with (
-        Hub(ldn, tmp_path / "ldn", peers=[(nyc, here(nyc))]),
-        Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams", ldn, count=2)) as hub,
-    ):
-        wait_log(caplog, "had 2 free ones, expected 3 for the slices of feed 'ldn'")
-        wait_found(tmp_path / "ams", "nyc")
-        wait_until(lambda: len(hub.sites.relays) == 1, WAIT_S)
-
-
-def test_a_restarted_hub_keeps_its_sites_and_ports(tmp_path: Path) -> None:
+def test_a_restarted_hub_keeps_its_sites_and_ports_unless_a_file_is_damaged(tmp_path: Path) -> None:
     ams, ldn = hub_feed("ams", slices=2), hub_feed("ldn", slices=2)
     join = joining(tmp_path / "ams", ldn)
     with Hub(ldn, tmp_path / "ldn"):
         with Hub(ams, tmp_path / "ams", join=join):
             (seen,) = wait_found(tmp_path / "ams", "ldn")
         # This time no hub is asked.
-        with Hub(ams, tmp_path / "ams", join=msgspec.structs.replace(join, ask=(), every_ns=10**12)) as hub:
+        join = msgspec.structs.replace(join, ask=(), every_ns=10**12)
+        with Hub(ams, tmp_path / "ams", join=join) as hub:
             assert len(hub.sites.relays) == 1
             assert_comes(ldn, seen, tmp_path / "reader")
+    path_of(tmp_path / "ams", "ldn").write_text("name = ")
+    with pytest.raises(ConfigError, match=r"ldn\.toml is not TOML"):
+        Hub(ams, tmp_path / "ams", join=join).start()
 
 
 def test_a_site_that_has_moved_is_forwarded_at_the_same_ports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -249,16 +218,6 @@ def test_a_site_that_has_moved_is_forwarded_at_the_same_ports(tmp_path: Path, ca
             wait_log(caplog, "has changed: feed 'ldn'")
             assert wait_found(tmp_path / "ams", "ldn") == [seen]
             assert_comes(moved, seen, tmp_path / "reader")
-
-
-def test_a_damaged_file_of_a_site_ends_the_start(tmp_path: Path) -> None:
-    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
-    join = joining(tmp_path / "ams", ldn)
-    with Hub(ldn, tmp_path / "ldn"), Hub(ams, tmp_path / "ams", join=join):
-        wait_found(tmp_path / "ams", "ldn")
-    path_of(tmp_path / "ams", "ldn").write_text("name = ")
-    with pytest.raises(ConfigError, match=r"ldn\.toml is not TOML"):
-        Hub(ams, tmp_path / "ams", join=join).start()
 
 
 def test_both_hubs_of_a_pair_answer_also_the_passive_one(tmp_path: Path) -> None:
@@ -324,19 +283,6 @@ def test_the_key_of_a_hub_that_is_asked_is_missing(tmp_path: Path) -> None:
         Hub(ring.feed(ams, "ams"), tmp_path / "ams", join=joining(tmp_path / "ams", ldn)).start()
 
 
-def test_a_hub_file_names_the_hubs_to_ask(tmp_path: Path) -> None:
-    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
-    write_feed(ams, tmp_path / "ams.toml")
-    file, (first, last) = tmp_path / "hub.toml", ports(2)
-    text = (
-        f'feed = "ams.toml"\ndirectory = "kept"\n[join]\nask = ["{ldn.hub}"]\n'
-        f'directory = "sites"\nports = [{first}, {last}]\n'
-    )
-    file.write_text(text)
-    with Hub(ldn, tmp_path / "ldn"), load_hub(file):
-        wait_found(tmp_path, "ldn")
-
-
 def test_an_address_of_another_host_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
@@ -368,17 +314,6 @@ def test_an_unreachable_hub_of_a_site_ends_no_hub(tmp_path: Path, caplog: pytest
         wait_until(lambda: "ldn" in [each.upstream.name for each in hub.sites.relays], WAIT_S)
     assert "sites of 'ams' failed" not in caplog.text
     assert "hub 'ipc://@' cannot be asked" in caplog.text
-
-
-def test_a_site_overwrites_only_files_of_sites(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ams = hub_feed("ams", slices=1)
-    join = msgspec.structs.replace(joining(tmp_path), directory=str(tmp_path))
-    (tmp_path / "hub.toml").write_text("mine")
-    with Hub(ams, tmp_path / "kept", join=join) as hub:
-        say_site(ams, site_of(hub_feed("hub", slices=1)))
-        wait_log(caplog, f"{tmp_path / 'hub.toml'} was there already, expected")
-        assert hub.sites.relays == ()
-    assert (tmp_path / "hub.toml").read_text() == "mine"
 
 
 def test_a_hub_killed_while_a_site_changes_starts_again_at_the_same_ports(
