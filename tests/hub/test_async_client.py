@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import AsyncHubClient, Hub
+from blackbox import AsyncHubClient, Feed, Hub
 from blackbox.block.batch.batch import Message
 from blackbox.block.position import Place
 from blackbox.errors import NotStoredError
@@ -19,15 +19,15 @@ from tests.hub.hubs import hub_feed
 from tests.hub.test_get import WAIT_S, reader
 
 
-def test_puts_in_asyncio_are_stored_in_order_and_delivered(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_puts_in_asyncio_are_stored_in_order_and_delivered(tmp_path: Path, feed: Feed) -> None:
 
     async def run() -> list[bytes]:
         async with AsyncHubClient(feed, "desk", tmp_path / "desk", in_flight=20) as client, asyncio.timeout(60):
             await client.subscribe(b"A")
             places = await asyncio.gather(*(client.put(b"A.x", b"%d" % number) for number in range(20)))
             assert [place.sequence for place in places] == list(range(20))
-            await asyncio.gather(*(client.put(b"B.x", b"") for _ in range(100)))
+            await asyncio.gather(*(client.put((b"B.x", b"C.x"), b"") for _ in range(100)))
+            assert await asyncio.to_thread(client.client.published_count) == 220
             await client.flush()
             got = [bytes((await client.get(b"A")).payload) for _ in range(20)]
             with pytest.raises(TimeoutError):
@@ -41,8 +41,7 @@ def test_puts_in_asyncio_are_stored_in_order_and_delivered(tmp_path: Path) -> No
         assert asyncio.run(run()) == [b"%d" % number for number in range(20)]
 
 
-def test_a_task_gets_messages_of_several_subscriptions(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_a_task_gets_messages_of_several_subscriptions(tmp_path: Path, feed: Feed) -> None:
 
     async def get() -> None:
         async with AsyncHubClient(feed, "reader", tmp_path / "reader") as client:
@@ -76,9 +75,10 @@ def test_a_task_gets_messages_of_several_subscriptions(tmp_path: Path) -> None:
         asyncio.run(get())
 
 
-def test_a_task_gets_a_message_of_a_hub_that_was_away_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_gets_a_message_of_a_hub_that_was_away_for_long(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each start of its subscription fails while the hub is away."""
-    feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
         client.subscribe(b"")
     starts, new = list[Inbox](), Inbox._new

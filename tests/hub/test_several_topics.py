@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Literal
@@ -11,14 +10,12 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import AsyncHubClient, ConfigError, Feed, Hub, HubClient, Recording, Subscriber
+from blackbox import ConfigError, Feed, Hub, HubClient, Recording, Subscriber
 from blackbox.archive.maintain.retention import Retention
 from blackbox.block.form.layout import VERSION
 from blackbox.block.position import NOWHERE
 from blackbox.errors import ConflictError, RefusedError
-from blackbox.feed.endpoint import free_endpoints
 from blackbox.publish.send.ring import MAX_NOTE_BYTES
-from blackbox.services.hub.client.json_form import ASKED
 from blackbox.services.hub.pair.protocol import LEADS, Entry, Lead, Part, Standing
 from blackbox.services.hub.protocol import (
     ENCODER,
@@ -34,12 +31,10 @@ from blackbox.services.hub.server.judge import Judge, Request
 from blackbox.services.hub.sites.sites import Sites
 from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
-from tests.hub.flips import cut_power
-from tests.hub.hubs import hub_feed, leave, published, sizes
-from tests.hub.pairs import PATIENCE_S, pair_feed
+from tests.hub.hubs import hub_feed, leave, published, reboot, sizes
+from tests.hub.pairs import PATIENCE_S, hub_of, pair_feed, wait_in_step
 from tests.hub.peer import Peer
 from tests.hub.test_dropped_messages import dropping
-from tests.hub.test_pair_rules import hub_of
 from tests.hub.test_put_rights import client, grant
 from tests.hub.test_retention import held
 from tests.hub.test_tables import kept
@@ -65,8 +60,7 @@ def messages(directory: Path, feed: Feed) -> list[tuple[bytes, ...]]:
     return found
 
 
-def test_a_message_is_stored_under_all_topics_and_delivered_once(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_a_message_is_stored_under_all_topics_and_delivered_once(tmp_path: Path, feed: Feed) -> None:
     got: list[tuple[bytes, bytes]] = []
     with Hub(feed, tmp_path) as hub, HubClient(feed, "desk", tmp_path / "desk") as client, kept(feed) as table:
         client.subscribe(b"A")
@@ -102,8 +96,9 @@ def test_a_message_is_stored_under_all_topics_and_delivered_once(tmp_path: Path)
     assert messages(tmp_path, feed) == [(b"B.1", b"A.1", b"B.2"), (b"A.2", b"A.3"), (b"A.4",)]
 
 
-def test_a_reader_that_stopped_between_the_topics_of_a_message_does_not_get_it_again(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_a_reader_that_stopped_between_the_topics_of_a_message_does_not_get_it_again(
+    tmp_path: Path, feed: Feed
+) -> None:
     with Hub(feed, tmp_path / "hub"):
         with HubClient(feed, "reader", tmp_path / "reader") as reader, HubClient(feed) as writer:
             reader.subscribe(b"A")
@@ -130,8 +125,7 @@ def test_topics_of_several_slices_and_keys_are_one_message_each(tmp_path: Path, 
     assert len(found) == len(groups) + len({(feed.slice_of(topic), feed.key_of(topic)) for topic in topics[:2]})
 
 
-def test_a_large_message_is_in_one_block(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_a_large_message_is_in_one_block(tmp_path: Path, feed: Feed) -> None:
     topics = tuple(b"A.%d" % number for number in range(16))
     with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put_soon((b"A", b"B"), b"small")
@@ -220,20 +214,6 @@ def test_a_repeated_put_is_answered_once_for_all_topics(tmp_path: Path) -> None:
     assert sorted(rows(tmp_path, feed)) == [(topic, b"1") for topic in topics]
 
 
-def test_a_request_sent_again_has_the_same_answer(tmp_path: Path) -> None:
-    feed = hub_feed(slices=2)
-    with Hub(feed, tmp_path), Peer(feed) as peer:
-        peer.hello()
-        index = numpy.arange(3, dtype=numpy.int32).tobytes()
-        put = msgspec.structs.replace(peer.puts(1, b"x"), count=3, topics=[b"A", b"B", b"C"], index=index, is_one=True)
-        answer = peer.ask(put)
-        assert unpack_places(answer.places)["is_refused"].tolist() == [0, 0, 0]
-        assert peer.ask(put) == answer
-        refused = peer.ask(msgspec.structs.replace(put, first=4, count=300, index=numpy.zeros(300, "i4").tobytes()))
-        assert "had 300 topics" in refused.why
-    assert sorted(rows(tmp_path, feed)) == [(b"A", b"x"), (b"B", b"x"), (b"C", b"x")]
-
-
 @pytest.mark.parametrize("fsync", ["interval", "block"])
 def test_a_killed_hub_that_has_stored_some_rows_stores_the_others(
     tmp_path: Path, fsync: Literal["interval", "block"]
@@ -244,7 +224,6 @@ def test_a_killed_hub_that_has_stored_some_rows_stores_the_others(
     mine = {slice_id: [each for each in topics if feed.slice_of(each) == slice_id] for slice_id in (0, 1)}
     assert all(mine.values())
     with Hub(feed, tmp_path / "hub", fsync=fsync) as hub, Peer(feed) as peer:
-        peer.hello()
         index = numpy.arange(len(topics), dtype=numpy.int32).tobytes()
         put = msgspec.structs.replace(
             peer.puts(2, b"x"), count=len(topics), topics=list(topics), index=index, is_one=True
@@ -255,9 +234,8 @@ def test_a_killed_hub_that_has_stored_some_rows_stores_the_others(
         leave(tmp_path / "hub", tmp_path / "left", had, 1)
         epoch = hub.epoch
     if fsync == "block":
-        cut_power(tmp_path / "left")
+        reboot(tmp_path / "left")
     with Hub(feed, tmp_path / "left", fsync=fsync), Peer(feed) as peer:
-        peer.hello()
         again = unpack_places(peer.ask(put).places)
         assert again["is_new"].tolist() == [feed.slice_of(topic) for topic in topics]
         stays = again["slice"] == 0
@@ -267,9 +245,8 @@ def test_a_killed_hub_that_has_stored_some_rows_stores_the_others(
     assert sorted(found) == sorted([(b"A.x",), *map(tuple, mine.values())])
 
 
-def test_large_messages_with_several_topics_are_several_turns() -> None:
+def test_large_messages_with_several_topics_are_several_turns(feed: Feed) -> None:
     """The other hub of a pair gets a turn in one answer, which its socket limits to 64 MiB."""
-    feed = hub_feed(slices=1)
     judge = Judge(feed, (100, 100, 100), Frontend(feed, Sites(feed, [], None)))
     judge.begin(1, [0])
     list(judge.turns([Request(b"", "", b"", Hello("desk", 1, feed.name, 7, VERSION))]))
@@ -287,12 +264,11 @@ def test_an_answer_of_a_pair_may_be_as_large_as_its_socket_allows() -> None:
     assert LEADS.decode(ENCODER.encode(lead)) == lead
 
 
-def test_both_hubs_of_a_pair_have_all_rows_in_one_block(tmp_path: Path) -> None:
+def test_both_hubs_of_a_pair_have_all_rows_in_one_block(tmp_path: Path, links: tuple[str, ...]) -> None:
     feed = pair_feed(slices=1)
-    (links,) = free_endpoints("tcp", "link", 1, 2)
     topics = tuple(b"A.%d" % number for number in range(20))
     with hub_of(feed, tmp_path, links) as primary, hub_of(feed, tmp_path, links, "backup") as backup:
-        wait_until(lambda: {primary.statistics().life, backup.statistics().life} == {"active", "armed"}, PATIENCE_S)
+        wait_in_step(primary, backup)
         with HubClient(feed) as client:
             place = client.put(topics, bytes(100_000), b"id", timeout=PATIENCE_S)
             client.put((b"B", b"C"), None, timeout=PATIENCE_S)
@@ -301,21 +277,7 @@ def test_both_hubs_of_a_pair_have_all_rows_in_one_block(tmp_path: Path) -> None:
     assert messages(tmp_path / "primary", feed) == messages(tmp_path / "backup", feed) == expected
 
 
-def test_the_asyncio_client_puts_several_topics(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
-
-    async def put() -> list[int]:
-        async with AsyncHubClient(feed) as client:
-            places = await asyncio.gather(*(client.put((b"A", b"B"), b"%d" % number) for number in range(20)))
-        return [place.sequence for place in places]
-
-    with Hub(feed, tmp_path):
-        assert sorted(asyncio.run(put())) == list(range(0, 40, 2))
-    assert messages(tmp_path, feed) == [(b"A", b"B")] * 20
-
-
-def test_dropped_topics_do_not_split_a_message(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_dropped_topics_do_not_split_a_message(tmp_path: Path, feed: Feed) -> None:
     retention = Retention(only_wanted=True)
     with Hub(feed, tmp_path / "hub", retention=retention), HubClient(feed, "reader", tmp_path / "reader") as reader:
         reader.subscribe(b"A")
@@ -352,8 +314,3 @@ def test_a_recorded_message_is_replayed_once(tmp_path: Path) -> None:
         assert [each for each in got[b"A"] if each != b"single"] == numbers
         assert got[b"B.2"] == numbers
         assert sorted(each for each in got[b""] if each != b"single") == sorted(numbers * len(slices))
-
-
-def test_a_driven_client_takes_a_list_of_topics() -> None:
-    asked = ASKED.decode(b'{"do": "put", "topic": ["A", "B"], "text": "x"}')
-    assert asked.topic == ["A", "B"]  # type: ignore[union-attr]
