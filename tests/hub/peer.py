@@ -14,14 +14,17 @@ from blackbox.services.hub.protocol import ENCODER, Hello, Put, Stored, decode_a
 
 
 class Peer:
-    """A simulated client that sends requests and receives answers."""
+    """A simulated client that sends requests and receives answers. Its `with` block begins its session."""
 
-    def __init__(self, feed: Feed, name: str = "peer", session: int = 1, replaces: int = 0) -> None:
+    def __init__(
+        self, feed: Feed, name: str = "peer", session: int = 1, replaces: int = 0, *, greets: bool = True
+    ) -> None:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger, self.socket.rcvhwm = 0, 1
         self.socket.connect(feed.hub)
         self.feed, self.name, self.session, self.replaces = feed, name, session, replaces
+        self._greets = greets
 
     def ask(self, request: Any) -> Any:
         self.socket.send(request if isinstance(request, bytes) else ENCODER.encode(request))
@@ -44,11 +47,20 @@ class Peer:
         return msgspec.structs.replace(put, **changes)
 
     def __enter__(self) -> Peer:
+        if self._greets:
+            self.hello()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.socket.close()
         self.context.term()
+
+
+def places_of(answer: Any) -> list[tuple[int, int, int]]:
+    """Return slice, epoch and sequence of each put of a request."""
+    assert isinstance(answer, Stored)
+    places: list[tuple[int, int, int]] = unpack_places(answer.places)[["slice", "epoch", "sequence"]].tolist()
+    return places
 
 
 def refused_of(answer: Any) -> list[bool]:

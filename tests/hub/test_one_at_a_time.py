@@ -87,21 +87,14 @@ def test_a_put_that_timed_out_stays_pending(tmp_path: Path) -> None:
     assert payloads(tmp_path, feed) == [b"0", b"0", b"0.2"]
 
 
-def test_closing_a_client_ends_its_waiting_put(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_closing_a_client_ends_its_waiting_put(tmp_path: Path, by_signal: bool) -> None:
     client = begun(hub_feed(), tmp_path)
-    closing = once_it_waits(client, client.end)
+    signal.signal(signal.SIGUSR1, lambda *_: client.end())
+    closing = once_it_waits(client, press(signal.SIGUSR1) if by_signal else client.end)
     with pytest.raises(HubError, match="was closed before the hub had answered"):
         client.put(b"A.x", b"1", timeout=60.0)
     closing.join()
-
-
-def test_a_signal_handler_may_close_a_client_with_a_waiting_put(tmp_path: Path) -> None:
-    client = begun(hub_feed(), tmp_path)
-    signal.signal(signal.SIGUSR1, lambda *_: client.end())
-    presser = once_it_waits(client, press(signal.SIGUSR1))
-    with pytest.raises(HubError, match="was closed"):
-        client.put(b"A.x", b"1", timeout=60)
-    presser.join()
 
 
 @pytest.mark.own_process
@@ -146,21 +139,6 @@ def test_abandoned_questions_are_not_asked_again(tmp_path: Path) -> None:
             client.published_count(0.01)
     assert not client._sender._questions
     client.end()
-
-
-def test_a_client_replaced_by_another_process_raises_in_its_put(tmp_path: Path) -> None:
-    feed = hub_feed()
-    with Hub(feed, tmp_path):
-        first = HubClient(feed, "desk").start()
-        first.put(b"A.x", b"0")
-        wait_until(lambda: not first._sender._driver.is_there)
-        with HubClient(feed, "desk") as second:
-            second.put(b"A.x", b"1")
-            for _ in range(2):
-                with pytest.raises(HubError, match="was started elsewhere"):
-                    first.put(b"A.x", b"lost", timeout=60.0)
-        first.end()
-    assert payloads(tmp_path, feed) == [b"0", b"1"]
 
 
 def test_an_error_raised_by_a_signal_during_a_put_ends_the_client(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
@@ -36,29 +35,14 @@ def test_a_put_calls_and_wakes_as_any_future() -> None:
     assert (put.result(), put.exception(), called) == (PLACE, None, [put])
 
 
-def test_a_put_that_is_done_needs_no_wait() -> None:
-    put, called = new(), list[Future[Place]]()
-    put.set_result(PLACE)
-    put.add_done_callback(called.append)
-    assert [each.result() for each in as_completed([put], 0.0)] == [PLACE]
-    assert (put.done(), called) == (True, [put])
-
-
-def test_an_error_is_raised_by_each_way_to_wait() -> None:
-    put, error = new(), HubError("refused")
+def test_a_put_that_has_failed_needs_no_wait_and_raises_its_error() -> None:
+    put, called, error = new(), list[Future[Place]](), HubError("refused")
     put.set_exception(error)
+    put.add_done_callback(called.append)
+    assert list(as_completed([put], 0.0)) == called == [put]
     assert put.exception() is error
     with pytest.raises(HubError, match="refused"):
         put.result()
-
-
-def test_a_task_awaits_a_put() -> None:
-    async def awaited() -> Place:
-        put = new()
-        threading.Timer(0.05, put.set_result, [PLACE]).start()
-        return await asyncio.wrap_future(put)
-
-    assert asyncio.run(awaited()) == PLACE
 
 
 def test_threads_that_begin_to_wait_while_results_arrive_get_all() -> None:

@@ -35,13 +35,10 @@ from blackbox.services.hub.protocol import (
     offsets_of_one,
     unpack_places,
 )
-from blackbox.testing import wait_until
 from tests.examples import examples
 from tests.hub.hubs import hub_feed, published
-from tests.hub.pairs import PATIENCE_S, pair_feed
+from tests.hub.pairs import PATIENCE_S, hub_of, pair_feed, wait_in_step
 from tests.hub.peer import Peer, refused_of
-from tests.hub.test_driven_client import context, driven  # noqa: F401  # a fixture
-from tests.hub.test_pair_rules import hub_of
 
 GOOD: Final = b"P" + bytes(load_schema("itch50").dtype("P").itemsize - 1)
 
@@ -55,11 +52,12 @@ def payloads(count: int) -> Any:
     return numpy.zeros((count, 1), numpy.uint8)
 
 
-def test_a_topic_too_many_fails_only_its_own_put(tmp_path: Path) -> None:
+def test_a_topic_too_many_fails_only_its_own_put_and_its_id_is_judged_again(tmp_path: Path) -> None:
     """All puts share one request, because the hub is down."""
     feed = narrow(hub_feed(slices=1))
+    topics = (b"A", b"B", b"C", b"A", b"D", b"B")
     with HubClient(feed) as client:
-        futures = [client.put_soon(topic, b"%d" % at) for at, topic in enumerate((b"A", b"B", b"C", b"A", b"D", b"B"))]
+        futures = [client.put_soon(topic, b"%d" % at, b"id-%d" % at) for at, topic in enumerate(topics)]
         conflict = client.put_soon(b"A", b"6", if_at=NOWHERE)
         with Hub(feed, tmp_path) as hub:
             client.flush(60)
@@ -74,26 +72,21 @@ def test_a_topic_too_many_fails_only_its_own_put(tmp_path: Path) -> None:
             assert conflict.exception().found == futures[3].result()  # type: ignore[union-attr]
             statistics = hub.statistics()
             assert (statistics.stored, statistics.refused, statistics.conflicts) == (4, 2, 1)
-    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"0"), (b"B", b"1"), (b"A", b"3"), (b"B", b"5")]
+    expected = [(b"A", b"0"), (b"B", b"1"), (b"A", b"3"), (b"B", b"5")]
+    assert [row[3:] for row in published(tmp_path, feed)] == expected
+    with Hub(narrow(feed, 3), tmp_path), HubClient(feed) as client:
+        place = client.put(b"C", b"2", b"id-2", timeout=60)
+        assert client.put(b"C", b"2", b"id-2") == place
+    assert [row[3:] for row in published(tmp_path, feed)] == [*expected, (b"C", b"2")]
 
 
 def test_a_topic_without_a_put_takes_no_room(tmp_path: Path) -> None:
     feed, index = narrow(hub_feed(slices=1)), numpy.arange(2, dtype=numpy.int32).tobytes()
     with Hub(feed, tmp_path), Peer(feed) as peer:
-        peer.hello()
         assert refused_of(peer.ask(peer.puts(1, b"1", topics=[b"A", b"B"]))) == [False]
         one = peer.puts(2, b"2", b"", topics=[b"A", b"C", b"D"], index=index, offsets=offsets_of_one(1), is_one=True)
         assert refused_of(peer.ask(one)) == [False] * 2
         assert refused_of(peer.ask(peer.puts(4, b"3", topics=[b"D"]))) == [True]
-
-
-def test_a_restarted_client_is_not_counted_as_refused(tmp_path: Path) -> None:
-    feed = hub_feed()
-    with Hub(feed, tmp_path) as hub:
-        for _ in range(3):
-            with HubClient(feed, "desk") as client:
-                client.put(b"A", b"1")
-        assert hub.statistics().refused == 0
 
 
 def test_a_request_has_at_most_a_hundred_reasons(tmp_path: Path) -> None:
@@ -137,33 +130,6 @@ def test_the_error_of_many_requests_names_the_first_refusal(tmp_path: Path) -> N
         assert refused.value.places is not None
         assert numpy.flatnonzero(refused.value.places["is_refused"]).tolist() == [4_500, 4_900]
     assert len(published(tmp_path, feed)) == 4_998
-
-
-def test_a_refused_id_is_judged_again(tmp_path: Path) -> None:
-    feed = narrow(hub_feed(slices=1), 1)
-    with Hub(feed, tmp_path), HubClient(feed) as client:
-        client.put(b"A", b"1", b"first")
-        with pytest.raises(RefusedError):
-            client.put(b"B", b"2", b"second")
-    with Hub(narrow(feed), tmp_path), HubClient(feed) as client:
-        place = client.put(b"B", b"2", b"second", timeout=60)
-        assert client.put(b"B", b"2", b"second") == place
-    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"1"), (b"B", b"2")]
-
-
-def test_a_repeated_request_receives_its_earlier_verdicts(tmp_path: Path) -> None:
-    """The next hub repeats the verdicts, although its feed has room for the refused puts."""
-    feed = narrow(hub_feed(slices=1), 1)
-    with Hub(feed, tmp_path), Peer(feed) as peer:
-        peer.hello()
-        index = numpy.arange(2, dtype=numpy.int32).tobytes()
-        put = peer.puts(1, b"1", b"2", topics=[b"A", b"B"], index=index)
-        answer = peer.ask(put)
-        assert [code for _, _, code, _, _ in judged(answer)[0]] == [0, 2]
-        assert peer.ask(put) == answer
-    with Hub(narrow(feed), tmp_path), Peer(feed) as peer:
-        assert peer.ask(put) == answer
-    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"1")]
 
 
 # Comparison with a slow reference.
@@ -271,7 +237,6 @@ def as_told(place: tuple[int, ...], why: list[str]) -> Any:
 
 def check(peer: Peer, reference: Reference, requests: list[list[Row]]) -> list[tuple[Put, Stored]]:
     """Put all requests, each twice, compare the answers, and return them."""
-    peer.hello()
     asked, first = list[tuple[Put, Stored]](), 1
     for rows in requests:
         conditions, expected = list[tuple[int, int]](), list[Any]()
@@ -300,7 +265,7 @@ def test_each_put_is_judged_like_a_slow_reference(
         reference.epoch = hub.epoch
         asked = check(peer, reference, requests)
     assert [row[1:] for row in published(place, feed)] == sorted(reference.published, key=lambda each: each[:2])
-    with Hub(feed, place), Peer(feed) as peer:
+    with Hub(narrow(feed, 99), place), Peer(feed) as peer:  # also of puts that it has room for
         assert all(peer.ask(put) == answer for put, answer in asked)
 
 
@@ -315,11 +280,11 @@ def test_each_put_is_judged_the_same_by_both_hubs_of_a_pair(
     with ExitStack() as stack:
         backup = stack.enter_context(hub_of(feed, place, links, "backup"))
         with hub_of(feed, place, links) as primary:
-            wait_until(lambda: (primary.statistics().life, backup.statistics().life) == ("active", "armed"), PATIENCE_S)
+            wait_in_step(primary, backup)
             reference.epoch = primary.epoch
             with Peer(feed) as peer:
                 asked = check(peer, reference, requests)
-        with Peer(msgspec.structs.replace(feed, hub=feed.hub_backup)) as peer:
+        with Peer(msgspec.structs.replace(feed, hub=feed.hub_backup), greets=False) as peer:
             assert all(patiently(peer, put) == answer for put, answer in asked)
     for role in ("primary", "backup"):
         said = [row[1:] for row in published(place / role, feed)]
@@ -329,53 +294,45 @@ def test_each_put_is_judged_the_same_by_both_hubs_of_a_pair(
 # Requests that are wrong as a whole
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"topics": [b""]}, "topic"),
-        ({"topics": [b"A" * 2_000]}, "topic had 2000 bytes, expected at most 1024"),
-        ({"index": b"\1\0\0\0"}, "index was 1 to 1, expected places of 1 topics"),
-        ({"index": b"\0"}, "index had 1 bytes, expected 4"),
-        ({"offsets": b"\0" * 8}, "offsets had 8 bytes, expected 16"),
-        ({"offsets": numpy.array([0, 9]).tobytes()}, "offsets were from 0 to 9, expected 0 to 2"),
-        ({"times": b"1"}, "times had 1 bytes, expected 8"),
-        ({"valid": b"11"}, "valid had 2 bytes, expected 1"),
-        ({"ids": [b"a", b"b"]}, "ids were 2, expected none or 1"),
-        (
-            {"payloads": bytes(MOST_BYTES + 1), "offsets": offsets_of_one(MOST_BYTES + 1)},
-            "payloads had 1048577 bytes, expected at most 1048576",
-        ),
-    ],
-)
-def test_a_wrong_request_is_refused_with_a_reason_and_later_ones_succeed(
-    tmp_path: Path, changes: dict[str, Any], why: str
-) -> None:
-    feed = hub_feed()
+WRONG: Final[list[tuple[int, dict[str, Any], str]]] = [
+    (1, {"topics": [b""]}, "topic"),
+    (1, {"topics": [b"A" * 2_000]}, "topic had 2000 bytes, expected at most 1024"),
+    (1, {"index": b"\1\0\0\0"}, "index was 1 to 1, expected places of 1 topics"),
+    (1, {"index": b"\0"}, "index had 1 bytes, expected 4"),
+    (1, {"offsets": b"\0" * 8}, "offsets had 8 bytes, expected 16"),
+    (1, {"offsets": numpy.array([0, 9]).tobytes()}, "offsets were from 0 to 9, expected 0 to 2"),
+    (3, {"offsets": numpy.array([0, (1 << 63) - 1, -2, 6]).tobytes()}, "ascending"),  # they wrap around
+    (1, {"times": b"1"}, "times had 1 bytes, expected 8"),
+    (1, {"valid": b"11"}, "valid had 2 bytes, expected 1"),
+    (1, {"ids": [b"a", b"b"]}, "ids were 2, expected none or 1"),
+    (1, {"count": 300, "index": bytes(1_200), "is_one": True}, "had 300 topics"),
+    (
+        1,
+        {"payloads": bytes(MOST_BYTES + 1), "offsets": offsets_of_one(MOST_BYTES + 1)},
+        "payloads had 1048577 bytes, expected at most 1048576",
+    ),
+]
+"""Number of puts of a request, a change of its fields, and a part of the reason for which they are refused."""
+
+
+def test_a_wrong_request_is_refused_with_a_reason_and_later_ones_succeed(tmp_path: Path, feed: Feed) -> None:
+    first = 1
     with Hub(feed, tmp_path) as hub, Peer(feed) as peer:
-        peer.hello()
-        wrong = peer.puts(1, b"no", **changes)
-        answer = peer.ask(wrong)
-        assert refused_of(answer) == [True]
-        assert why in answer.why
-        assert peer.ask(wrong) == answer
-        assert isinstance(peer.ask(peer.puts(2, b"yes")), Stored)
-        assert hub.statistics().refused == 1
-    assert [each[-1] for each in published(tmp_path, feed)] == [b"yes"]
-
-
-def test_offsets_that_wrap_around_are_refused_and_end_no_hub(tmp_path: Path) -> None:
-    feed, offsets = hub_feed(), numpy.array([0, (1 << 63) - 1, -2, 3])
-    with Hub(feed, tmp_path), Peer(feed) as peer:
-        peer.hello()
-        answer = peer.ask(peer.puts(1, b"1", b"2", b"3", offsets=offsets.tobytes()))
-        assert refused_of(answer) == [True] * 3
-        assert "ascending" in answer.why
-        assert isinstance(peer.ask(peer.puts(4, b"yes")), Stored)
+        for puts, changes, why in WRONG:
+            wrong = peer.puts(first, *[b"no"] * puts, **changes)
+            answer = peer.ask(wrong)
+            assert refused_of(answer) == [True] * wrong.count
+            assert why in answer.why
+            assert peer.ask(wrong) == answer
+            assert isinstance(peer.ask(peer.puts(first + wrong.count, b"yes")), Stored)
+            first += wrong.count + 1
+        assert hub.statistics().refused == first - 1 - len(WRONG)
+    assert [each[-1] for each in published(tmp_path, feed)] == [b"yes"] * len(WRONG)
 
 
 def test_malformed_or_foreign_requests_are_answered_with_an_error(tmp_path: Path) -> None:
     feed = hub_feed()
-    with Hub(feed, tmp_path) as hub, Peer(feed) as peer, HubClient(feed) as client:
+    with Hub(feed, tmp_path) as hub, Peer(feed, greets=False) as peer, HubClient(feed) as client:
         assert "not understood" in peer.ask(b"\xff\xff").why
         peer.socket.send_multipart([b"1", b"2", b"3"])
         assert peer.answer().why == "request had 3 frames, expected 1"
