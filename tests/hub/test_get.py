@@ -24,8 +24,7 @@ from blackbox.services.hub.client.durable_subscription import Subscription
 from blackbox.services.hub.client.subscriptions import Subscriptions
 from blackbox.services.hub.protocol import Welcome
 from blackbox.testing import wait_until
-from tests.hub.hubs import hub_feed
-from tests.support import Script
+from tests.hub.hubs import hub_feed, leave
 
 WAIT_S = 60.0
 
@@ -44,40 +43,7 @@ def reader(feed: Feed, place: Path) -> HubClient:
     return HubClient(feed, "reader", place / "reader")
 
 
-def test_all_messages_put_after_subscribe_are_delivered_once(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
-    with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
-        put_numbers(client, 0, 10)
-        client.subscribe(b"A.")
-        client.subscribe(b"A.")
-        put_numbers(client, 10, 1_000)
-        put_numbers(client, 0, 5, b"B.x")
-        assert numbers(client, b"A.", 990) == list(range(10, 1_000))
-        with pytest.raises(TimeoutError):
-            client.get(b"A.", 0.1)
-        assert client.subscriptions == [Subscription("prefix", b"A.")]
-
-
-def test_messages_since_the_last_commit_are_delivered_again(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
-    with Hub(feed, tmp_path / "hub"):
-        with reader(feed, tmp_path) as client:
-            client.subscribe(b"")
-            put_numbers(client, 0, 100)
-            assert numbers(client, b"", 30) == list(range(30))
-            client.commit()
-            assert numbers(client, b"", 20) == list(range(30, 50))
-        with reader(feed, tmp_path) as client:
-            assert client.subscriptions == [Subscription("prefix", b"")]
-            assert numbers(client, b"", 70) == list(range(30, 100))
-            client.commit()
-        with reader(feed, tmp_path) as client:
-            put_numbers(client, 100, 110)
-            assert numbers(client, b"", 10) == list(range(100, 110))
-
-
-def test_subscriptions_each_have_their_own_position(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_subscriptions_each_have_their_own_position(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
         client.subscribe(b"A")
         client.subscribe(b"A.x")
@@ -87,8 +53,7 @@ def test_subscriptions_each_have_their_own_position(tmp_path: Path) -> None:
         assert numbers(client, b"A", 20) == list(range(20))
 
 
-def test_received_messages_are_delivered_while_the_hub_is_down(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_received_messages_are_delivered_while_the_hub_is_down(tmp_path: Path, feed: Feed) -> None:
     with reader(feed, tmp_path) as client:
         with Hub(feed, tmp_path / "hub"):
             client.subscribe(b"")
@@ -103,8 +68,7 @@ def test_received_messages_are_delivered_while_the_hub_is_down(tmp_path: Path) -
             assert numbers(client, b"", 10) == list(range(50, 60))
 
 
-def test_a_subscription_that_begins_while_the_hub_is_down_raises(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_a_subscription_that_begins_while_the_hub_is_down_raises(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
         client.subscribe(b"")
         put_numbers(client, 0, 5)
@@ -115,8 +79,7 @@ def test_a_subscription_that_begins_while_the_hub_is_down_raises(tmp_path: Path)
             assert numbers(client, b"", 5) == list(range(5))
 
 
-def test_repeated_short_gets_still_receive_messages(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_repeated_short_gets_still_receive_messages(tmp_path: Path, feed: Feed) -> None:
     got = list[bytes | None]()
 
     def look() -> bool:
@@ -133,9 +96,8 @@ def test_repeated_short_gets_still_receive_messages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("end", "left"), [(HubClient.end, [b""]), (lambda client: client.unsubscribe(b""), [])])
 def test_a_subscription_that_is_being_started_can_be_ended(
-    tmp_path: Path, end: Callable[[HubClient], None], left: list[bytes]
+    tmp_path: Path, feed: Feed, end: Callable[[HubClient], None], left: list[bytes]
 ) -> None:
-    feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
         client.subscribe(b"")
         put_numbers(client, 0, 1)
@@ -150,9 +112,8 @@ def test_a_subscription_that_is_being_started_can_be_ended(
         assert [numbers(client, prefix, 1) for prefix in left] == [[0] for _ in left]
 
 
-def test_a_get_after_the_end_of_its_client_starts_no_subscription(tmp_path: Path) -> None:
+def test_a_get_after_the_end_of_its_client_starts_no_subscription(tmp_path: Path, feed: Feed) -> None:
     """Otherwise its subscription would continue under its name, and no client could end it."""
-    feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"):
         with reader(feed, tmp_path) as client:
             client.subscribe(b"")
@@ -173,9 +134,8 @@ def test_a_get_after_the_end_of_its_client_starts_no_subscription(tmp_path: Path
     ],
 )
 def test_a_get_during_close_raises_and_starts_no_subscription(
-    tmp_path: Path, end: Callable[[HubClient], None], timeout: float | None, is_there: bool
+    tmp_path: Path, feed: Feed, end: Callable[[HubClient], None], timeout: float | None, is_there: bool
 ) -> None:
-    feed = hub_feed(slices=1)
     raised = list[BlackBoxError]()
     asks = threading.Event()
 
@@ -212,8 +172,7 @@ def test_a_get_during_close_raises_and_starts_no_subscription(
         assert not [each for each in threading.enumerate() if each.name in ("blackbox-inbox", "blackbox-consumer")]
 
 
-def test_unsubscribe_is_durable_and_subscribe_starts_afresh(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_unsubscribe_is_durable_and_subscribe_starts_afresh(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub"):
         with reader(feed, tmp_path) as client:
             client.subscribe(b"A")
@@ -248,30 +207,25 @@ def test_a_subscription_that_cannot_be_ended_goes_on(tmp_path: Path, monkeypatch
         client.commit()
 
 
-def test_a_start_that_fails_leaves_no_thread(tmp_path: Path) -> None:
-    """No slice of the feed can hold the topics of a stored subscription any more."""
-    feed = hub_feed(slices=1)
+def test_a_subscription_that_no_slice_can_hold_is_refused(tmp_path: Path, feed: Feed) -> None:
+    """Also a stored one, if the feed held its topics before."""
     file = PositionFile(tmp_path, Subscription("prefix", b"B.").consumer("desk"))
     file.keep(feed.name, {0: Position(1, 0)})
     part = msgspec.structs.replace(feed.slices[0], share=None, prefixes=("A.",))
+    narrow = msgspec.structs.replace(feed, slices=(part,))
     with pytest.raises(ConfigError, match="no slice can hold topics"):
-        HubClient(msgspec.structs.replace(feed, slices=(part,)), "desk", tmp_path).start()
+        HubClient(narrow, "desk", tmp_path).start()
     assert not [each for each in threading.enumerate() if each.name == "blackbox-client"]
+    with HubClient(narrow, "other", tmp_path) as client, pytest.raises(ConfigError, match="no slice can hold topics"):
+        client.subscribe(b"Z")
 
 
-def test_a_client_killed_after_subscribe_is_still_subscribed(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
-    code = f"""
-    client = HubClient(feed, "reader", {str(tmp_path / "reader")!r}).start()
-    client.subscribe(b"A")
-    say("subscribed")
-    os.kill(os.getpid(), signal.SIGKILL)
-    """
+def test_a_client_killed_after_subscribe_is_still_subscribed(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub"):
-        with Script(code, feed) as script:
-            script.expect("subscribed")
-            assert script.finish()[0] == -9
-        with reader(feed, tmp_path) as client:
+        with reader(feed, tmp_path / "killed") as client:
+            client.subscribe(b"A")
+            leave(tmp_path / "killed", tmp_path / "left", {})
+        with reader(feed, tmp_path / "left") as client:
             put_numbers(client, 0, 3)
             assert numbers(client, b"A", 3) == [0, 1, 2]
 
@@ -374,14 +328,18 @@ def test_the_first_message_of_any_of_several_subscriptions_ends_the_wait(
             assert (message.topic, message.payload) == (prefix.encode() + b"x", b"%d" % number)
 
 
-def test_several_subscriptions_take_turns_and_none_starves(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def begin_two(client: HubClient) -> list[Message]:
+    """Subscribe to two prefixes; put and return the first message of each."""
+    for prefix in ("A.", "B."):
+        client.subscribe(prefix)
+    for topic in (b"A.x", b"B.x"):
+        put_numbers(client, 0, 1, topic)
+    return [client.get(prefix, WAIT_S) for prefix in ("A.", "B.")]
+
+
+def test_several_subscriptions_take_turns_and_none_starves(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
-        for prefix in (b"A.", b"B."):
-            client.subscribe(prefix)
-        for topic in (b"A.x", b"B.x"):
-            put_numbers(client, 0, 1, topic)
-        first = client.get(b"A.", WAIT_S), client.get(b"B.", WAIT_S)
+        first = begin_two(client)
         for topic in (b"A.x", b"B.x"):
             put_numbers(client, 1, 100, topic)
         inboxes = client._durable._inboxes.values()
@@ -394,14 +352,9 @@ def test_several_subscriptions_take_turns_and_none_starves(tmp_path: Path) -> No
         assert {each.topic for each in rest[:99]} == {b"A.x", b"B.x"}  # 99 of A alone if B starved
 
 
-def test_several_subscriptions_are_waited_for_until_the_limit(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_several_subscriptions_are_waited_for_until_the_limit(tmp_path: Path, feed: Feed) -> None:
     with reader(feed, tmp_path) as client, Hub(feed, tmp_path / "hub"):
-        for prefix in ("A.", "B."):
-            client.subscribe(prefix)
-        put_numbers(client, 0, 1, b"A.x")
-        put_numbers(client, 0, 1, b"B.x")
-        assert {client.get(["A.", "B."], WAIT_S).topic for _ in range(2)} == {b"A.x", b"B.x"}
+        begin_two(client)
         for timeout in (0.0, 0.1):
             with pytest.raises(
                 TimeoutError, match=rf"^no message of prefix b'A\.', prefix b'B\.' arrived in {timeout} s$"
@@ -416,25 +369,22 @@ def test_several_subscriptions_are_waited_for_until_the_limit(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_here", [True, False])
-def test_a_get_of_several_subscriptions_ends_with_the_client(tmp_path: Path, is_here: bool) -> None:
-    feed = hub_feed(slices=1)
+def test_a_get_of_several_subscriptions_ends_with_the_client(tmp_path: Path, feed: Feed, is_here: bool) -> None:
     client = reader(feed, tmp_path).start()
     with Hub(feed, tmp_path / "hub"):
-        for prefix in ("A.", "B."):
-            client.subscribe(prefix)
         if is_here:
-            put_numbers(client, 0, 1, b"A.x")
-            put_numbers(client, 0, 1, b"B.x")
-            assert {client.get(["A.", "B."], WAIT_S).topic for _ in range(2)} == {b"A.x", b"B.x"}
+            begin_two(client)
+        else:
+            for prefix in ("A.", "B."):
+                client.subscribe(prefix)
         got = get_in_thread(client, ["A.", "B."])
         client.end()
         with pytest.raises(HubError, match="was closed"):
             got.result(WAIT_S)
 
 
-def test_a_second_subscribe_keeps_the_position_of_the_first(tmp_path: Path) -> None:
+def test_a_second_subscribe_keeps_the_position_of_the_first(tmp_path: Path, feed: Feed) -> None:
     """Two threads subscribe at the same time."""
-    feed = hub_feed(slices=1)
     durable = Subscriptions(feed, "desk", tmp_path, 10, keep=False)
 
     def answer_late(_: bytes) -> Welcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from random import Random
 
@@ -12,13 +11,12 @@ from blackbox import ConfigError, Feed, Hub, HubClient
 from blackbox.services.hub.client import kept_messages
 from blackbox.testing import wait_until
 from tests.examples import first_of
-from tests.hub.hubs import hub_feed
+from tests.hub.hubs import hub_feed, leave
 from tests.hub.test_get import WAIT_S, numbers, put_numbers
-from tests.support import Script
 
 
-def keeper(feed: Feed, place: Path) -> HubClient:
-    return HubClient(feed, "reader", place / "reader", keep=True)
+def keeper(feed: Feed, place: Path, *, keep: bool = True) -> HubClient:
+    return HubClient(feed, "reader", place / "reader", keep=keep)
 
 
 def parts(place: Path) -> list[Path]:
@@ -71,8 +69,7 @@ def test_received_messages_are_delivered_again_while_the_hub_is_down(tmp_path: P
         assert numbers(client, b"", 5) == list(range(110, 115))
 
 
-def test_a_kept_message_with_several_topics_is_delivered_once(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_a_kept_message_with_several_topics_is_delivered_once(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
         client.subscribe(b"A")
         for number in range(3):
@@ -84,21 +81,14 @@ def test_a_kept_message_with_several_topics_is_delivered_once(tmp_path: Path) ->
         assert rest(client, b"A") == [1, 2]
 
 
-def test_messages_of_a_killed_client_are_delivered_too(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
-    code = f"""
-    client = HubClient(feed, "reader", {str(tmp_path / "reader")!r}, keep=True).start()
-    client.subscribe(b"")
-    for number in range(20):
-        client.put(b"A", b"%d" % number)
-    client.get(b"", 60)
-    (inbox,) = client._durable._inboxes.values()
-    wait_until(lambda: inbox._opening.stream._queue.messages == 19, 60)
-    os.kill(os.getpid(), signal.SIGKILL)
-    """
-    with Hub(feed, tmp_path / "hub"), Script(code, feed) as script:
-        assert script.finish()[0] == -signal.SIGKILL
-    with keeper(feed, tmp_path) as client:
+def test_messages_of_a_killed_client_are_delivered_too(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path / "killed") as client:
+        client.subscribe(b"")
+        put_numbers(client, 0, 20)
+        assert numbers(client, b"", 1) == [0]
+        wait_received(client, 19)
+        leave(tmp_path / "killed", tmp_path / "left", {})
+    with keeper(feed, tmp_path / "left") as client:
         assert rest(client) == list(range(20))
 
 
@@ -131,8 +121,7 @@ def test_keep_needs_a_directory() -> None:
 
 
 @pytest.mark.parametrize("damage", ["manifest.json", "taken"])
-def test_unreadable_kept_messages_are_fetched_from_the_hub(tmp_path: Path, damage: str) -> None:
-    feed = hub_feed(slices=1)
+def test_unreadable_kept_messages_are_fetched_from_the_hub(tmp_path: Path, feed: Feed, damage: str) -> None:
     with Hub(feed, tmp_path / "hub"):
         with keeper(feed, tmp_path) as client:
             client.subscribe(b"")
@@ -145,8 +134,9 @@ def test_unreadable_kept_messages_are_fetched_from_the_hub(tmp_path: Path, damag
             client.commit()
 
 
-def test_messages_beyond_the_bound_are_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = hub_feed(slices=1)
+def test_messages_beyond_the_bound_are_fetched_from_the_hub(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
         client.subscribe(b"")
         for number in range(10):
@@ -170,8 +160,7 @@ def test_messages_beyond_the_bound_are_fetched_from_the_hub(tmp_path: Path, monk
         assert rest(client) == [10]
 
 
-def test_messages_after_a_damaged_one_are_fetched_from_the_hub_in_order(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+def test_messages_after_a_damaged_one_are_fetched_from_the_hub_in_order(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
         client.subscribe(b"")
         for number in range(100, 110):
@@ -188,9 +177,9 @@ def test_messages_after_a_damaged_one_are_fetched_from_the_hub_in_order(tmp_path
             assert here + numbers(client, b"", 10 - len(here)) == list(range(100, 110))
 
 
-@pytest.mark.parametrize("seed", first_of(range(4)))
+@pytest.mark.parametrize(("seed", "keep"), first_of([(0, True), (0, False), (1, True), (2, True), (3, True)], keep=2))
 def test_each_message_is_delivered_once_per_commit_in_any_order_of_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, keep: bool
 ) -> None:
     """The hub comes and goes, the client restarts, with and without a commit, and files are small."""
     random = Random(seed)
@@ -199,7 +188,7 @@ def test_each_message_is_delivered_once_per_commit_in_any_order_of_events(
     feed = hub_feed(slices=1, key_bytes=random.choice([0, 2]))
     put = at = committed = 0
     hub = Hub(feed, tmp_path / "hub").start()
-    client = keeper(feed, tmp_path).start()
+    client = keeper(feed, tmp_path, keep=keep).start()
     client.subscribe(b"")
     is_here = True
     for _ in range(60):
@@ -218,7 +207,7 @@ def test_each_message_is_delivered_once_per_commit_in_any_order_of_events(
             committed = at
         elif event == "restart":
             client.end()
-            client, at = keeper(feed, tmp_path).start(), committed
+            client, at = keeper(feed, tmp_path, keep=keep).start(), committed
         elif event == "hub":
             if is_here:
                 hub.close()

@@ -122,7 +122,7 @@ def test_puts_of_all_kinds_are_published_at_their_places(tmp_path: Path, slices:
         assert numbers == list(range(len(numbers)))
 
 
-@pytest.mark.parametrize("keys", [{"key_bytes": KEY_BYTES}, {"channels": 8}])
+@pytest.mark.parametrize("keys", [{}, {"key_bytes": KEY_BYTES}, {"channels": 8}])
 def test_a_durable_subscription_begins_after_earlier_puts_and_has_all_of_new_keys(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:
@@ -130,8 +130,9 @@ def test_a_durable_subscription_begins_after_earlier_puts_and_has_all_of_new_key
     with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk", tmp_path / "positions") as client:
         for number in range(3):
             client.put(b"S01.x", b"before %d" % number)
-        client.subscribe(b"S0")
-        client.subscribe(b"S02.long")
+        for prefix in (b"S0", b"S0", b"S02.long"):
+            client.subscribe(prefix)
+        assert [each.text for each in client.subscriptions] == [b"S0", b"S02.long"]
         said = [
             (topic, client.put(topic, b"%d" % number))
             for number, topic in enumerate((b"S01.x", b"S02.x", b"S02.longer", b"T.a", b"S01.x", b"S03.x"))
