@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from blackbox import Feed, Hub, HubClient
-from blackbox.feed.endpoint import free_endpoints
+from blackbox.errors import RefusedError
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed, published
-from tests.hub.pairs import pair_feed
-from tests.hub.test_pair_rules import hub_of
+from tests.hub.pairs import hub_of, pair_feed
 from tests.keyring import Keyring
 
 PREFIXES = {"desk": b"A.", "guest": b"B."}
@@ -29,12 +28,14 @@ def keyring(directory: Path, *hubs: str) -> Keyring:
 
 
 def put_as_each(keys: Keyring, feed: Feed, *hubs: str) -> dict[str, tuple[int, int]]:
-    """Put with the same id and client name as each key; return the places of the messages."""
+    """Put with the same id and client name as each key, also without a right; return the places of the messages."""
     places = {}
     for key, prefix in PREFIXES.items():
         with HubClient(keys.feed(feed, key, *hubs), "one") as client:
             place = client.put(prefix + b"x", key.encode(), b"id", timeout=PATIENCE_S)
             places[key] = place.epoch, place.sequence
+            with pytest.raises(RefusedError, match="b'C' was refused: the key has no right to it"):
+                client.put(b"C", b"")
     return places
 
 
@@ -50,9 +51,8 @@ def test_a_put_is_stored_if_only_another_key_has_used_its_id(tmp_path: Path) -> 
     assert [each[-2:] for each in published(tmp_path / "kept", feed)] == [(b"A.x", b"desk"), (b"B.x", b"guest")]
 
 
-def test_a_hub_that_takes_over_knows_the_ids_of_each_key(tmp_path: Path) -> None:
+def test_a_hub_that_takes_over_knows_the_ids_of_each_key(tmp_path: Path, links: tuple[str, ...]) -> None:
     keys, feed = keyring(tmp_path, "primary", "backup"), pair_feed(slices=1)
-    (links,) = free_endpoints("tcp", "link", 1, 2)
     with hub_of(keys.feed(feed, "backup", "primary", "backup"), tmp_path, links, "backup") as backup:
         with hub_of(keys.feed(feed, "primary", "primary", "backup"), tmp_path, links):
             wait_until(lambda: backup.statistics().life == "armed", PATIENCE_S)

@@ -16,8 +16,8 @@ from blackbox.services.hub.pair.paired_hub import PairServer
 from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
 from tests.examples import examples
-from tests.hub.flips import WAYS, Left, Links, check_pair, cut_power, leave_pair, try_flip
-from tests.hub.hubs import hub_feed, leave, published
+from tests.hub.flips import WAYS, Left, Links, check_pair, leave_pair, try_flip
+from tests.hub.hubs import hub_feed, leave, published, reboot
 from tests.hub.pairs import ROLES
 
 
@@ -45,6 +45,14 @@ def damage(directory: Path, payload: bytes) -> Path:
     return path.parents[1]
 
 
+def damaged(pair: Left, tmp_path: Path, *roles: str) -> Path:
+    """Return a copy of a pair in which a message of today is damaged at these hubs."""
+    shutil.copytree(pair.place, tmp_path / "pair")
+    for role in roles:
+        damage(tmp_path / "pair" / role, b"payload 12")
+    return tmp_path / "pair"
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_a_damaged_hub_of_a_pair_fetches_the_day_from_its_peer(tmp_path: Path, pair: Left, role: str) -> None:
     shutil.copytree(pair.place, tmp_path / "pair")
@@ -60,10 +68,7 @@ def test_a_damaged_hub_of_a_pair_fetches_the_day_from_its_peer(tmp_path: Path, p
 
 
 def test_two_damaged_hubs_do_not_start_and_name_the_loss(tmp_path: Path, pair: Left) -> None:
-    shutil.copytree(pair.place, tmp_path / "pair")
-    for role in ROLES:
-        damage(tmp_path / "pair" / role, b"payload 12")
-    links = Links(pair.feed, tmp_path / "pair")
+    links = Links(pair.feed, damaged(pair, tmp_path, *ROLES))
     links.wait()
     links.close()
     assert links.errors
@@ -74,10 +79,9 @@ def test_two_damaged_hubs_do_not_start_and_name_the_loss(tmp_path: Path, pair: L
 
 
 def test_a_damaged_hub_serves_nothing_until_its_peer_is_connected(tmp_path: Path, pair: Left) -> None:
-    shutil.copytree(pair.place, tmp_path / "pair")
-    damage(tmp_path / "pair" / "primary", b"payload 12")
+    place = damaged(pair, tmp_path, "primary")
     for _ in range(2):  # also at another start
-        links = Links(pair.feed, tmp_path / "pair")
+        links = Links(pair.feed, place)
         links.start("primary")
         hub = links.hubs["primary"]
         server = hub.server
@@ -87,13 +91,11 @@ def test_a_damaged_hub_serves_nothing_until_its_peer_is_connected(tmp_path: Path
         assert server.store.outbox.archive_statistics is None
         links.close()
         assert not links.errors
-    check_pair(pair, tmp_path / "pair")
+    check_pair(pair, place)
 
 
 def test_a_damaged_hub_does_not_start_alone(tmp_path: Path, pair: Left) -> None:
-    shutil.copytree(pair.place, tmp_path / "pair")
-    damage(tmp_path / "pair" / "primary", b"payload 12")
-    links = Links(pair.feed, tmp_path / "pair", alone=True)
+    links = Links(pair.feed, damaged(pair, tmp_path, "primary"), alone=True)
     links.start("primary")
     assert "it is not what was written" in links.errors["primary"]
 
@@ -111,11 +113,6 @@ def test_a_damaged_record_of_the_active_hub_is_not_sent_to_its_peer(tmp_path: Pa
     assert all(each in pair.synced[:12] for each in published(tmp_path / "pair" / "backup", pair.feed))
 
 
-@pytest.fixture
-def feed() -> Feed:
-    return hub_feed(slices=1)
-
-
 def left_without_power(tmp_path: Path, feed: Feed) -> Path:
     """Return the journal of a hub that lost power after one synced put and two others."""
     with Hub(feed, tmp_path / "hub", fsync_interval=1_000.0):
@@ -125,7 +122,7 @@ def left_without_power(tmp_path: Path, feed: Feed) -> Path:
             for payload in (b"first", b"second"):
                 client.put(b"A.x", payload)
         left = leave(tmp_path / "hub", tmp_path / "left", {})
-    cut_power(left)
+    reboot(left)
     (journal,) = left.glob("*/*/slice-00000/000000.journal")
     return journal
 
@@ -148,7 +145,7 @@ def test_a_hub_that_syncs_each_block_starts_after_a_power_cut(tmp_path: Path, fe
     with Hub(feed, tmp_path / "hub", fsync="block"), HubClient(feed, "desk") as client:
         client.put(b"A.x", b"first")
         left = leave(tmp_path / "hub", tmp_path / "left", {})
-    cut_power(left)
+    reboot(left)
     (journal,) = left.glob("*/*/slice-00000/000000.journal")
     with journal.open("ab") as file:
         file.write(bytes(4_096))  # the disk has the size with the next record, but not the record
@@ -167,7 +164,7 @@ def test_damage_in_an_old_day_does_not_keep_a_hub_with_keys_from_starting_after_
     data = bytearray(index.read_bytes())
     data[-1] ^= 1
     index.write_bytes(data)
-    cut_power(tmp_path)
+    reboot(tmp_path)
     with Hub(feed, tmp_path), HubClient(feed, "desk") as client:
         assert client.put(b"A.x", b"new").sequence == 0
 

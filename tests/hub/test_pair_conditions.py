@@ -11,14 +11,11 @@ import pytest
 from blackbox import HubClient
 from blackbox.block.position import NOWHERE, Place
 from blackbox.errors import ConflictError, RefusedError
-from blackbox.feed.endpoint import free_endpoints
 from blackbox.services.hub.server import store as store_module
 from blackbox.services.hub.server.revisions import Revision, newest_places
 from blackbox.testing import wait_until
-from tests.hub import test_pair_rules
 from tests.hub.hubs import damage_days, put_for_damage
-from tests.hub.pairs import PATIENCE_S, pair_feed
-from tests.hub.test_pair_rules import hub_of
+from tests.hub.pairs import PATIENCE_S, ROLES, hub_of, pair_feed, wait_in_step
 
 
 def found(client: HubClient, topic: bytes) -> Place:
@@ -28,9 +25,10 @@ def found(client: HubClient, topic: bytes) -> Place:
     return refused.value.found
 
 
-def test_reading_the_days_does_not_look_like_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_the_days_does_not_look_like_silence(
+    tmp_path: Path, links: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     feed = pair_feed(slices=1)
-    (links,) = free_endpoints("tcp", "link", 1, 2)
     reading = list[str]()
 
     def reads_long(directory: Path, epoch: int, following: Any, pause: Any) -> dict[bytes, Revision]:
@@ -42,9 +40,9 @@ def test_reading_the_days_does_not_look_like_silence(tmp_path: Path, monkeypatch
         return newest_places(directory, epoch, following, pause)
 
     monkeypatch.setattr(store_module, "newest_places", reads_long)
-    monkeypatch.setattr(test_pair_rules, "SILENCE_NS", 2_000_000_000)
-    with hub_of(feed, tmp_path, links) as primary, hub_of(feed, tmp_path, links, "backup") as backup:
-        wait_until(lambda: {primary.statistics().life, backup.statistics().life} == {"active", "armed"}, PATIENCE_S)
+    primary, backup = (hub_of(feed, tmp_path, links, role, silence_ns=2_000_000_000) for role in ROLES)
+    with primary, backup:
+        wait_in_step(primary, backup)
         term = primary.statistics().term
         with HubClient(feed) as client:
             place = client.put(b"A", b"1", if_at=NOWHERE, timeout=PATIENCE_S)
@@ -53,9 +51,8 @@ def test_reading_the_days_does_not_look_like_silence(tmp_path: Path, monkeypatch
         assert (primary.statistics().term, backup.statistics().term) == (term, term)
 
 
-def test_with_unreadable_days_only_the_peer_judges_conditions(tmp_path: Path) -> None:
+def test_with_unreadable_days_only_the_peer_judges_conditions(tmp_path: Path, links: tuple[str, ...]) -> None:
     feed = pair_feed(slices=1)
-    (links,) = free_endpoints("tcp", "link", 1, 2)
     with hub_of(feed, tmp_path, links, "backup") as backup, HubClient(feed) as client:
         with hub_of(feed, tmp_path, links):
             wait_until(lambda: backup.statistics().life == "armed", PATIENCE_S)

@@ -7,10 +7,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy
 import pytest
 
-from blackbox import HubClient
 from blackbox.archive.files.format import FILE_HEAD_BYTES
 from blackbox.testing import wait_until
 from tests.examples import first_of
@@ -31,11 +29,20 @@ def closed(hubs: Hubs) -> Iterator[None]:
     hubs.close()
 
 
-def assert_both_have(hubs: Hubs, answered: list[tuple[tuple[int, int, int], bytes]]) -> None:
-    """End both hubs; assert that each has every acknowledged put once, at its place."""
+def wait_for_puts(writers: list[Writer]) -> None:
+    """Wait until each writer has another acknowledged put."""
+    before = [len(writer.answered) for writer in writers]
+    wait_until(lambda: all(len(w.answered) > n for w, n in zip(writers, before, strict=True)), PATIENCE_S)
+
+
+def assert_both_have(hubs: Hubs, writers: list[Writer]) -> None:
+    """End all; assert that each hub has every acknowledged put once, at its place."""
+    hubs.wait_for_step()
+    for writer in writers:
+        writer.end()
     hubs.wait_for_step()
     hubs.end_both()
-    places_once(hubs, answered)
+    places_once(hubs, [each for writer in writers for each in writer.answered])
     for role in ROLES:
         assert hubs.published_by(role) == hubs.published()
 
@@ -51,17 +58,13 @@ def test_a_host_that_loses_power_repeatedly_follows_and_has_all(tmp_path: Path, 
     writers = [Writer(hubs, name) for name in ("one", "two")]
     for _ in range(4 if seed else 2):
         leads = hubs.wait_for_step()
-        before = [len(writer.answered) for writer in writers]
-        wait_until(lambda: all(len(w.answered) > n for w, n in zip(writers, before, strict=True)), PATIENCE_S)
+        wait_for_puts(writers)
         role = chance.choice(ROLES)
         hubs.cut_power(role, chance)
         if role == leads and chance.random() < 0.5:
             hubs.wait_for(**{role: "ended", OTHER[role]: "active"})
         hubs.begin(role)
-    hubs.wait_for_step()
-    for writer in writers:
-        writer.end()
-    assert_both_have(hubs, [each for writer in writers for each in writer.answered])
+    assert_both_have(hubs, writers)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -71,31 +74,22 @@ def test_two_hosts_that_lose_power_at_once_have_all_synced_puts(tmp_path: Path, 
     writers = [Writer(hubs, name, "synced") for name in ("one", "two")]
     for _ in range(2):
         hubs.wait_for_step()
-        before = [len(writer.answered) for writer in writers]
-        wait_until(lambda: all(len(w.answered) > n for w, n in zip(writers, before, strict=True)), PATIENCE_S)
+        wait_for_puts(writers)
         for role in ROLES:
             hubs.cut_power(role, chance)
         for role in chance.sample(ROLES, 2):
             hubs.begin(role)
-    hubs.wait_for_step()
-    for writer in writers:
-        writer.end()
-    assert_both_have(hubs, [each for writer in writers for each in writer.answered])
+    assert_both_have(hubs, writers)
 
 
 @pytest.mark.long
 def test_a_hub_with_an_empty_disk_fetches_everything(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
-    answered = list[tuple[tuple[int, int, int], bytes]]()
-    with HubClient(hubs.feed, "desk") as client:
-        for number in range(10):
-            row = numpy.frombuffer((b"%d" % number).ljust(LARGE_BYTES), numpy.uint8)[None]
-            (place,) = client.put_many((b"A",), numpy.zeros(1, int), row, timeout=PATIENCE_S).tolist()
-            answered.append(((place[3], place[0], place[4]), bytes(row)))
-        hubs.kill("backup")
-        for journal in (tmp_path / "backup").rglob("*.journal"):
-            os.truncate(journal, FILE_HEAD_BYTES)
-            journal.with_suffix(".index").unlink(missing_ok=True)
-        hubs.begin("backup")
-        hubs.wait_for_step()
-    assert_both_have(hubs, answered)
+    writers = [Writer(hubs, "one")]
+    wait_until(lambda: any(len(payload) == LARGE_BYTES for _, payload in writers[0].answered), PATIENCE_S)
+    hubs.kill("backup")
+    for journal in (tmp_path / "backup").rglob("*.journal"):
+        os.truncate(journal, FILE_HEAD_BYTES)
+        journal.with_suffix(".index").unlink(missing_ok=True)
+    hubs.begin("backup")
+    assert_both_have(hubs, writers)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from blackbox.block.form.layout import VERSION
 from blackbox.errors import HubError
 from blackbox.services.hub.pair.leadership import PairLife, PairState
-from blackbox.services.hub.pair.protocol import Entry, Follow, Kept, Lead
+from blackbox.services.hub.pair.protocol import Entry, Kept, Lead
 
 
 def state(role: str = "primary", newest: int = 0, **kept: object) -> PairState:
@@ -66,21 +65,6 @@ def test_a_turn_is_appended_once_the_peer_has_it() -> None:
     assert leads.has_followed()
     leads.appended(1, b"")
     assert leads.newest == follows.newest == 1
-
-
-def test_an_active_hub_goes_on_without_a_peer_of_another_version_and_a_passive_one_ends() -> None:
-    leads, follows = pair()
-    other = msgspec.structs.replace(leads.standing, version=VERSION - 1)
-    assert not leads.hears(other)
-    with pytest.raises(HubError, match="other hub version"):
-        follows.hears(other)
-
-
-def test_a_hub_that_cannot_follow_ends() -> None:
-    leads, follows = pair()
-    lead = leads.answer(Follow(1, follows.standing, 0, 0, b""), [], "it lacks too much")
-    with pytest.raises(HubError, match="it lacks too much"):
-        follows.hear_lead(lead)
 
 
 def test_a_late_message_of_an_earlier_term_makes_no_hub_follow() -> None:

@@ -10,7 +10,6 @@ import pytest
 from blackbox import ConfigError, Feed, Hub, HubClient
 from blackbox.errors import HubError, NotStoredError, RefusedError
 from blackbox.testing import wait_until
-from tests.hub.hubs import hub_feed
 from tests.keyring import Keyring
 
 
@@ -19,11 +18,6 @@ def keys(tmp_path: Path) -> Keyring:
     keys = Keyring(tmp_path, "hub", "desk", "guest", "stranger")
     keys.allow("hub", "desk", "guest")
     return keys
-
-
-@pytest.fixture
-def feed() -> Feed:
-    return hub_feed(slices=1)
 
 
 def grant(keys: Keyring, text: str) -> None:

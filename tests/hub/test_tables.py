@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +11,12 @@ import numpy
 import pytest
 
 from blackbox import ConfigError, Feed, Hub, HubClient, Subscriber
-from blackbox.archive.record import outbox as outbox_module
 from blackbox.block.position import NOWHERE, Place
 from blackbox.errors import ConflictError
 from blackbox.services.hub.server.deadlines import Deadlines
 from blackbox.subscriber.table import Table
 from blackbox.testing import wait_until
-from tests.hub.hubs import HUB, hub_feed, leave, published, sizes
-from tests.torture.nursery import Nursery
+from tests.hub.hubs import hub_feed, leave, published, reboot, sizes
 
 
 @pytest.fixture
@@ -114,7 +111,7 @@ def test_the_next_hub_knows_all_revisions(tmp_path: Path, feed: Feed, ends: str)
 
 
 def test_after_a_power_cut_the_revision_is_that_of_the_newest_remaining_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
@@ -122,9 +119,7 @@ def test_after_a_power_cut_the_revision_is_that_of_the_newest_remaining_message(
         had = sizes(tmp_path / "hub")
         client.put(b"A.x", b"2")
         left = leave(tmp_path / "hub", tmp_path / "left", had, 0)
-    boot = tmp_path / "boot_id"
-    boot.write_text("another start of the system")
-    monkeypatch.setattr(outbox_module, "_BOOT_ID", boot)
+    reboot(left)
     with Hub(feed, left) as hub, HubClient(feed) as client:
         with pytest.raises(ConflictError) as refused:
             client.put(b"A.x", b"10", if_at=NOWHERE)
@@ -182,23 +177,20 @@ def test_a_topic_with_a_ttl_ends_unless_it_is_put_again(
     assert sorted(ended) == [b"anew", b"deleted", b"short"]
 
 
-def test_a_deadline_outlives_the_hub_and_ends_no_later_value(tmp_path: Path, feed: Feed) -> None:
-    with Nursery(feed, HUB, 1) as hub, HubClient(feed) as client:
-        hub.begin((tmp_path,))
-        client.put(b"due", b"1", ttl=3.0, timeout=60)
-        client.put(b"later", b"1", ttl=3.0)
-        client.put(b"later", b"2", ttl=3_600)
-        client.put(b"kept", b"1", ttl=3.0)
-        client.put(b"kept", b"2")
-        hub.kill()
-        until = time.monotonic() + 3.0
-        wait_until(lambda: time.monotonic() > until, 60)
-        hub.begin((tmp_path,))
-        with kept(feed) as table:
-            wait_until(lambda: b"due" not in table, 60)
-            assert table.snapshot()[0] == {b"later": b"2", b"kept": b"2"}
-        hub.kill()
-    assert [each[3] for each in published(tmp_path, feed) if each[4] is None] == [b"due"]
+def test_a_deadline_outlives_a_killed_hub_and_ends_no_later_value(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
+        patch.setattr(Deadlines, "due", lambda *_: [])  # this hub ends nothing
+        for topic, ttl in ((b"due", None), (b"later", 3_600), (b"kept", None)):
+            client.put(topic, b"1", ttl=0.001)
+            if topic != b"due":
+                client.put(topic, b"2", ttl=ttl)
+        left = leave(tmp_path / "hub", tmp_path / "left", {})
+    with Hub(feed, left), kept(feed) as table:
+        wait_until(lambda: b"due" not in table, 60)
+        assert table.snapshot()[0] == {b"later": b"2", b"kept": b"2"}
+    assert [each[3] for each in published(left, feed) if each[4] is None] == [b"due"]
 
 
 def test_many_topics_end_at_once(tmp_path: Path, feed: Feed) -> None:
