@@ -103,7 +103,6 @@ class Publisher:
         self.next = self.log[self.epoch].end = start
 
     def restart(self) -> None:
-        """Begin another epoch."""
         self.epoch += 10
         self.log[self.epoch] = Log()
         self.next = self._skips = self._skipped_to = 0
@@ -284,7 +283,6 @@ class Relay:
             pipe.break_()
 
     def break_up(self) -> None:
-        """Lose the connection to the source."""
         self.up.break_()
         self._confirmed = -1
 

@@ -94,7 +94,6 @@ class SimClient:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a process."""
         self._session, self._replaces = self._world.random.getrandbits(60) + 1, 0
         self._next, self._hub = 0, self._world.random.randint(0, 1)
         self._connect()
@@ -125,7 +124,6 @@ class SimClient:
         self._connection.send(request)
 
     def act(self) -> None:
-        """Put or read something."""
         random = self._world.random
         if self._next and len(self.sent) < _MOST_SENT:
             if random.random() < 0.2:
@@ -151,7 +149,6 @@ class SimClient:
         self.put(rows, is_synced=random.random() < 0.5, is_one=is_one)
 
     def put(self, rows: list[Row], *, is_synced: bool = False, is_one: bool = False) -> None:
-        """Send a put of these rows."""
         model = self._world.model
         put = _encoded(self.name, self._session, self._next, rows, is_synced=is_synced, is_one=is_one)
         sent = Sent(self.number, put, rows, self._world.loop.now, model.known())

@@ -64,7 +64,6 @@ class Disk:
         segments[-1].records.append(record)
 
     def open(self, epoch: int) -> None:
-        """Begin a segment of each slice."""
         self._epoch = epoch
         for slice_id in range(len(self.slices)):
             self._begin_segment(slice_id)

@@ -38,7 +38,6 @@ class SimHub:
         return self.machine is not None
 
     def start(self) -> None:
-        """Begin a process."""
         if self.is_up:
             return
         disk, world = self.disk, self.world

@@ -70,7 +70,6 @@ class PairModel:
         return random.choice([newest, newest, NO_VALUE])
 
     def known(self) -> tuple[float, Known, Known]:
-        """Return the places acknowledged now."""
         return self._now(), self._known.copy(), self._synced.copy()
 
     def lose_turns(self) -> None:

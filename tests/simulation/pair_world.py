@@ -93,7 +93,6 @@ class PairWorld:
     # Faults.
 
     def fault(self) -> None:
-        """Begin or end a random fault."""
         random, loop = self.random, self.loop
         at = random.randint(0, 1)
         hub, what = self.hubs[at], random.randint(0, 11)

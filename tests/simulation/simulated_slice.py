@@ -59,7 +59,6 @@ class SentBlock(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """Number of its messages."""
         return len(self.rows) or self.span
 
     @property
@@ -268,7 +267,6 @@ class SimulatedSlice:
         """True if an epoch began: the filters must be confirmed again."""
 
     def begin(self, position: Position, images: int = 0) -> None:
-        """Start at a position."""
         self.order.begin(position, images=images, is_full=b"" in self.prefixes)
         self._before = _trie_of(self.prefixes)
 
@@ -336,9 +334,9 @@ class SimulatedSlice:
         self._settle(now)
 
     def _settle(self, now: int) -> None:
-        self._go_on(now)
+        self._release(now)
         _settle(self._address, now)
-        self._go_on(now)
+        self._release(now)
 
     def _note(self, line: int, epoch: int, following: int, ends: dict[bytes, End]) -> None:
         _note_line(self._address, line, following, self._confirmed[line])
@@ -350,11 +348,9 @@ class SimulatedSlice:
                     _note_told_end(self._address, self._key(key), following, *end)
 
     def lost_line(self, line: int) -> None:
-        """Note that the connection of a line broke."""
         self._confirmed[line] = 0
 
     def live(self, line: int, block: SentBlock, now: int) -> None:
-        """Receive a block on a line."""
         entered = self._enter(line, block.epoch, now)
         if entered == EpochVerdict.DOUBTED:
             self._doubted[line] = block
@@ -381,7 +377,7 @@ class SimulatedSlice:
                 self._held[place] = block
         elif verdict >= 0:
             self._out.deliver(block, verdict)
-        self._go_on(now)
+        self._release(now)
 
     def _believe(self, line: int, sequence: int, now: int, *, is_block: bool) -> bool:
         """Accept or refute a doubted block of the line. Return False for a heartbeat with an implausible sequence."""
@@ -402,7 +398,6 @@ class SimulatedSlice:
         )
 
     def heartbeat(self, line: int, epoch: int, following: int, ends: dict[bytes, End], now: int) -> None:
-        """Receive a heartbeat."""
         if self._enter(line, epoch, now) in (EpochVerdict.DOUBTED, EpochVerdict.STALE) or not self._believe(
             line, following, now, is_block=False
         ):
@@ -411,19 +406,17 @@ class SimulatedSlice:
         if self._confirmed[line]:
             self._settle(now)
         else:
-            self._go_on(now)
+            self._release(now)
 
     def tick(self, now: int) -> None:
         """Check if the wait for a line has expired."""
-        self._go_on(now)
+        self._release(now)
 
     def image(self, now: int) -> None:
-        """Receive a block of the image."""
         self.state.images -= 1
-        self._go_on(now)
+        self._release(now)
 
     def archived(self, request: int, block: SentBlock, now: int) -> None:
-        """Receive a block from archives."""
         if request != self.state.request or self.state.phase == Phase.LIVE or not block.key.startswith(self.prefixes):
             return
         self._enter_archived(block.epoch, block.sequence)
@@ -432,7 +425,7 @@ class SimulatedSlice:
         self._report()
         if first >= 0:
             self._out.deliver(block, first)
-        self._go_on(now)
+        self._release(now)
 
     def _enter_archived(self, epoch: int, sequence: int) -> None:
         while _enter_archived(self._address, epoch, sequence):
@@ -447,13 +440,13 @@ class SimulatedSlice:
         if _note_passed(self._address, epoch, following, int(is_all), in_force, now):
             self._enter_archived(epoch, following)
             _note_passed(self._address, epoch, following, 0, in_force, now)
-        self._go_on(now)
+        self._release(now)
 
     def gone(self, request: int, epoch: int, following: int, now: int) -> None:
         """Note that archives lack all messages before a sequence."""
         if request == self.state.request and self.state.phase != Phase.LIVE:
             _note_gone(self._address, epoch, following)
-            self._go_on(now)
+            self._release(now)
 
     def told(self, request: int, epoch: int, following: int, ends: dict[bytes, End]) -> None:
         """Note the end of an epoch that is over, as archives report it."""
@@ -469,9 +462,6 @@ class SimulatedSlice:
             return
         self._enter_archived(self.live_epoch, 0)
         _give_up(self._address, int(any(self._confirmed)))
-        self._go_on(now)
-
-    def _go_on(self, now: int) -> None:
         self._release(now)
 
     def _release(self, now: int, before: int = 0) -> None:

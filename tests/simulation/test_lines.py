@@ -65,16 +65,13 @@ class Consumer:
         self.counters = order.counters
 
     def deliver(self, block: SentBlock, first: int) -> None:
-        """Receive the messages of a block."""
         self.blocks.append((block.key, range(block.sequence + first, block.end)))
 
     def report(self, epoch: int, key: bytes | None, first: int, lost: int) -> None:
-        """Receive a gap."""
         self.lost += lost
 
     @property
     def numbers(self) -> list[int]:
-        """Delivered sequences."""
         return [number for _, numbers in self.blocks for number in numbers]
 
 
@@ -87,7 +84,6 @@ class Case(NamedTuple):
     events: list[Event]
 
     def check(self, consumer: Consumer) -> None:
-        """Check the order and the counts."""
         of_line: dict[bytes, list[int]] = {}
         for key, numbers in consumer.blocks:
             of_line.setdefault(b"" if b"" in self.prefixes else key, []).extend(numbers)

@@ -82,14 +82,12 @@ class Consumer:
         self.resumed.add(position.epoch)
 
     def connect(self) -> None:
-        """Connect the lines that are not connected."""
         for pipe in self.pipes:
             if self.is_up and pipe.source.is_up and not pipe.is_up:
                 pipe.forges = False
                 pipe.connect(self.prefixes, self._nonce)
 
     def lose(self, pipe: Pipe) -> None:
-        """Lose the connection of a line."""
         if pipe.is_up:
             pipe.break_()
             self.order.lost_line(self.pipes.index(pipe))
@@ -234,7 +232,6 @@ class World:
         return Position(self.publisher.epoch, self.publisher.next)
 
     def fault(self) -> None:
-        """Start or end a random fault."""
         random, consumer = self.random, self.consumer
         what = random.randint(0, 12)
         if what == 0:

@@ -72,11 +72,9 @@ class _House:
             self._ask(do="commit")
 
     def end(self) -> None:
-        """End both."""
         self.give_up()
 
     def give_up(self) -> object:
-        """Kill both."""
         self._client.kill()
         self._hub.kill()
         return self._put

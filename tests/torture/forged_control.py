@@ -15,7 +15,6 @@ from blackbox.block.position import End
 from blackbox.testing import Collector, RawPublisher
 from tests.torture.outcome import Outcome
 
-HOUR_NS = 3_600 * 10**9
 EPOCH = 10**18
 AT_ONCE = 200
 

@@ -19,7 +19,6 @@ from tests.process_state import resident_bytes
 from tests.publish.hostile import MORE, Peer, acceptance, confirmation, frame, subscription, unsubscription
 from tests.torture.outcome import Outcome
 
-HOUR_NS = 3_600 * 10**9
 KEYS = [b"%04d" % number for number in range(500)]
 MESSAGES = 50
 MOST_DEAF = 12

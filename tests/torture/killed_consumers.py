@@ -194,21 +194,17 @@ class _House:
         self.consumer.begin(self._words)
 
     def want(self, count: int) -> None:
-        """Request `count` more messages."""
         self.publisher.notes[WANTED] += count
 
     def has_sent(self) -> bool:
-        """Return True if the publisher has sent all requested messages."""
         return bool(self.publisher.notes[SENT].sum() == self.publisher.notes[WANTED])
 
     def go_on(self) -> None:
-        """Resume all stopped processes."""
         for nursery in self.stopped:
             nursery.signal(signal.SIGCONT)
         self.stopped.clear()
 
     def close(self) -> None:
-        """Kill the archive and the publisher."""
         self.archive.kill()
         self.publisher.kill()
 
@@ -218,7 +214,6 @@ class _House:
         self.begin_archive()
 
     def harm(self, harm: str) -> None:
-        """Harm a process in the given way."""
         who: Nursery = getattr(self, harm.split(maxsplit=1)[0].removesuffix("'s"))
         if harm.endswith("stopped"):
             who.signal(signal.SIGSTOP)
@@ -269,7 +264,6 @@ class _House:
         return bool(self.consumer.notes.tolist() == [notes[EPOCH], notes[SENT].sum()])
 
     def defects(self) -> Iterator[str]:
-        """Yield defects in the committed messages."""
         self.runs[int(self.publisher.notes[EPOCH])] = self._sent()
         heard: dict[str, list[tuple[str, int, int, int]]] = msgspec.json.decode(self.state.read_bytes())[1]
         recorded = self._recorded()

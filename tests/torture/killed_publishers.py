@@ -23,7 +23,6 @@ def work(run, count, hwm_blocks):
             notes[0] = number + int(count)
             publish_numbered(publisher, int(run), number, int(count))
 """
-HOUR_NS = 3_600 * 10**9
 
 
 def attack(random: Random, seconds: float) -> Outcome:
@@ -32,7 +31,6 @@ def attack(random: Random, seconds: float) -> Outcome:
 
 
 def attack_over(transport: Literal["tcp", "shm"], random: Random, seconds: float) -> Outcome:
-    """Run the attack over a transport."""
     feed = Feed.local("killed-publishers", slices=1, transport=transport)
     feed = msgspec.structs.replace(feed, heartbeat_ns=50_000_000)
     got = Numbers()

@@ -38,7 +38,6 @@ HEARS = (3, 4, 5)
 COUNT = 100
 AGAIN_S = 2.0
 """Maximum time from a relay's restart until messages arrive everywhere again."""
-HOUR_NS = 3_600 * 10**9
 
 
 def attack(random: Random, seconds: float) -> Outcome:

@@ -82,7 +82,6 @@ class Nursery:
         self._pid = 0
 
     def begin(self, words: Sequence[Any] = ()) -> None:
-        """Run the function in a new process."""
         assert self._process.stdin is not None
         print(*words, "", file=self._process.stdin, flush=True)
         self._pid = int(self._read())

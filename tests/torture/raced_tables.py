@@ -103,7 +103,6 @@ class House:
         return feed
 
     def kill_hub(self) -> None:
-        """Kill and restart the hub."""
         self._hub.kill()
         self._hub.begin((self.place,))
 
@@ -133,7 +132,6 @@ class House:
         return all(writer.notes[DONE] == writer.notes[WANTED] for writer in self.writers)
 
     def join(self) -> None:
-        """Join one more table."""
         until = monotonic() + _PATIENCE_S
         while True:
             subscriber = Subscriber(self.feed, on_gap="repair", repair_wait=60)

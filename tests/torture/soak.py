@@ -18,7 +18,6 @@ from tests.process_state import resident_bytes
 from tests.torture.outcome import Outcome
 
 MIB = 1 << 20
-HOUR_NS = 3_600 * 10**9
 GROWTH_BYTES = 64 * MIB
 """Permitted growth after the first tenth of the time, for queues that fill later and the allocator's reserves."""
 
