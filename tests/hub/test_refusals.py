@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Feed, Hub, HubClient
@@ -255,6 +255,9 @@ def check(peer: Peer, reference: Reference, requests: list[list[Row]]) -> list[t
 
 
 @settings(max_examples=examples(40))
+@example(
+    requests=[[Row(topic, GOOD, b"", "") for topic in (b"A", b"B", b"C", b"D.x", b"E.x")]]
+)  # too many for 2 slices
 @given(requests=REQUESTS)
 def test_each_put_is_judged_like_a_slow_reference(
     tmp_path_factory: pytest.TempPathFactory, requests: list[list[Row]]
