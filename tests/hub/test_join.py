@@ -146,7 +146,7 @@ def test_refused_sites_are_logged_once_and_change_nothing(tmp_path: Path, caplog
     refused = {
         f"feed 'ldn' was of hub {again.hub} and of hub {ldn.hub}: give each its own name": again,
         f"feed 'ams' was of hub {own.hub} and of hub {ams.hub}: give each its own name": own,
-        "had 1 free ones, expected 3 for the slices of feed 'large'": hub_feed("large", slices=3),
+        "free ones, expected 3 for the slices of feed 'large'": hub_feed("large", slices=3),
         f"{tmp_path / 'hub.toml'} was there already, expected": hub_feed("hub", slices=1),
     }
     patient = joining(tmp_path, count=2, every_ns=10**11)  # a busy hub must not be taken for one that is down
