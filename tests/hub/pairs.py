@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import selectors
+import asyncio
 import signal
-import socket
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from time import monotonic
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -22,7 +20,6 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.services.hub.pair.paired_hub import PairedHub
 from blackbox.services.hub.pair.protocol import Pair
 from blackbox.testing import wait_until
-from blackbox.transport.wakeup import Pipe
 from tests.hub.hubs import published
 from tests.hub.power import cut_power, make_disk
 from tests.torture.nursery import Nursery
@@ -82,19 +79,15 @@ class Cable:
     """Carries the traffic between two hubs over TCP, until it is cut."""
 
     def __init__(self) -> None:
-        links, self.peers = free_endpoints("tcp", "cable", 2, 2)
-        self.links = links
-        self._to = dict(zip(self.peers, reversed(links), strict=True))
+        self.links, self.peers = free_endpoints("tcp", "cable", 2, 2)
         self._is_cut = False
-        self._pipe = Pipe()
-        self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="cable", daemon=True)
+        self._ends: set[asyncio.StreamWriter] = set()
         self._bound = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="cable", daemon=True)
 
     def cut(self, is_cut: bool = True) -> None:
         """Cut the cable, so that traffic is lost without an error, or join it again."""
-        self._is_cut = is_cut
-        self._pipe.poke()
+        self._loop.call_soon_threadsafe(self._cut, is_cut)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -102,66 +95,46 @@ class Cable:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over = True
-        self._pipe.poke()
+        self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
-    def _run(self) -> None:
-        with selectors.DefaultSelector() as selector, ExitStack() as stack:
-            selector.register(self._pipe.reader, selectors.EVENT_READ, None)
-            for peer, link in self._to.items():
-                listener = stack.enter_context(socket.create_server(_address(peer)))
-                selector.register(listener, selectors.EVENT_READ, link)
+    async def _serve(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        async with AsyncExitStack() as stack:
+            for peer, link in zip(self.peers, reversed(self.links), strict=True):
+                server = await asyncio.start_server(partial(self._join, link), *_address(peer))
+                await stack.enter_async_context(server)
             self._bound.set()
-            ends: dict[socket.socket, socket.socket] = {}
-            was_cut = False
-            while not self._is_over:
-                for key, _ in selector.select():
-                    if key.fileobj == self._pipe.reader:
-                        with suppress(BlockingIOError):
-                            os.read(self._pipe.reader, 4096)
-                        if self._is_cut != was_cut:
-                            was_cut = self._is_cut
-                            if not was_cut:  # both ends find their connections broken and connect again
-                                for end in list(ends):
-                                    self._hang_up(selector, ends, end)
-                    elif isinstance(key.data, str):
-                        near, _ = key.fileobj.accept()  # type: ignore[union-attr]  # a listener
-                        try:
-                            far = socket.create_connection(_address(key.data))
-                        except OSError:
-                            near.close()
-                            continue
-                        for one, other in ((near, far), (far, near)):
-                            ends[one] = other
-                            selector.register(one, selectors.EVENT_READ, None)
-                    else:
-                        self._carry(selector, ends, key.fileobj)  # type: ignore[arg-type]  # a connection
-            for end in list(ends):
-                self._hang_up(selector, ends, end)
+            await self._over.wait()
+            self._hang_up()
 
-    def _carry(
-        self, selector: selectors.BaseSelector, ends: dict[socket.socket, socket.socket], end: socket.socket
-    ) -> None:
-        if end not in ends:
-            return
+    def _cut(self, is_cut: bool) -> None:
+        if self._is_cut and not is_cut:  # both ends find their connections broken and connect again
+            self._hang_up()
+        self._is_cut = is_cut
+
+    def _hang_up(self) -> None:
+        for end in self._ends:
+            end.transport.abort()
+
+    async def _join(self, link: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry a connection's traffic to a link and back."""
         try:
-            data = end.recv(1 << 16)
-            if data and not self._is_cut:
-                ends[end].sendall(data)
+            far_reader, far_writer = await asyncio.open_connection(*_address(link))
         except OSError:
-            data = b""
-        if not data:
-            self._hang_up(selector, ends, end)
+            writer.close()
+        else:
+            await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer))
 
-    def _hang_up(
-        self, selector: selectors.BaseSelector, ends: dict[socket.socket, socket.socket], end: socket.socket
-    ) -> None:
-        if end in ends:
-            for each in (end, ends[end]):
-                ends.pop(each)
-                selector.unregister(each)
-                each.close()
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._ends.add(writer)
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if not self._is_cut:
+                    writer.write(data)
+                    await writer.drain()
+        self._ends.discard(writer)
+        writer.close()
 
 
 def _address(endpoint: str) -> tuple[str, int]:
@@ -270,7 +243,7 @@ class Hubs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
 

@@ -100,7 +100,7 @@ class Limits:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._nursery.__exit__(None, None, None)
+        self._nursery.__exit__()
         self._publisher.close()
         self._directory.cleanup()
 
