@@ -18,15 +18,9 @@ from tests.hub.test_pair import LARGE_BYTES, OTHER, Writer
 
 
 @pytest.fixture(scope="module")
-def hubs() -> Iterator[Hubs]:
+def nurseries() -> Iterator[Hubs]:
     with Hubs(pair_feed(), KEEP) as hubs:
         yield hubs
-
-
-@pytest.fixture(autouse=True)
-def closed(hubs: Hubs) -> Iterator[None]:
-    yield
-    hubs.close()
 
 
 def wait_for_puts(writers: list[Writer]) -> None:
