@@ -169,6 +169,16 @@ def put_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return leave(place / "hub", place / "left", {})
 
 
+def test_a_hub_killed_after_its_first_answer_continues_its_epoch(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path / "hub") as hub, HubClient(feed) as client:
+        place = client.put(b"A.x", b"1", b"id")
+        leave(tmp_path / "hub", tmp_path / "left", {})
+        epoch = hub.epoch
+    with Hub(feed, tmp_path / "left") as hub, HubClient(feed) as client:
+        assert hub.epoch == epoch
+        assert client.put(b"A.x", b"1", b"id") == place
+
+
 def test_after_a_power_cut_another_epoch_begins_after_the_journals(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk") as client:
         for number in range(10):
