@@ -126,6 +126,6 @@ def archive_of(feed: Feed, blocks: list[Sent], place: int = 0) -> Iterator[Archi
             send_all(publisher, blocks, has)
             wait_recorded(recorder, sum(block.messages for block, is_in in zip(blocks, has, strict=True) if is_in))
             publisher.heartbeat(end=True)
-            wait_until(lambda: recorder.is_finished, 60, "the archive has everything")
+            wait_until(lambda: recorder.is_finished, what="the archive has everything")
         with ArchiveServer(Path(directory) / feed.name, feed.archives[place : place + 1]) as archive:
             yield archive

@@ -89,7 +89,7 @@ def publish_numbered(publisher: Publisher, first: int, count: int) -> None:
 
 
 def wait_recorded(recorder: Recorder, count: int) -> None:
-    wait_until(lambda: recorder.statistics().messages >= count, 60, f"{count} messages were recorded")
+    wait_until(lambda: recorder.statistics().messages >= count, what=f"{count} messages were recorded")
 
 
 def check_sum(statistics: RecorderStatistics) -> None:

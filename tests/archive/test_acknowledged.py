@@ -72,7 +72,7 @@ def test_recorded_messages_survive_a_kill_of_the_recorder(tmp_path: Path) -> Non
             # A segment that was being created may have an incomplete head.
             paths = [path for path in segments(tmp_path, feed) if path.stat().st_size > 64]
             assert [int(n) for path in paths for record in stored(path)[0] for n in numbers_of(record)] == [*range(at)]
-            wait_until(lambda: not positions(publisher), 60, "the publisher knows that its recorder has left")
+            wait_until(lambda: not positions(publisher), what="the publisher knows that its recorder has left")
         assert len(positions(publisher, gone=True)) == 4
 
 
@@ -84,7 +84,7 @@ def test_messages_published_without_a_recorder_are_reported_once(tmp_path: Path)
             publisher.wait_recorded(SOON_S)
         with Recorder(feed, tmp_path):
             publish_numbered(publisher, 100, 10)
-            wait_until(lambda: [p.begin for p in positions(publisher)] == [100], 60, "the recorder acknowledges")
+            wait_until(lambda: [p.begin for p in positions(publisher)] == [100], what="the recorder acknowledges")
             publisher.flush()
             wait_until(lambda: [p.recorded for p in positions(publisher)] == [110], what="the recorder reports all")
             with pytest.raises(NotRecordedError, match="0 to 109 were .* given up: .* recorded 110, .* began at 100"):
@@ -225,7 +225,7 @@ def test_synced_messages_survive_a_power_loss(tmp_path: Path, monkeypatch: pytes
         while thread.is_alive():
             publish_numbered(publisher, 0, choice.choice([1, 50, 5_000]))
             if choice.random() < 0.3:
-                publisher.wait_synced(60)
+                publisher.wait_synced(200)
         thread.join()
     paths = segments(tmp_path, feed)
     assert len(paths) > 1
@@ -293,7 +293,7 @@ def test_positions_match_a_model_that_counts_messages(tmp_path: Path, seed: int)
                 said = {(told.begin, told.recorded, told.missing) for told in _told(publisher)}
                 return said == {(counted.begin, counted.recorded, counted.recorded if counted.lacks else -1)}
 
-            wait_until(is_told, 60, f"the position is {counted.recorded}, messages are missing: {counted.lacks}")
+            wait_until(is_told, what=f"the position is {counted.recorded}, messages are missing: {counted.lacks}")
 
 
 def _told(publisher: RawPublisher) -> list[Acknowledgement]:

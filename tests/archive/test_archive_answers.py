@@ -149,7 +149,7 @@ def test_another_archive_continues_the_answer_of_one_that_ends(tmp_path: Path, m
     epoch = recorded(tmp_path, feed, 50_000)
     directory = tmp_path / feed.name
     with ArchiveServer(directory, feed.archives[:1]) as first, ArchiveServer(directory, feed.archives[1:]) as second:
-        asked = ArchiveClient(feed, timeout=60).blocks(0, start=(epoch, 0))
+        asked = ArchiveClient(feed, timeout=200).blocks(0, start=(epoch, 0))
         found = numbers(next(asked))  # type: ignore[arg-type]
         assert second.statistics().answered == 0
         first.close()
@@ -178,7 +178,7 @@ def test_an_answer_spans_days_and_epochs(tmp_path: Path) -> None:
                     journal.put(block(first, 100, next(blocks) * SECOND, epoch))
                     expected += [(epoch, number) for number in range(first, first + 100)]
     with ArchiveServer(tmp_path, feed.archives):
-        client = ArchiveClient(feed, timeout=60)
+        client = ArchiveClient(feed, timeout=200)
         about = client.about()
         assert (about.feed, about.live_epoch, about.days, about.day) == (feed.name, None, [*epochs_of], "2026-01-03")
         assert (about.slices[0].messages, about.slices[0].last_sequences) == (2_000, [999, 999])
@@ -223,7 +223,7 @@ def test_a_missing_or_empty_segment_is_reported(tmp_path: Path, lose: Callable[[
     _, lost, _ = sorted(tmp_path.glob("*/slice-00000/*.journal"))
     lose(lost)
     with ArchiveServer(tmp_path, feed.archives):
-        client = ArchiveClient(feed, timeout=60)
+        client = ArchiveClient(feed, timeout=200)
         found = list(client.blocks(0, start=(1, 0), stop=(1, 40)))
         (gone,) = (each for each in found if isinstance(each, Gone))
         assert places(each for each in found if each is not gone) == [
@@ -286,10 +286,10 @@ def test_a_reader_waits_for_messages_not_recorded_yet(tmp_path: Path) -> None:
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         nothing_more = r"nothing more was recorded within 0\.1 s, and its recorder has not"
         with pytest.raises(ArchiveError, match=nothing_more):
-            next(ArchiveClient(feed, timeout=60).blocks(0, timeout=0.1))
+            next(ArchiveClient(feed, timeout=200).blocks(0, timeout=0.1))
         publish_parts(publisher, 0, 1_000)
         wait_recorded(recorder, 1_000)
-        beyond = ArchiveClient(feed, timeout=60).blocks(0, start=(publisher.epoch, 999), timeout=0.1)
+        beyond = ArchiveClient(feed, timeout=200).blocks(0, start=(publisher.epoch, 999), timeout=0.1)
         assert numbers(next(beyond)) == [999]  # type: ignore[arg-type]
         with pytest.raises(ArchiveError, match=nothing_more):
             next(beyond)
@@ -305,7 +305,7 @@ def test_a_reader_next_to_the_recorder_misses_nothing(tmp_path: Path, monkeypatc
         return begin(days, name)
 
     def read() -> None:
-        for each in ArchiveClient(feed, timeout=60).blocks(0, timeout=60):
+        for each in ArchiveClient(feed, timeout=200).blocks(0, timeout=200):
             found.extend(all_numbers(iter([each])))
 
     monkeypatch.setattr(ArchiveDays, "begin", note)
@@ -318,8 +318,8 @@ def test_a_reader_next_to_the_recorder_misses_nothing(tmp_path: Path, monkeypatc
             # The first answers have blocks; the following ones are "ask later".
             wait_until(lambda: recorder.archive_statistics.answered >= 12)  # type: ignore[union-attr]
             count = publish_over_segments(publisher, recorder, 1_000)
-            wait_until(lambda: len(found) == count, 60)
-        reader.join(60)
+            wait_until(lambda: len(found) == count)
+        reader.join(200)
     assert found == list(range(count))
     assert len(begun) <= 2, f"{len(begun)} times in one reading"
 
@@ -337,7 +337,7 @@ def test_the_record_command_serves_its_recording(tmp_path: Path) -> None:
     ):
         publisher.wait_for_subscribers()
         publish_parts(publisher, 0, 2_000)
-        asked = ArchiveClient(feed, timeout=60).blocks(0, start=(publisher.epoch, 0), stop=(publisher.epoch, 2_000))
+        asked = ArchiveClient(feed, timeout=200).blocks(0, start=(publisher.epoch, 0), stop=(publisher.epoch, 2_000))
         assert all_numbers(asked) == list(range(2_000))
         publisher.close()
         assert recorder.end().status == 0

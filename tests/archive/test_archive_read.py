@@ -128,7 +128,7 @@ def test_two_archives_are_read_as_one(sent: list[Sent], key_bytes: int, prefix: 
             write(place, number, sent, key_bytes)
             stack.enter_context(ArchiveServer(place, (endpoint,)))
         found, told, at, until = list[tuple[str, int, int]](), list[int](), Position(1, start), awake_s() + 200
-        client = stack.enter_context(ArchiveClient(feed, timeout=60).kept())
+        client = stack.enter_context(ArchiveClient(feed, timeout=200).kept())
         for part in client.read(0, at, Wanted([wanted]), 5.0, lambda: awake_s() > until, patience_s=10.0):
             if isinstance(part, Block):
                 found += [("came", part.epoch, n) for n in part.sequences.tolist() if (part.epoch, n) >= (1, start)]
@@ -171,7 +171,7 @@ def test_a_time_starts_at_the_first_block_of_any_archive(archived: list[tuple[bo
                     put(journal, b"A", 0, 1, n, epoch=7, sequence=n)
             stack.enter_context(ArchiveServer(place, (endpoint,)))
         until = awake_s() + 200
-        reading = ArchiveClient(feed, timeout=60).read(
+        reading = ArchiveClient(feed, timeout=200).read(
             0, halves * SECOND // 2, ALL, 1.0, lambda: awake_s() > until, patience_s=60.0
         )
         assert next(reading) == Passed(Position(7 if found else 0, expected))
@@ -187,7 +187,7 @@ def two_recording(tmp_path: Path) -> Iterator[tuple[ArchiveClient, Journal, Jour
         first, second = (stack.enter_context(Journal(place / "2026-01-01")) for place in places)
         for place, endpoint in zip(places, feed.archives, strict=True):
             stack.enter_context(ArchiveServer(place, (endpoint,)))
-        yield ArchiveClient(feed, timeout=60), first, second
+        yield ArchiveClient(feed, timeout=200), first, second
 
 
 def test_a_gap_of_one_archive_waits_for_another_that_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_an_error_names_the_directory_and_hides_its_location(tmp_path: Path, nam
         ArchiveServer(tmp_path / os.fsdecode(name), feed.archives),
         pytest.raises(ArchiveError, match=f"{told} had no recorded day") as refused,
     ):
-        ArchiveClient(feed, timeout=60).about()
+        ArchiveClient(feed, timeout=200).about()
     assert str(tmp_path) not in str(refused.value)
 
 
@@ -306,9 +306,9 @@ def test_invalid_requests_are_rejected_or_dropped(tmp_path: Path) -> None:
             assert isinstance(ANSWERS.decode(frames[1]), Refusal | Piece)
         for frames in ([b""], [b"", b"", b""], [os.urandom(10)]):
             reader.send_multipart(frames)
-        wait_until(lambda: archive.statistics().dropped == 3, 60, "requests were dropped")
+        wait_until(lambda: archive.statistics().dropped == 3, what="requests were dropped")
         assert archive.statistics().refused > 60
-        assert all_numbers(ArchiveClient(feed, timeout=60).blocks(0)) == list(range(100))
+        assert all_numbers(ArchiveClient(feed, timeout=200).blocks(0)) == list(range(100))
 
 
 def test_an_invalid_cursor_does_no_harm(tmp_path: Path) -> None:
@@ -328,11 +328,11 @@ def test_an_error_names_the_missing_slice_day_or_feed(tmp_path: Path) -> None:
     other = msgspec.structs.replace(feed, name="other")
     with ArchiveServer(tmp_path / feed.name, feed.archives):
         with pytest.raises(ArchiveError, match="slice was 1, expected 0 to 0"):
-            next(ArchiveClient(wide, timeout=60).blocks(1))
+            next(ArchiveClient(wide, timeout=200).blocks(1))
         with pytest.raises(ArchiveError, match="day was '../x', expected one of"):
-            ArchiveClient(feed, timeout=60).about("../x")
+            ArchiveClient(feed, timeout=200).about("../x")
         with pytest.raises(ArchiveError, match="archive was of feed 'tape', key_bytes = 0, expected feed 'other'"):
-            next(ArchiveClient(other, timeout=60).blocks(0))
+            next(ArchiveClient(other, timeout=200).blocks(0))
         with pytest.raises(EndpointError, match="is in use"):
             ArchiveServer(tmp_path, feed.archives).open()
     with pytest.raises(ArchiveError, match=r"no archive of feed 'tape' answered: .* did not answer within 0\.1 s"):

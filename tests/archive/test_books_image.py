@@ -266,8 +266,8 @@ def test_a_late_subscriber_has_the_books_of_one_from_the_start(tmp_path: Path) -
         late.start(60, snapshot="books")
         publish(messages[half:])
         late.wait_live(60)
-        wait_until(lambda: first.statistics().delivery.delivered == len(messages), 60)
-        wait_until(lambda: state_of(books[1]) == state_of(books[0]), 60)
+        wait_until(lambda: first.statistics().delivery.delivered == len(messages))
+        wait_until(lambda: state_of(books[1]) == state_of(books[0]))
         assert books[1].synced
         for each in (first, late):
             each.stop()

@@ -290,6 +290,6 @@ def test_a_read_that_stops_in_a_finished_epoch_ends(tmp_path: Path) -> None:
     journal.hear({}, 8, 2 * SECOND)
     journal.rest()
     with ArchiveServer(tmp_path / feed.name, feed.archives):
-        first, gone = ArchiveClient(feed, timeout=60).blocks(0, start=(7, 1), stop=(7, 5))
+        first, gone = ArchiveClient(feed, timeout=200).blocks(0, start=(7, 1), stop=(7, 5))
     assert (isinstance(first, Fetched) and first.first_row, gone) == (1, Gone(7, 3, 5, "not recorded"))
     journal.writer.close()

@@ -45,7 +45,7 @@ def test_a_failed_day_ends_unfinished_days_and_keeps_finished_ones(tmp_path: Pat
 
         def chunks(self) -> Iterator[Chunk]:
             yield from super().chunks()
-            assert failed.wait(60)
+            assert failed.wait(200)
             while True:
                 yield from super().chunks()
 
@@ -75,7 +75,7 @@ def test_the_check_of_a_day_ends_at_once_if_another_day_fails(tmp_path: Path, mo
 
     class Failing(Made):
         def chunks(self) -> Iterator[Chunk]:
-            assert checked.wait(60)
+            assert checked.wait(200)
             raise SourceError("cannot be read")
 
     monkeypatch.setattr(Recording, "examine", examine)

@@ -91,7 +91,7 @@ def test_a_segment_that_shrinks_while_it_is_sent_ends_the_replay_with_an_error(
             replay.controls.step(10)
         sender = threading.Thread(target=send)
         sender.start()
-        wait_until(lambda: publisher.statistics().waits > 3 if is_queued else len(found) == 10, 60, "full queues")
+        wait_until(lambda: publisher.statistics().waits > 3 if is_queued else len(found) == 10, what="full queues")
         queued = publisher.statistics().messages
         size = segment.places[kept][0] + 5_000
         os.truncate(segment.path, size)

@@ -131,7 +131,7 @@ def test_an_image_is_the_newest_of_every_topic_at_its_position(tmp_path: Path, m
     """The first one is read in many turns and sent in many pieces."""
     prefixes = (b"A1", b"B", b"C7.")
     with published(tmp_path, 1, 3) as (feed, told, _):
-        client = ArchiveClient(feed, timeout=60)
+        client = ArchiveClient(feed, timeout=200)
         with monkeypatch.context() as patch:
             for name, value in {"PIECE_BLOCKS": 2, "_READ_BYTES": 1, "_TURN_S": 1e-3}.items():
                 patch.setattr(images_module, name, value)
@@ -241,7 +241,7 @@ def test_days_that_are_replaced_or_of_another_layout_do_not_mix(tmp_path: Path) 
 
 
 def test_an_invalid_request_for_an_image_is_rejected(archive: Served) -> None:
-    client = ArchiveClient(archive.feed, timeout=60)
+    client = ArchiveClient(archive.feed, timeout=200)
     with pytest.raises(ConfigError, match="slice was 1, expected 0 to 0"):
         client.image(1)
     with pytest.raises(ConfigError, match="prefixes of an image were 0, expected 1 to 256"):
@@ -250,7 +250,7 @@ def test_an_invalid_request_for_an_image_is_rejected(archive: Served) -> None:
         client.image(0, of="books", timeout=0.0)
     wide = msgspec.structs.replace(archive.feed, slices=feed_of(slices=2).slices)
     with pytest.raises(ArchiveError, match="slice was 1, expected 0 to 0"):
-        ArchiveClient(wide, timeout=60).image(1, timeout=0.1)
+        ArchiveClient(wide, timeout=200).image(1, timeout=0.1)
     with pytest.raises(ArchiveError, match=r"no archive of feed 'tape' answered: .* did not answer within 0\.1 s"):
         ArchiveClient(archived_feed(), timeout=0.1).image(0, timeout=0.2)
 
@@ -259,7 +259,7 @@ def test_a_slice_without_records_has_an_empty_image(tmp_path: Path) -> None:
     feed = archived_feed(slices=2)
     Day(tmp_path / "2026-01-01", feed_of(slices=2)).put(0, Put((Row(b"A", b"1"),)))
     with ArchiveServer(tmp_path, feed.archives):
-        image = ArchiveClient(feed, timeout=60).image(1)
+        image = ArchiveClient(feed, timeout=200).image(1)
     assert (image.blocks, image.position) == ([], Position(0, 0))
 
 
@@ -268,7 +268,7 @@ def test_damaged_messages_are_left_out_and_reported(tmp_path: Path, caplog: pyte
     day = Day(tmp_path / "2026-01-01", feed_of())
     damage_body(day.put(0, *(Put((Row(b"A", b"0"),), sequence=number) for number in range(3))), 2)
     with ArchiveServer(tmp_path, feed.archives), caplog.at_level(logging.WARNING, "blackbox"):
-        image = ArchiveClient(feed, timeout=60).image(0)
+        image = ArchiveClient(feed, timeout=200).image(0)
     assert newest_of(image) == {b"A": (1, 1, b"0")}
     assert "1 places of its files could not be read for an image" in caplog.text
 
@@ -325,7 +325,7 @@ def test_after_a_wrong_answer_the_next_archive_is_asked(archive: Served, image: 
                 ArchiveClient(msgspec.structs.replace(feed, archives=(endpoint,))).image(0, timeout=0.0)
             both = msgspec.structs.replace(feed, archives=(endpoint, *feed.archives))
             if "not whole" not in match:
-                assert newest_of(ArchiveClient(both, timeout=60).image(0)) == told.newest
+                assert newest_of(ArchiveClient(both, timeout=200).image(0)) == told.newest
         finally:
             over.set()
             thread.join()
@@ -334,7 +334,7 @@ def test_after_a_wrong_answer_the_next_archive_is_asked(archive: Served, image: 
 def test_an_archive_of_another_version_is_refused(archive: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.archive.serve.pieces.VERSION", 99)
     with pytest.raises(ArchiveError, match=f"archive version was 99, expected {VERSION}: use the same release"):
-        ArchiveClient(archive.feed, timeout=60).about()
+        ArchiveClient(archive.feed, timeout=200).about()
     with pytest.raises(ArchiveError, match=f"archive version was 99, expected {VERSION}"):
         check_version(ENCODER.encode({"is": "about", "version": 99, "fields of that version": []}))
 

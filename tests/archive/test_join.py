@@ -143,7 +143,7 @@ def test_joining_while_the_feed_runs(
     answers, real = threading.Event(), Pieces.read
 
     def read(pieces: Pieces, *arguments: Any) -> Any:
-        assert answers.wait(60)
+        assert answers.wait(200)
         return real(pieces, *arguments)
 
     monkeypatch.setattr(Pieces, "read", read)
@@ -153,11 +153,11 @@ def test_joining_while_the_feed_runs(
         LossyProxy(feed, share) as proxy,
     ):
         with Market(publisher) as market:
-            wait_until(lambda: market.count > 5_000, 60)
+            wait_until(lambda: market.count > 5_000)
             subscriber = Subscriber(proxy.feed, on_gap="repair", hwm_blocks=hwm_blocks, repair_wait=600)
             heard = Heard(subscriber)
             subscriber.start(since=0, timeout=200)
-            wait_until(lambda: subscriber.statistics().received.let_go > 0 or proxy.lost > 10, 60)
+            wait_until(lambda: subscriber.statistics().received.let_go > 0 or proxy.lost > 10)
             answers.set()
             market.slowly.set()
             subscriber.wait_live(60)
@@ -220,7 +220,7 @@ def test_joining_waits_while_archives_return_only_unwanted_keys(
         heard, _ = Heard(subscriber, b"AA"), Heard(subscriber, b"C")
         subscriber.start(since=0)
         live.heartbeat()
-        assert has_no_more.wait(60)
+        assert has_no_more.wait(200)
         recorded.send(recorded.encode([(b"AA", b"")] * 5))
         subscriber.wait_live(60)
         live.heartbeat(end=True)
@@ -282,7 +282,7 @@ def test_messages_back_are_counted_from_the_last_that_any_archive_has(
             day = Day(directory / "2026-11-20", feed)
             day.put(0, *(Put((Row(b"T", b""),), sequence, epoch=5) for sequence in range(*held)))
             stack.enter_context(ArchiveServer(directory, (endpoint,)))
-        begin = beginning_of(feed, ArchiveClient(feed, timeout=60), Beginning(back=back), 60)
+        begin = beginning_of(feed, ArchiveClient(feed, timeout=200), Beginning(back=back), 60)
         assert begin is not None
         assert begin(0) == Since(Position(5, expected))
 
@@ -295,7 +295,7 @@ def test_messages_back_are_counted_over_days_with_more_slices(tmp_path: Path) ->
         for slice_id in range(slices):
             day.put(slice_id, *(Put((Row(b"T", b""),), sequence, epoch=5) for sequence in range(first, first + 3)))
     with ArchiveServer(directory, feed.archives):
-        begin = beginning_of(feed, ArchiveClient(feed, timeout=60), Beginning(back=5), 60)
+        begin = beginning_of(feed, ArchiveClient(feed, timeout=200), Beginning(back=5), 60)
         assert begin is not None
         assert begin(0) == Since(Position(5, 1))
 

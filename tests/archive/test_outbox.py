@@ -119,7 +119,7 @@ def turned(tmp_path: Path, feed: Feed, turn: int, *, is_named: bool = True) -> t
         publisher.publish((b"A.x", b"B.x")[turn % 2], b"%d" % turn)
         publisher.flush()
         day = days(tmp_path / str(turn), feed)[-1]
-        wait_until(lambda: not is_named or any(mark.keys for mark in Recording.open(day).marks()), 60)
+        wait_until(lambda: not is_named or any(mark.keys for mark in Recording.open(day).marks()))
         killed(publisher, tmp_path / str(turn), place)
     if turn == 0:
         (day,) = days(place, feed)
@@ -168,7 +168,7 @@ def test_an_outbox_deletes_old_days_and_continues(tmp_path: Path) -> None:
     with Publisher(feed, outbox=Outbox(place, again_wait=0, retention=Retention(days=1))) as publisher:
         assert publisher.epoch == epoch
         assert publisher.published_count(0) == 2
-        wait_until(lambda: not (place / feed.name / "2019-12-30").exists(), 60)
+        wait_until(lambda: not (place / feed.name / "2019-12-30").exists())
 
 
 def test_messages_published_before_the_kill_are_sent_again(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_kills_reuse_no_sequence_and_lose_nothing(tmp_path: Path) -> None:
         publisher.publish(b"A.end", b"")
         publisher.publish(b"B.end", b"")
         publisher.flush()
-        wait_until(lambda: len(ends) == 2, 60)
+        wait_until(lambda: len(ends) == 2)
     subscriber.run(until_end=True)
     assert len(epochs) == 1
     assert gaps == []

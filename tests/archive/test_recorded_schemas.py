@@ -59,7 +59,7 @@ def test_a_schema_of_another_process_is_read_without_its_package(ticks: Path, tm
         recorder.start()
         Replay(recording, speed=None).publish(publisher)
         publisher.flush()
-        wait_until(lambda: len(prices) == len(TICK_ROWS), 60)
+        wait_until(lambda: len(prices) == len(TICK_ROWS))
     recorder.run(until_end=True, timeout=200)
     assert sorted(prices) == [row[1] for row in TICK_ROWS]
     (manifest,) = tmp_path.glob("again/*/manifest.json")

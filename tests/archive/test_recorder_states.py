@@ -57,13 +57,13 @@ def test_days_are_not_deleted_after_the_end_without_the_lock(
 
     def look(_deleter: Deleter) -> list[str]:
         begun.set()
-        go_on.wait(60)
+        go_on.wait(200)
         return []
 
     monkeypatch.setattr(Deleter, "look", look)
     monkeypatch.setattr(deleter, "_PATIENCE_S", 0.1)
     with one_slice(tmp_path, retention=Retention(days=1)):
-        assert begun.wait(60)
+        assert begun.wait(200)
     assert "are still being deleted: the directory stays locked until then" in caplog.text
     with pytest.raises(JournalError, match=f"is being recorded by process {os.getpid()},"):
         Recorder(feed, tmp_path).start()

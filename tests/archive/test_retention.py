@@ -147,7 +147,7 @@ def test_an_interrupted_deletion_is_finished_the_next_time(tmp_path: Path) -> No
     (place / ".deleted").mkdir()
     (place / names[0]).rename(place / ".deleted" / names[0])  # as after a kill
     with ArchiveServer(place, feed.archives):
-        assert ArchiveClient(feed, timeout=60).about().days == names[1:]
+        assert ArchiveClient(feed, timeout=200).about().days == names[1:]
     assert Deleter(place, feed, Retention(days=2)).look() == [names[1]]
     assert not (place / ".deleted").exists()
     assert days_of(place) == names[2:]
@@ -187,7 +187,7 @@ def test_an_archive_reports_deleted_messages(tmp_path: Path) -> None:
     place = tmp_path / feed.name
     Deleter(place, feed, Retention(days=1)).look()
     with ArchiveServer(place, feed.archives):
-        client = ArchiveClient(feed, timeout=60)
+        client = ArchiveClient(feed, timeout=200)
         found = list(client.blocks(0, start=(first, 300)))
         assert client.about().deleted == second_day
     gone = [each for each in found if isinstance(each, Gone)]
@@ -249,7 +249,7 @@ def test_archives_that_delete_nothing_store_no_consumers_and_wrong_limits_are_re
     recorded(tmp_path, feed, COUNT)
     place = tmp_path / feed.name
     with ArchiveServer(place, feed.archives):
-        ArchiveClient(feed, timeout=60).tell("strategy-1", {0: Position(1, 1)})
+        ArchiveClient(feed, timeout=200).tell("strategy-1", {0: Position(1, 1)})
     assert not (place / CONSUMERS).exists()
     with pytest.raises(ValueError, match="days was 0, expected 1 to"):
         Recorder(feed, tmp_path, retention=Retention(days=0))
@@ -278,7 +278,7 @@ def serving(place: Path, feed: Feed, ring: Keyring | None) -> Iterator[ArchiveSe
 
 
 def as_owner(feed: Feed, ring: Keyring | None, name: str) -> ArchiveClient:
-    return ArchiveClient(feed if ring is None else ring.feed(feed, name, archives=("archive",)), timeout=60)
+    return ArchiveClient(feed if ring is None else ring.feed(feed, name, archives=("archive",)), timeout=200)
 
 
 def kept_in(place: Path) -> dict[str, dict[int, Position]]:
@@ -368,7 +368,7 @@ def test_positions_after_the_end_or_of_unknown_slices_are_rejected(tmp_path: Pat
     epoch = recorded(tmp_path, feed, COUNT)
     place, secret = tmp_path / feed.name, secrets.token_bytes(32)
     with serving(place, feed, None):
-        client = ArchiveClient(feed, timeout=60)
+        client = ArchiveClient(feed, timeout=200)
         wrong: list[tuple[dict[int, Position], str]] = [
             ({0: Position(FAR, 0)}, "beyond"),
             ({0: Position(epoch, COUNT + 1)}, rf"beyond Position\(epoch={epoch}, sequence={COUNT}\), the end"),

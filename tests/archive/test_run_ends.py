@@ -47,7 +47,7 @@ def test_a_joining_subscriber_gets_gaps_of_earlier_epochs(tmp_path: Path, ends: 
         lose(publisher, 5)
         publisher.heartbeat(end=ends)
         stack.enter_context(ArchiveServer(tmp_path / feed.name, feed.archives))
-        client = ArchiveClient(feed, timeout=60)
+        client = ArchiveClient(feed, timeout=200)
         wait_until(lambda: told_by(client, FIRST) == (14, ends))
         if second == "unheard":
             recorder.stop()
@@ -89,7 +89,7 @@ def test_a_joining_subscriber_matches_a_plain_walk(tmp_path: Path, seed: int) ->
     chance, walk = Random(seed), Walk()
     feed = archived_feed()
     elsewhere = msgspec.structs.replace(feed_of(), archives=feed.archives)
-    client, recorded = ArchiveClient(feed, timeout=60), 0
+    client, recorded = ArchiveClient(feed, timeout=200), 0
     with RawPublisher(elsewhere, FIRST) as publisher:
         recorder = Recorder(elsewhere, tmp_path, serve=True).start()
         for _ in range(40):
@@ -99,24 +99,24 @@ def test_a_joining_subscriber_matches_a_plain_walk(tmp_path: Path, seed: int) ->
             if what == "send":
                 send(publisher, many)
                 recorded += many
-                wait_until(lambda: messages_in(client) == recorded, 60)
+                wait_until(lambda: messages_in(client) == recorded)
                 walk.log.append(("block", epoch, b"", at, at + many))
             elif what == "lose":
                 lose(publisher, many)
             elif what in ("hear", "end") and at > 0:
                 publisher.heartbeat(end=what == "end")
-                wait_until(lambda: told_by(client, epoch)[0] == at - 1, 60)
+                wait_until(lambda: told_by(client, epoch)[0] == at - 1)
                 walk.log.append(("told", epoch, b"", 0, at))
                 if what == "end" or chance.random() < 0.3:
                     begin_run(publisher, epoch + 1)
                     for _ in range(2):
                         publisher.heartbeat()
-                    wait_until(lambda: epoch + 1 in {run.epoch for run in client.about().slices[0].runs}, 60)
+                    wait_until(lambda: epoch + 1 in {run.epoch for run in client.about().slices[0].runs})
                     walk.log.append(("told", epoch + 1, b"", 0, 0))
             elif what == "recorder" and walk.log:
                 recorder.stop()
                 recorder = Recorder(elsewhere, tmp_path, serve=True).start()
-                wait_until(lambda: client.about().slices[0].outages[-1].stop_ns > 0, 60)
+                wait_until(lambda: client.about().slices[0].outages[-1].stop_ns > 0)
         with RawPublisher(feed, publisher.epoch) as live:
             live.sequences = list(publisher.sequences)
             start = Position(FIRST, chance.randint(0, 5))
@@ -136,7 +136,7 @@ def test_a_joining_subscriber_matches_a_plain_walk(tmp_path: Path, seed: int) ->
 def test_an_epoch_missed_completely_is_delivered_before_the_next_one(tmp_path: Path, begins: str) -> None:
     """As when a publisher is killed twice within a second; messages of all epochs are lost too."""
     feed, elsewhere = archived_feed(key_bytes=2, heartbeat_ns=60 * SECOND), feed_of(key_bytes=2)
-    client, third, count = ArchiveClient(feed, timeout=60), SECOND_RUN + 1, 0
+    client, third, count = ArchiveClient(feed, timeout=200), SECOND_RUN + 1, 0
     with (
         RawPublisher(elsewhere, FIRST) as publisher,
         Recorder(msgspec.structs.replace(elsewhere, archives=feed.archives), tmp_path, serve=True) as recorder,
@@ -148,7 +148,7 @@ def test_an_epoch_missed_completely_is_delivered_before_the_next_one(tmp_path: P
         def hear() -> None:
             for _ in range(3):  # an epoch is accepted at its second heartbeat
                 publisher.heartbeat()
-            wait_until(lambda: told_by(client, publisher.epoch)[0] == publisher.sequences[0] - 1, 60)
+            wait_until(lambda: told_by(client, publisher.epoch)[0] == publisher.sequences[0] - 1)
 
         def both(key: bytes, many: int) -> None:
             """Send messages that are recorded and received."""
@@ -200,7 +200,7 @@ def test_an_epoch_missed_completely_is_delivered_before_the_next_one(tmp_path: P
             *facts("gone", SECOND_RUN, range(7, 9)),
             *facts("came", third, range(8)),
         ]
-        wait_until(lambda: heard.told == expected, 60, "all came")
+        wait_until(lambda: heard.told == expected, what="all came")
         live.heartbeat(end=True)
         subscriber.run(until_end=True)
     assert heard.told == expected
@@ -224,7 +224,7 @@ def test_a_missing_archive_delays_an_epoch_only_like_a_gap(tmp_path: Path, monke
         for _ in range(2):
             send(live, 1)
         live.heartbeat()
-        wait_until(lambda: len(told) == 5, 60)
+        wait_until(lambda: len(told) == 5)
         live.heartbeat(end=True)
         subscriber.run(until_end=True)
     assert told == [("came", FIRST, n) for n in range(3)] + [("came", SECOND_RUN, n) for n in range(2)]

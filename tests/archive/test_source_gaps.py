@@ -294,10 +294,10 @@ def test_repair_does_not_wait_for_messages_missing_in_the_source(tmp_path: Path)
     ):
         publisher.wait_for_subscribers(count=2)
         Lacking([(b"AA.P", b"0"), 4, (b"AA.P", b"1"), 2]).publish(publisher)
-        wait_until(lambda: len(seen) >= 3, 60)
+        wait_until(lambda: len(seen) >= 3)
         publisher.publish(b"AA.P", b"2")
-        wait_until(lambda: len(seen) >= 5, 60)
-        wait_until(lambda: recorder.statistics().messages == 3, 60)
+        wait_until(lambda: len(seen) >= 5)
+        wait_until(lambda: recorder.statistics().messages == 3)
     assert seen == [b"0", 4, b"1", 2, b"2"]
 
 

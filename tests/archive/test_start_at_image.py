@@ -161,10 +161,10 @@ def test_there_is_no_position_during_an_image(tmp_path: Path) -> None:
         def _(batch: Batch) -> None:
             numbers.append(len(batch))
             came.set()
-            assert go_on.wait(60)
+            assert go_on.wait(200)
 
         subscriber.start(snapshot="latest")
-        assert came.wait(60)
+        assert came.wait(200)
         assert subscriber._supervisor.slices.running[0].status.position is None  # a checkpoint raises
         go_on.set()
         subscriber.wait_live()
@@ -180,7 +180,7 @@ def test_slow_callbacks_for_the_image_do_not_delay_the_confirmation(tmp_path: Pa
             recorder = recording.enter_context(Recorder(feed, tmp_path, serve=True))
             publish_of_many_keys(publisher, recorder, 400)
         subscriber = Subscriber(feed, queue_blocks=1, workers=1)
-        subscriber.on_batch(b"")(lambda batch: go_on.wait(60))
+        subscriber.on_batch(b"")(lambda batch: go_on.wait(200))
 
         def start() -> None:
             subscriber.start(snapshot="latest")

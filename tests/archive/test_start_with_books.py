@@ -237,7 +237,7 @@ def test_books_are_not_in_sync_before_the_image_is_applied(tmp_path: Path, monke
     def wait_then_apply(self: Books, batch: Batch, *rows: int) -> None:
         if batch.is_image:  # not in the archive
             came.set()
-            assert go_on.wait(60)
+            assert go_on.wait(200)
         apply(self, batch, *rows)
 
     monkeypatch.setattr(Books, "__call__", wait_then_apply)
@@ -246,10 +246,10 @@ def test_books_are_not_in_sync_before_the_image_is_applied(tmp_path: Path, monke
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         Session(feed, publisher, recorder).publish(("A", ("add", 1)), ("B", ("add", 2)))
         late.start(snapshot="books")
-        assert came.wait(60)
+        assert came.wait(200)
         assert (book.synced, other.synced, none.synced) == (False, False, True)
         go_on.set()
-        wait_until(lambda: book.synced and other.synced, 60)
+        wait_until(lambda: book.synced and other.synced)
         assert [book.is_synced(symbol) for symbol in book.symbols] == [True, True]
         assert (other.symbols, none.symbols) == ([b"B"], [])
         late.stop()

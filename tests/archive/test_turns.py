@@ -43,7 +43,7 @@ def test_readers_that_receive_nothing_delay_no_other_and_are_disconnected(
             hog.connect(feed.archives[0])
             for _ in range(requests):
                 hog.send_multipart([b"", request])
-        assert all_numbers(ArchiveClient(feed, timeout=60).blocks(0)) == list(range(100_000))
+        assert all_numbers(ArchiveClient(feed, timeout=200).blocks(0)) == list(range(100_000))
         monkeypatch.setattr(turns, "STUCK_S", 0.5)
         for why in ("it received nothing for", f"{turns.MOST_WAITING} requests waited and it read no answer"):
             wait_until(lambda why=why: f"was disconnected: {why}" in caplog.text, 60)  # type: ignore[misc]

@@ -173,7 +173,7 @@ def test_a_frame_above_the_limit_drops_the_connection_which_is_reopened() -> Non
         publisher._subscriptions[0, 0] = Filters()
         subscriber.start()
         publisher.send_frames((b"", bytes(wire.HEADER.size), numpy.zeros(wire.MAX_BODY + 1, numpy.uint8)))
-        assert dropped.wait(60), "the connection is dropped"
+        assert dropped.wait(200), "the connection is dropped"
         wait_until(lambda: b"" in publisher.subscriptions(), what="it is reopened")
 
         def delivered() -> int:

@@ -38,7 +38,7 @@ def serve_while(bridge: BridgeT, work: Callable[[BridgeT, str], Coroutine[Any, A
                 await work(bridge, f"ws://127.0.0.1:{bridge.port}")
         if not ends:
             serves.cancel()
-        await asyncio.wait((serves,), timeout=60)
+        await asyncio.wait((serves,), timeout=200)
         if not serves.cancelled():
             serves.result()
 

@@ -47,12 +47,12 @@ def test_each_entry_is_stored_once_when_the_bridge_is_killed(
     fill(there, 0, 3_000)
     with Hub(feed, tmp_path / "hub") as hub:
         with Command(*words) as bridge:
-            wait_until(lambda: hub.statistics().stored > 0, 60)
+            wait_until(lambda: hub.statistics().stored > 0)
             bridge.process.send_signal(signal.SIGKILL)
             bridge.process.wait()
         fill(there, 3_000, 3_100)
         with RedisGroup(feed, server.url):
-            wait_until(lambda: hub.statistics().stored == 3_100, 60)
+            wait_until(lambda: hub.statistics().stored == 3_100)
             wait_until(lambda: pending(there) == 0)
     assert [payload for *_, payload in published(tmp_path / "hub", feed)] == [b"%d" % number for number in range(3_100)]
 
@@ -110,7 +110,7 @@ def test_refused_entries_are_acknowledged_and_do_not_change_the_order_of_others(
             good.append(entry["payload"])  # type: ignore[arg-type]
         there.xadd("orders", entry | {"ts_event": times[number % 5]})  # type: ignore[arg-type]
     with Hub(feed, tmp_path), RedisGroup(feed, server.url) as bridge:
-        wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] == len(good), 60)
+        wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] == len(good))
         wait_until(lambda: bridge._over.is_set() or pending(there) == 0)
         counts = {"messages put": len(good), "unwanted": 0, "refused": 63, "told missing": 0, "times away": 0}
         assert bridge.statistics() == counts
@@ -134,7 +134,7 @@ def test_a_hub_that_accepts_no_more_puts_ends_it_and_the_stream_keeps_the_rest(
             bridge.run()
     assert bridge.statistics()["refused"] == 0
     with Hub(feed, tmp_path / "second") as hub, RedisGroup(feed, server.url):
-        wait_until(lambda: hub.statistics().stored == 2, 60)
+        wait_until(lambda: hub.statistics().stored == 2)
     assert [payload for *_, payload in published(tmp_path / "second", feed)] == [b"1", b"2"]
 
 
@@ -215,7 +215,7 @@ def test_entries_trimmed_while_the_bridge_runs_are_counted(server: Server, there
             for number in range(begin, begin + 500):
                 adding.xadd("orders", {"topic": "A.x", "payload": str(number)}, maxlen=40, approximate=False)
             adding.execute()
-        wait_until(lambda: hub.statistics().stored + missing(bridge) >= 5_000, 60)
+        wait_until(lambda: hub.statistics().stored + missing(bridge) >= 5_000)
         assert hub.statistics().stored + missing(bridge) == 5_000
         assert missing(bridge) > 0
         wait_until(lambda: pending(there) == 0)

@@ -154,8 +154,8 @@ def test_a_feed_reaches_a_hub_once_through_parallel_bridges(server: Server, ther
                 publisher.publish(b"A.x", b"%d" % number, number)
             publisher.publish(b"B", b"is not asked for")
             publisher.publish(b"A.y", None)
-            wait_until(lambda: hub.statistics().stored == 1_501, 60)
-            wait_until(lambda: min(each.statistics()["messages put"] for each in (one, other)) == 1_501, 60)
+            wait_until(lambda: hub.statistics().stored == 1_501)
+            wait_until(lambda: min(each.statistics()["messages put"] for each in (one, other)) == 1_501)
     found = [row[3:] for row in published(tmp_path, second)]
     assert found == [(b"A.x", b"%d" % number) for number in range(1_500)] + [(b"A.y", None)]
 
@@ -205,7 +205,7 @@ def test_the_queue_for_an_unreachable_hub_is_bounded(
             wait_until(lambda: len(bridge._on_their_way) >= min(count, IN_FLIGHT))
         assert len(bridge._on_their_way) == IN_FLIGHT
         with Hub(feed, tmp_path):
-            wait_until(lambda: bridge.statistics()["times away"] == 1, 60)
+            wait_until(lambda: bridge.statistics()["times away"] == 1)
             wait_until(lambda: not bridge._on_their_way)
             put = bridge.statistics()["messages put"]
             wait_until(lambda: there.publish("A", "last") == 1)

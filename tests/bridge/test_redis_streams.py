@@ -136,7 +136,7 @@ def test_while_redis_does_not_answer_it_is_waited_for(
                 for number in range(1, 100):
                     publisher.publish(b"A", b"%d" % number)
                 wait_until(lambda: "is unreachable" in caplog.text)
-            wait_until(lambda: bridge.statistics().added + bridge.statistics().known == 100, 60)
+            wait_until(lambda: bridge.statistics().added + bridge.statistics().known == 100)
     assert [int(fields[b"payload"]) for _, fields in entries(there)] == list(range(100))
 
 

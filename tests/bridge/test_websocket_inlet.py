@@ -203,7 +203,7 @@ def test_a_disconnected_client_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
         one.transport.abort()
         await until(lambda: bridge.statistics().clients == 0)
         if left := asyncio.all_tasks() - tasks:
-            await asyncio.wait(left, timeout=60)
+            await asyncio.wait(left, timeout=200)
         assert asyncio.all_tasks() <= tasks
 
     serving(feed, work)

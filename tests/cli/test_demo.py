@@ -222,7 +222,7 @@ def test_demo_publishes_at_most_count_messages(shared_data: Path) -> None:
 @pytest.mark.long
 def test_killed_publishing_process_ends_the_demo() -> None:
     with Command("demo", "--count", 50_000_000) as demo:
-        wait_until(lambda: children_of(demo), 60, "a publishing process")
+        wait_until(lambda: children_of(demo), what="a publishing process")
         os.kill(children_of(demo)[0], signal.SIGKILL)
         assert_one_line(demo.end(), "the publishing process ended with status -9")
 
@@ -240,7 +240,7 @@ def test_interrupt_ends_both_processes(tmp_path: Path, moment: str) -> None:
         wait_until(has_come, 60.0, moment)
         (child,) = children_of(demo)
         assert demo.interrupt().status == 130
-    wait_until(lambda: not Path(f"/proc/{child}").exists(), 60, "the end of the publishing process")
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), what="the end of the publishing process")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -129,7 +129,7 @@ def test_the_terminal_is_restored(terminal: Terminal, controls: Controls) -> Non
 def test_a_closed_terminal_ends_only_the_keys(terminal: Terminal, controls: Controls) -> None:
     with Keys(controls, terminal.program) as reader:
         os.close(terminal.person)
-        reader._thread.join(60)
+        reader._thread.join(200)
         assert not reader._thread.is_alive()
     assert controls.status().state == "playing"
 

@@ -42,7 +42,7 @@ def url_of(command: Command) -> str:
 
 
 def roles(url: str) -> list[str]:
-    with urlopen(f"{url}/status", timeout=60) as answer:
+    with urlopen(f"{url}/status", timeout=200) as answer:
         return [each.role for each in decode_statuses(answer.read()) if each.ready]
 
 
@@ -62,7 +62,7 @@ def test_metrics_of_a_recorder_and_a_relay_while_they_run(place: Place, tmp_path
             publisher.publish(b"A.t", b"1")
 
         def recorded() -> float:
-            with urlopen(f"{recorder_at}/metrics", timeout=60) as answer:
+            with urlopen(f"{recorder_at}/metrics", timeout=200) as answer:
                 families = parse(answer.read().decode())
             return sum(
                 each.value
@@ -76,7 +76,7 @@ def test_metrics_of_a_recorder_and_a_relay_while_they_run(place: Place, tmp_path
         ended = relay.interrupt(signal.SIGTERM)
         assert (ended.status, len(json.loads(ended.out)["lines"])) == (143, len(feed.slices))
         with pytest.raises(OSError, match="refused"):
-            urlopen(f"{recorder_at}/metrics", timeout=60)
+            urlopen(f"{recorder_at}/metrics", timeout=200)
 
 
 def test_an_address_in_use_or_malformed_ends_the_command_before_its_work(

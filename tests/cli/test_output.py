@@ -60,7 +60,7 @@ def test_a_closed_pipe_is_not_an_error(day: Day) -> None:
         assert command.process.stdout is not None
         assert command.process.stdout.readline()
         command.process.stdout.close()
-        status = command.process.wait(60)
+        status = command.process.wait(200)
         assert command.process.stderr is not None
         assert (status, command.process.stderr.read()) == (Status.OK, "")
         command.process.stdout = None

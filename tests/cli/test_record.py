@@ -82,7 +82,7 @@ def test_lost_messages_have_their_own_status(command: str, place: Place, tmp_pat
 
         def publish() -> None:
             for slice_id in range(2):
-                wait_until(lambda at=slice_id: accepts(publisher.subscriptions(at)), 60, "the acceptance")  # type: ignore[misc]
+                wait_until(lambda at=slice_id: accepts(publisher.subscriptions(at)), what="the acceptance")  # type: ignore[misc]
             at = place.feed.slice_of(b"AAPL.t")
             for sequence in (0, 5):
                 publisher.send(publisher.encode([(b"AAPL.t", b"payload")], slice_id=at, sequence=sequence))

@@ -91,7 +91,7 @@ class Cable:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._bound.wait(60)
+        assert self._bound.wait(200)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,7 +22,7 @@ from tests.hub.test_get import WAIT_S, reader
 def test_puts_in_asyncio_are_stored_in_order_and_delivered(tmp_path: Path, feed: Feed) -> None:
 
     async def run() -> list[bytes]:
-        async with AsyncHubClient(feed, "desk", tmp_path / "desk", in_flight=20) as client, asyncio.timeout(60):
+        async with AsyncHubClient(feed, "desk", tmp_path / "desk", in_flight=20) as client, asyncio.timeout(200):
             await client.subscribe(b"A")
             places = await asyncio.gather(*(client.put(b"A.x", b"%d" % number) for number in range(20)))
             assert [place.sequence for place in places] == list(range(20))

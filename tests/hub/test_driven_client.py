@@ -119,7 +119,7 @@ def test_a_second_put_receives_the_place_of_its_topic(tmp_path: Path, feed: Feed
         put("A", None, if_at={**second, "number": 0})  # a whole answer
         assert put("A", "Yw==", if_at=second)["found"] == "nowhere"
         put("B", "YQ==", ttl_s=0.05)
-        wait_until(lambda: hub.statistics().ended == 1, 60)
+        wait_until(lambda: hub.statistics().ended == 1)
         assert put("B", "YQ==", if_at="nowhere")["sequence"] == 5
         for words in ({"if_at": "somewhere"}, {"if_at": {"slice": 0, "epoch": -1, "sequence": 0}}, {"ttl_s": 0}):
             assert put("A", "YQ==", **words)["error"] in ("ValidationError", "ValueError")

@@ -53,7 +53,7 @@ def test_a_hub_file_names_the_hubs_to_ask(tmp_path: Path, feed: Feed, write: Cal
     ldn = hub_feed("ldn", slices=1)
     join = JOIN.replace("tcp://ldn:1", ldn.hub).replace("[17200, 17210]", str(list(ports(2))))
     with Hub(ldn, tmp_path / "ldn"), load_hub(write(feed, join)):
-        wait_until((tmp_path / "sites" / "ldn.toml").exists, 60)
+        wait_until((tmp_path / "sites" / "ldn.toml").exists)
 
 
 def test_a_hub_file_of_one_of_two(write: Callable[..., Path]) -> None:

@@ -28,7 +28,7 @@ def wait_received(client: HubClient, count: int) -> None:
     (inbox,) = client._durable._inboxes.values()
     opening = inbox._opening
     assert opening is not None
-    wait_until(lambda: opening.stream._queue.messages == count, 60)
+    wait_until(lambda: opening.stream._queue.messages == count)
 
 
 def rest(client: HubClient, prefix: bytes = b"") -> list[int]:

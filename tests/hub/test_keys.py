@@ -89,7 +89,7 @@ def test_puts_of_all_kinds_are_published_at_their_places(tmp_path: Path, slices:
             elif turn % 3 == 1:
                 futures = [client.put_soon(topic, text, text) for topic, text in zip(topics, texts, strict=True)]
                 for topic, text, future in zip(topics, texts, futures, strict=True):
-                    note(topic, text, future.result(60))
+                    note(topic, text, future.result(200))
                 assert client.put(topics[0], texts[0], texts[0]) == futures[0].result()
             else:
                 note(topics[0], texts[0], client.put(topics[0], texts[0], if_at=newest.get(topics[0], NOWHERE)))
@@ -101,7 +101,7 @@ def test_puts_of_all_kinds_are_published_at_their_places(tmp_path: Path, slices:
                 hub.kill()
                 hub.begin((tmp_path,))
         assert len(set(epochs)) == 1
-        wait_until(lambda: hub.notes[0] == 4, 60)
+        wait_until(lambda: hub.notes[0] == 4)
         hub.kill()
     with Hub(feed, tmp_path), HubClient(feed) as client:  # publishes the unpublished rest, and ends in order
         for topic in TOPICS:

@@ -45,7 +45,7 @@ class Writer:
                     for _ in range(50):
                         data = f"{self._name}-{number}".encode()
                         topic = b"ABC"[number % 3 :][:1]
-                        puts.append((data, client.put_soon(topic, data, data if number % 2 else None, timeout=60)))
+                        puts.append((data, client.put_soon(topic, data, data if number % 2 else None, timeout=200)))
                         number += 1
                     if number % 200 == 0:  # large enough for journals to write it without a copy
                         data = f"{self._name}-{number}".encode()

@@ -98,7 +98,7 @@ def test_malformed_messages_on_the_link_end_no_hub(tmp_path: Path, feed: Feed, l
             backup._asks.send(wrong)
         assert backup.ask(7).standing.role == "primary"
         with HubClient(feed) as client:
-            client.put(b"A", b"1", timeout=60)
+            client.put(b"A", b"1", timeout=200)
 
 
 def test_a_peer_of_another_version_is_refused_by_an_active_hub_and_ends_a_passive_one(
@@ -108,7 +108,7 @@ def test_a_peer_of_another_version_is_refused_by_an_active_hub_and_ends_a_passiv
     with hub_of(feed, tmp_path, links, alone=True) as hub, Backup(feed, links[0]) as backup:
         assert "hub version was 2, expected 3: " in backup.ask(7, standing=old, digest=b"other").why
         with HubClient(feed) as client:
-            client.put(b"A", b"1", timeout=60)
+            client.put(b"A", b"1", timeout=200)
         assert hub.statistics().life == "active"
     hub = hub_of(feed, tmp_path / "another", links).start()
     with Backup(feed, links[0]) as backup:
@@ -139,12 +139,12 @@ def test_a_backup_too_far_behind_is_refused_and_a_copy_follows(
     shutil.copytree(tmp_path / "primary", tmp_path / "backup")
     with hub_of(feed, tmp_path, links, "backup") as backup:
         with hub_of(feed, tmp_path, links) as hub:
-            wait_until(lambda: backup.statistics().life == "armed", 60)
+            wait_until(lambda: backup.statistics().life == "armed")
             assert hub.statistics().life == "active"
             assert backup.epoch == hub.epoch != 0
         with HubClient(feed) as client:
-            assert client.put(b"A", b"1", b"id", timeout=60) == place
-            assert client.put(b"A", b"2", timeout=60).sequence == 1
+            assert client.put(b"A", b"1", b"id", timeout=200) == place
+            assert client.put(b"A", b"2", timeout=200).sequence == 1
         assert backup.statistics().life == "active"
 
 
@@ -164,7 +164,7 @@ def test_a_backup_deletes_days_once_it_has_a_snapshot_of_the_active_hub(
             wait_until(lambda: backup.statistics().life == "armed")
             wait_until(lambda: old not in days_of(days))
         with HubClient(feed) as client:
-            assert client.put(b"A", b"2", timeout=60).sequence == place.sequence + 1
+            assert client.put(b"A", b"2", timeout=200).sequence == place.sequence + 1
             assert client.published_count() == 1
 
 
@@ -193,10 +193,10 @@ def test_deadlines_survive_changes_between_one_hub_and_a_pair(
             client.put(b"A", b"1", ttl=0.1)
             client.put(b"B", b"1", ttl=3_600)
     with hub_of(feed, tmp_path, links, alone=True) as hub, HubClient(feed) as client:
-        wait_until(lambda: hub.statistics().ended == 1, 60)
-        client.put(b"B", b"2", ttl=0.1, timeout=60)
+        wait_until(lambda: hub.statistics().ended == 1)
+        client.put(b"B", b"2", ttl=0.1, timeout=200)
     with Hub(single, tmp_path / "primary"):  # unless the hub before has deleted it
-        wait_until(lambda: (b"B", None) in [each[-2:] for each in published(tmp_path / "primary", feed)], 60)
+        wait_until(lambda: (b"B", None) in [each[-2:] for each in published(tmp_path / "primary", feed)])
     said = [each[-2:] for each in published(tmp_path / "primary", feed)]
     assert said == [(b"A", b"1"), (b"B", b"1"), (b"A", None), (b"B", b"2"), (b"B", None)]
 
@@ -216,13 +216,13 @@ def test_a_hub_that_takes_over_knows_an_old_id_and_has_few_turns_to_read(
     with hub_of(feed, tmp_path, links, "backup") as backup:
         with HubClient(feed) as client:
             with hub_of(feed, tmp_path, links, alone=True):
-                first = client.put(b"A", b"first", b"id", timeout=60)
+                first = client.put(b"A", b"first", b"id", timeout=200)
                 for number in range(60):
-                    client.put(b"A", b"%d" % number, timeout=60)
-                wait_until(lambda: backup.statistics().life == "armed", 60)
+                    client.put(b"A", b"%d" % number, timeout=200)
+                wait_until(lambda: backup.statistics().life == "armed")
                 for number in range(60):
-                    client.put(b"A", b"%d" % number, timeout=60)
-            assert client.put(b"A", b"first", b"id", timeout=60) == first
+                    client.put(b"A", b"%d" % number, timeout=200)
+            assert client.put(b"A", b"first", b"id", timeout=200) == first
         assert backup.statistics().life == "active"
         assert backup.server.judge.table.floor > 80
 
@@ -233,9 +233,9 @@ def test_a_hub_that_takes_over_counts_the_topics_that_the_other_one_had(
     feed = msgspec.structs.replace(feed, max_topics=4)
     with hub_of(feed, tmp_path, links, "backup") as backup, HubClient(feed) as client:
         with hub_of(feed, tmp_path, links):
-            wait_until(lambda: backup.statistics().life == "armed", 60)
+            wait_until(lambda: backup.statistics().life == "armed")
             for topic in ("1", "2", "3", "4"):
-                client.put(topic, b"x", timeout=60)
+                client.put(topic, b"x", timeout=200)
         with pytest.raises(HubError, match="had 4 topics, its max_topics"):
-            client.put("5", b"x", timeout=60)
-        client.put("1", b"y", timeout=60)
+            client.put("5", b"x", timeout=200)
+        client.put("1", b"y", timeout=200)

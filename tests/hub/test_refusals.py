@@ -75,7 +75,7 @@ def test_a_topic_too_many_fails_only_its_own_put_and_its_id_is_judged_again(tmp_
     expected = [(b"A", b"0"), (b"B", b"1"), (b"A", b"3"), (b"B", b"5")]
     assert [row[3:] for row in published(tmp_path, feed)] == expected
     with Hub(narrow(feed, 3), tmp_path), HubClient(feed) as client:
-        place = client.put(b"C", b"2", b"id-2", timeout=60)
+        place = client.put(b"C", b"2", b"id-2", timeout=200)
         assert client.put(b"C", b"2", b"id-2") == place
     assert [row[3:] for row in published(tmp_path, feed)] == [*expected, (b"C", b"2")]
 

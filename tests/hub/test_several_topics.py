@@ -281,7 +281,7 @@ def test_dropped_topics_do_not_split_a_message(tmp_path: Path, feed: Feed) -> No
     retention = Retention(only_wanted=True)
     with Hub(feed, tmp_path / "hub", retention=retention), HubClient(feed, "reader", tmp_path / "reader") as reader:
         reader.subscribe(b"A")
-        wait_until(lambda: len(held(feed, tmp_path)) == 1, 60)
+        wait_until(lambda: len(held(feed, tmp_path)) == 1)
         for number in range(10):
             reader.put((b"A.1", b"X", b"A.2", b"Y"), b"%d" % number)
     day = move_today(tmp_path / "hub", feed, 5)

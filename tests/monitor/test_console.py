@@ -176,11 +176,11 @@ def test_a_command_gets_each_event_and_a_slow_one_delays_nothing(
 
     def wait(_: bytes) -> None:
         begun.set()
-        gate.wait(60)
+        gate.wait(200)
 
     stuck = forward.Forwarder("a stuck one", wait)
     stuck.put(event(0))
-    assert begun.wait(60)
+    assert begun.wait(200)
     for number in range(10):
         stuck.put(event(number))
     assert stuck.counts == forward.Forwarded(dropped=7)

@@ -29,7 +29,7 @@ from tests.monitor.test_watch_view import shown
 
 
 def get(served: Served, path: str, host: str | None = None) -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(served.url).port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(served.url).port, timeout=200)
     connection.request("GET", path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     found = answer.status, dict(answer.getheaders()), answer.read().decode()

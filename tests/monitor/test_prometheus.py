@@ -70,7 +70,7 @@ def test_prometheus_scrapes_a_feed(tmp_path: Path) -> None:
 
     def query(text: str) -> list[dict[str, Any]]:
         try:
-            with urlopen(f"{url}/api/v1/query?query={quote(text)}", timeout=60) as answer:
+            with urlopen(f"{url}/api/v1/query?query={quote(text)}", timeout=200) as answer:
                 found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         except OSError:  # it is starting
             return []
@@ -91,10 +91,10 @@ def test_prometheus_scrapes_a_feed(tmp_path: Path) -> None:
         assert [each["value"][1] for each in query("sum(blackbox_ready)")] == ["2"]
         (quantile,) = query("histogram_quantile(0.99, blackbox_subscriber_lag_seconds_bucket)")
         assert 0 < float(quantile["value"][1]) < 60
-        with urlopen(f"{url}/api/v1/targets", timeout=60) as answer:
+        with urlopen(f"{url}/api/v1/targets", timeout=200) as answer:
             (target,) = json.load(answer)["data"]["activeTargets"]
         assert (target["health"], target["lastError"]) == ("up", "")
-        with urlopen(f"{url}/api/v1/rules", timeout=60) as answer:
+        with urlopen(f"{url}/api/v1/rules", timeout=200) as answer:
             rules = [rule for group in json.load(answer)["data"]["groups"] for rule in group["rules"]]
         assert len(rules) == RULES.read_text().count("alert:")
         assert [rule["name"] for rule in rules if rule["health"] == "err"] == []

@@ -31,7 +31,7 @@ from blackbox.testing import wait_until
 
 def get(url: str | Request) -> tuple[int, str]:
     try:
-        with urlopen(url, timeout=60) as answer:
+        with urlopen(url, timeout=200) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()
@@ -75,7 +75,7 @@ def test_publisher_and_subscriber_from_their_start_to_their_end() -> None:
         assert "publisher: The publisher has ended." in get(f"{server.url}/readyz")[1]
         assert get(f"{server.url}/healthz")[0] == 200
     with pytest.raises(OSError, match="refused"):
-        urlopen(f"{server.url}/status", timeout=60)
+        urlopen(f"{server.url}/status", timeout=200)
 
 
 def test_a_subscriber_says_which_publisher_it_waits_for() -> None:

@@ -107,7 +107,7 @@ def test_the_snippet_of_the_page_shows_batches(capsys: pytest.CaptureFixture[str
     (code,) = [each for each in snippets if "Tap(" in each]
     feed = Feed.local("tapped", slices=1)
     with Publisher(feed) as publisher, beside(lambda: published_to_a_tap(publisher)):
-        exec(compile(code.replace("timeout=1.0", "timeout=60.0"), "a page", "exec"), {"feed": feed})
+        exec(compile(code.replace("timeout=1.0", "timeout=200"), "a page", "exec"), {"feed": feed})
     assert capsys.readouterr().out == "0 1\n0\n"
 
 

@@ -191,7 +191,7 @@ def show(message):
 
 printing.start()
 publisher.publish("MSFT.t", b"1")
-came.wait(60)
+came.wait(200)
 """
 BUSY = """
 count = 0

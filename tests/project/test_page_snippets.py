@@ -139,7 +139,7 @@ def test_the_stream_of_the_page_is_read_to_its_end(session: Recording) -> None:
     run(f"async def read(subscriber):\n{textwrap.indent(snippets('callbacks.md')[1], '    ')}", names)
 
     def replay() -> None:
-        wait_until(lambda: subscriber.callbacks != (), 60)
+        wait_until(lambda: subscriber.callbacks != ())
         subscriber.replay(session)
 
     thread = threading.Thread(target=replay)
@@ -197,7 +197,7 @@ def test_the_checkpoint_of_the_page_is_resumed(
     names["subscriber"].on(b"", fields=("sequence",))(got.append)
     with names["subscriber"].start():
         publish_numbered(publisher, 0, 100)
-        wait_until(lambda: len(got) == 100, 60)
+        wait_until(lambda: len(got) == 100)
         run(before, names)
     assert kept == {0: (publisher.epoch, 100)}
     publish_numbered(publisher, 100, 50)
@@ -206,7 +206,7 @@ def test_the_checkpoint_of_the_page_is_resumed(
     names["subscriber"].on(b"", fields=("sequence",))(got.append)
     run(after, names)
     with names["subscriber"]:
-        wait_until(lambda: len(got) == 150, 60)
+        wait_until(lambda: len(got) == 150)
     assert got == list(range(150))
 
 

@@ -70,7 +70,7 @@ def test_close_warns_if_a_subscriber_had_not_read_everything(caplog: pytest.LogC
     subscriber.start()
     rows = numpy.zeros((40, 80), numpy.uint8)
     publisher.publish_many((b"T",), numpy.zeros(40, int), rows)
-    assert gate.entered.wait(60)  # a worker that starts later takes everything that waits
+    assert gate.entered.wait(200)  # a worker that starts later takes everything that waits
     for _ in range(20):
         publisher.publish_many((b"T",), numpy.zeros(40, int), rows)
     publisher.close(timeout=0.2)
@@ -115,7 +115,7 @@ def test_when_full_wait_loses_nothing_with_a_slow_subscriber() -> None:
                 publisher.publish(b"T", bytes(1_000))
 
         with in_threads(publish) as (thread,):
-            gate.entered.wait(60)
+            gate.entered.wait(200)
             wait_until(lambda: publisher.statistics().waits > 0)
             assert thread.is_alive()
             with pytest.raises(PublisherError, match="flush timed out: a subscriber did not keep up"):
@@ -147,7 +147,7 @@ def test_when_full_drop_causes_gaps_only_at_the_slow_subscriber(is_closed_first:
             threading.Timer(0.2, gate.open.set).start()
         else:
             gate.open.set()
-            wait_until(lambda: gate.messages + slow.statistics().received.gaps == messages, timeout=60)
+            wait_until(lambda: gate.messages + slow.statistics().received.gaps == messages, timeout=200)
     slow.run(until_end=True)
     quick.run(until_end=True)
     assert slow.statistics().received.gaps > 0

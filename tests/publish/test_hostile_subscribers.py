@@ -122,7 +122,7 @@ def test_a_flood_of_subscriptions_does_not_stop_data_and_heartbeats() -> None:
             for number in range(500):
                 publisher.publish(b"AAPL.x", b"%d" % number)
                 if number % 100 == 0:
-                    publisher.flush(timeout=60)
+                    publisher.flush(timeout=200)
                     last = subscriber.statistics().received.last_ns
                     wait_until(lambda last=last: subscriber.statistics().received.last_ns > last)  # type: ignore[misc]
             got.wait(500)
@@ -192,8 +192,8 @@ def test_the_longest_deaf_peers_are_disconnected_first(
         for number in range(4):
             peers.append(Peer(feed))
             peers[-1].send(subscription(b""), subscription(b"%d" % number))
-            wait_until(lambda number=number: found_deaf() > number, 60, "one more deaf peer")  # type: ignore[misc]
-        wait_until(lambda: found_deaf() and looks.put_out >= 2, 60, "two are disconnected")
+            wait_until(lambda number=number: found_deaf() > number, what="one more deaf peer")  # type: ignore[misc]
+        wait_until(lambda: found_deaf() and looks.put_out >= 2, what="two are disconnected")
         assert peers[0].was_ended()
         assert peers[1].was_ended()
         put_out(publisher, 2)
@@ -260,7 +260,7 @@ def test_a_peer_that_repeats_filters_forever_is_disconnected(words: bytes, monke
     feed = one_slice(key_bytes=2, max_topics=100)
     with Publisher(feed) as publisher, Peer(feed) as honest, Peer(feed) as peer:
         honest.ask(*(subscription(b"%02d" % number) for number in range(100)))
-        while peer.send(words * 10_000, timeout=60):
+        while peer.send(words * 10_000, timeout=200):
             pass
         put_out(publisher, 1)
         honest.ask()
@@ -310,7 +310,7 @@ def test_filters_longer_than_any_key_are_not_kept_and_a_guard_that_fails_once_go
     monkeypatch.setattr(traffic.TrafficLimits, "judge", fail_once)
     feed = one_slice(key_bytes=2)
     with Publisher(feed) as publisher, Peer(feed) as peer:
-        assert failed.wait(60)
+        assert failed.wait(200)
         peer.send(*(subscription(secrets.token_bytes(400)) for _ in range(1_000)))
         assert peer.was_ended()
         put_out(publisher, 1)

@@ -78,7 +78,7 @@ def test_hooks_run_between_the_messages_before_and_after_of_all_workers() -> Non
     @subscriber.on(b"A.")
     def slow(message: Message) -> None:
         if message.payload == b"0":
-            may_go_on.wait(60)
+            may_go_on.wait(200)
         told.append(message.payload)
 
     @subscriber.on(b"B.")

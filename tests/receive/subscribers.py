@@ -103,7 +103,7 @@ def end_at(gate: Gate, subscriber: Subscriber, end: Callable[[Subscriber], None]
         ending = pool.submit(end, subscriber)
         wait_until(lambda: subscriber.state is SubscriberLife.STOPPING)
         gate.open.set()
-        ending.result(60)
+        ending.result(200)
 
 
 def late(publisher: RawPublisher, text: bytes, lag_ns: int = LATE_NS, topic: bytes = b"T") -> None:

@@ -72,7 +72,7 @@ def test_end_of_batch_marks_the_last_queued_message() -> None:
 
     with publishing(feed, subscriber) as publisher:
         publisher.send(publisher.encode([(b"T", b"first")]))
-        assert gate.entered.wait(60)
+        assert gate.entered.wait(200)
         for number in range(5):
             publisher.send(publisher.encode([(b"T", b"%d" % number), (b"U", b"u%d" % number)]))
         wait_until(lambda: subscriber.statistics().delivery.queue_blocks == 5)
@@ -110,7 +110,7 @@ def test_changing_callbacks_do_not_disturb_those_that_stay() -> None:
     with published(feed, subscriber) as publisher:
         changing = threading.Thread(target=change)
         changing.start()
-        assert changed.wait(60)
+        assert changed.wait(200)
         for number in range(total):
             publisher.publish(b"S%d.t" % (number % 50), b"%d" % number)
         publisher.flush()
@@ -164,7 +164,7 @@ def test_a_full_worker_queue_is_bounded_and_loses_nothing() -> None:
         columns = numpy.zeros(20_000, int), numpy.arange(20_000).reshape(-1, 1).view(numpy.uint8)
         publishing = threading.Thread(target=publisher.publish_many, args=((b"T",), *columns))
         publishing.start()
-        assert gate.entered.wait(60)
+        assert gate.entered.wait(200)
 
         def is_stuck() -> bool:
             """Return True if nothing was read during some waits; at first the free worker may be late."""

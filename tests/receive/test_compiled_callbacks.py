@@ -83,7 +83,7 @@ def test_a_return_to_the_past_resets_a_compiled_callback_between_messages(worker
 
     @subscriber.on(b"A")
     def wait(message: Message) -> None:
-        may_go_on.wait(60)
+        may_go_on.wait(200)
         slow[0] += 1
 
     counted = subscriber.on_compiled(b"B", state=numpy.zeros(1, numpy.int64), worker=worker)(count_rows)

@@ -63,7 +63,7 @@ def test_a_callback_added_while_the_queue_is_full_is_confirmed() -> None:
 
     @subscriber.on_batch(b"")
     def wait(batch: Batch) -> None:
-        hold.wait(60)
+        hold.wait(200)
 
     def flood() -> None:
         while not stop.is_set():
@@ -79,7 +79,7 @@ def test_a_callback_added_while_the_queue_is_full_is_confirmed() -> None:
         stop.set()
         flooding.join()
         hold.set()
-        subscriber.wait_confirmed(60)
+        subscriber.wait_confirmed(200)
         subscriber.terminate()
 
 
@@ -188,7 +188,7 @@ def test_a_refused_callback_ends_alone_with_the_reason_and_the_last_one_ends_the
         assert len(subscriber.callbacks) == 1
         subscriber.wait_confirmed(60, b"IBM.")  # once is enough
         subscriber.on(b"MSFT")(other.message)
-        subscriber.wait_confirmed(60)
+        subscriber.wait_confirmed(200)
         for topic in (b"AAPL.x", b"IBM..x", b"MSFT.x"):
             publisher.publish(topic, b"1")
         got.wait(1)

@@ -70,7 +70,7 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
             publisher.publish(b"T%d" % (number % 13), b"%d" % number)
             if number % 100 == 99:
                 publisher.flush()
-                assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
+                assert gate.entered.wait(200)  # a worker that arrives later takes everything that waits
         wait_until(lambda: subscriber.statistics().received.messages == total)
         gate.open.set()
     order: dict[bytes, list[int]] = {}
@@ -105,7 +105,7 @@ def test_conflated_messages_keep_their_epoch_order_and_age_when_an_epoch_begins_
         begin = time.time_ns() - SECOND_NS // 100
         for _ in range(4):  # more than a worker and its queue take
             publisher.send(publisher.encode([(b"W", b"fill")], ts_in=begin))
-            assert gate.entered.wait(60)
+            assert gate.entered.wait(200)
         wait_until(lambda: subscriber.statistics().received.messages == 4)
         for place, topics in enumerate((b"AB", b"CA", b"B")):
             rows = [(b"%c" % topic, b"1%c" % topic) for topic in topics]
@@ -147,7 +147,7 @@ def test_conflated_blocks_are_of_one_key_and_do_not_wait_for_a_worker_with_room_
     @subscriber.on_batch(b"")
     def note(batch: Batch) -> None:
         calls.release()
-        steps.acquire(timeout=60)
+        steps.acquire(timeout=200)
         topics = batch.topics_per_message()
         assert len({topic[:1] for topic in topics}) == 1
         for topic, payload in zip(topics, batch.payload_list(), strict=True):
@@ -156,14 +156,14 @@ def test_conflated_blocks_are_of_one_key_and_do_not_wait_for_a_worker_with_room_
     keys = [b"%c" % letter for letter in range(ord("A"), ord("Z") + 1)]
     with publishing(feed, subscriber) as publisher:
         publisher.send(publisher.encode([(b"first", b"")]))
-        assert calls.acquire(timeout=60)
+        assert calls.acquire(timeout=200)
         publisher.send(publisher.encode([(b"second", b"")]))
         for number in range(3):
             for key in keys:
                 publisher.send(publisher.encode([(key, b"%d" % number), (key + b"2", b"%d" % number)]))
         wait_until(lambda: subscriber.statistics().received.messages == 2 + 3 * 2 * 26)
         steps.release()
-        assert calls.acquire(timeout=60)  # it has taken the second block: there is room for one of 26
+        assert calls.acquire(timeout=200)  # it has taken the second block: there is room for one of 26
         for key in keys:
             publisher.send(publisher.encode([(key, b"3"), (key + b"2", b"3")]))
         wait_until(lambda: subscriber.statistics().received.messages == 2 + 4 * 2 * 26)

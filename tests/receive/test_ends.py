@@ -87,7 +87,7 @@ def test_stop_delivers_received_messages_and_terminate_does_not(
         for each in dict.fromkeys((owner, subscriber)):
             each.start()
         publisher.send(publisher.encode([(b"T", b"0")]))
-        assert gate.entered.wait(60)
+        assert gate.entered.wait(200)
         for number in range(1, 50):
             publisher.send(publisher.encode([(b"T", b"%d" % number)]))
         wait_until(lambda: owner.statistics().delivery.matched == 50)
@@ -110,7 +110,7 @@ def test_stop_gives_up_a_callback_that_does_not_return() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"0")]))
-        assert gate.entered.wait(60)
+        assert gate.entered.wait(200)
         with pytest.raises(SubscriberError, match="stop was not done in 0.3 s: a callback did not keep up"):
             subscriber.stop(timeout=0.3)
         gate.open.set()
@@ -166,7 +166,7 @@ def test_a_publisher_is_not_silent_while_the_slice_does_not_look() -> None:
     subscriber.on(b"")(gate.message)
     with RawPublisher(feed) as publisher, subscriber:
         publisher.send(publisher.encode([(b"T", b"0")]))
-        assert gate.entered.wait(60)
+        assert gate.entered.wait(200)
         publisher.heartbeat()
         subscriber._check_silence(1e-9)
         gate.open.set()
@@ -296,7 +296,7 @@ def test_run_that_is_stopped_before_a_confirmation_delivers_and_ends_without_an_
         subscriber.request_stop()
         assert not running.done()
         gate.open.set()
-        running.result(60)
+        running.result(200)
     assert numbers_of(gate.got) == [0, 1, 2]
 
 
@@ -343,10 +343,10 @@ def test_a_start_that_is_stopped_does_not_wait_forever_for_a_callback(monkeypatc
         starting = pool.submit(subscriber.start)
         wait_until(lambda: b"" in publisher.subscriptions())
         publisher.send(publisher.encode([(b"T", b"0")]))
-        assert gate.entered.wait(60)
+        assert gate.entered.wait(200)
         subscriber.request_stop()
         with pytest.raises(SubscriberError, match="ended before its subscriptions were confirmed"):
-            starting.result(60)
+            starting.result(200)
         gate.open.set()
         wait_until(lambda: subscriber.is_done)
 

@@ -50,7 +50,7 @@ def test_terminate_counts_everything_queued_anywhere() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"B1", b"")] * 3))
-        gate.entered.wait(60)
+        gate.entered.wait(200)
         publisher.heartbeat(lines=[1])
         publisher.send(publisher.encode([(b"B2", b"")] * 5, sequence=1_000))  # held because of the large gap before it
         publisher.sequences[0] = 3
@@ -106,7 +106,7 @@ def test_terminate_while_conflating_counts_the_newest_undelivered_messages() -> 
         subscriber.start()
         for _ in range(50):
             publisher.send(publisher.encode(rows))
-            assert gate.entered.wait(60)  # a worker that arrives later takes everything that waits
+            assert gate.entered.wait(200)  # a worker that arrives later takes everything that waits
         wait_until(lambda: subscriber.statistics().received.messages == 5_000)
         end_at(gate, subscriber, lambda each: each.terminate(60.0))
     delivery = checked(subscriber)
@@ -132,7 +132,7 @@ def test_an_error_counts_the_messages_that_it_kept_from_delivery() -> None:
 
     with pytest.raises(CallbackError, match="LookupError"), publishing(feed, subscriber) as publisher:
         publisher.send(publisher.encode([(b"gate", b"")]))
-        gate.entered.wait(60)
+        gate.entered.wait(200)
         publisher.send(publisher.encode([(b"T", b"%d" % number) for number in range(10)]))
         publisher.send(publisher.encode([(b"T", b"")] * 5))
         wait_until(lambda: subscriber.statistics().delivery.queue_blocks == 2)
@@ -152,7 +152,7 @@ def test_undelivered_messages_of_a_removed_callback_are_not_a_loss() -> None:
     goes_too = subscriber.on_compiled(b"T", state=numpy.zeros(1, numpy.int64), worker=True)(count_rows)
     with publishing(feed, subscriber) as publisher:
         publisher.send(publisher.encode([(b"gate", b"")]))
-        gate.entered.wait(60)
+        gate.entered.wait(200)
         publisher.send(publisher.encode([(b"T", b"")] * 10))
         wait_until(lambda: subscriber.statistics().delivery.queue_blocks == 1)
         subscriber.remove(goes.message)

@@ -184,10 +184,10 @@ def test_first_messages_of_a_key_lost_with_their_connection_are_a_gap(is_killed:
 
     with RawPublisher(feed) as publisher:
         subscriber.start()
-        wait_until(lambda: accepted_by(publisher), 60, "it is confirmed")
+        wait_until(lambda: accepted_by(publisher), what="it is confirmed")
         before = accepted_by(publisher)
     with RawPublisher(feed, publisher.epoch + is_killed) as publisher:
-        wait_until(lambda: accepted_by(publisher) - before, 60, "it is confirmed again")
+        wait_until(lambda: accepted_by(publisher) - before, what="it is confirmed again")
         publisher.sequences[0] = 5
         publisher.send(publisher.encode([(b"T", b"sixth")]))
         publisher.send(publisher.encode([(b"T", b"seventh")]))
@@ -300,9 +300,9 @@ def test_no_peer_is_disconnected_while_the_slice_thread_does_not_read() -> None:
             guard.look()
             return any(mark.reads or not too_much for mark in guard._marks.values())
 
-        wait_until(lambda: has_seen(False), 60, "it is connected")
+        wait_until(lambda: has_seen(False), what="it is connected")
         flooded.flood(120)
-        wait_until(lambda: has_seen(True), 60, "more bytes arrived than allowed")
+        wait_until(lambda: has_seen(True), what="more bytes arrived than allowed")
         state, counters = flooded.status.state, flooded.status.counters.slice
         for state.reads in (1, 2):  # at least one block may be on its way to it
             for _ in range(20):
@@ -326,14 +326,14 @@ def test_a_failed_check_is_logged_once_and_the_next_ones_continue(
     monkeypatch.setattr(FloodGuard, "look", fail_first)
     with Flooded() as flooded:
         flooded.guard.start()
-        wait_until(lambda: flooded.guard._marks, 60, "a check succeeded")
+        wait_until(lambda: flooded.guard._marks, what="a check succeeded")
 
         def is_ended() -> bool:
             flooded.flood(10)
             flooded.status.state.reads += 1
             return flooded.status.counters.slice.ended_connections == 1
 
-        wait_until(is_ended, 60)
+        wait_until(is_ended)
     assert next(failures, None) is None
     assert caplog.text.count("slice 0: the flood guard's check failed, it continues") == 1
 

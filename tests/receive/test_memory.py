@@ -47,7 +47,7 @@ BUSY = """
                     publisher.publish(topics[number], bytes(number))
                 sent += len(feed.slices[0].lines) * 101_000
             publisher.flush()
-            wait_until(lambda: subscriber.statistics().received.messages == sent, 60)
+            wait_until(lambda: subscriber.statistics().received.messages == sent)
             resident.append(resident_bytes())
     subscriber.run(until_end=True)
     statistics = subscriber.statistics()
@@ -125,15 +125,15 @@ def test_a_callback_left_behind_never_writes_to_a_reused_descriptor(tmp_path: Pa
     with Publisher(feed) as publisher:
         subscriber.start()
         publisher.publish(b"A.trade", b"")
-        assert began.wait(60)
-        subscriber.terminate(timeout=60.0)
+        assert began.wait(200)
+        subscriber.terminate(timeout=200)
         publisher.close(timeout=0.1)
     (left,) = (t for t in set(threading.enumerate()) - others if t.name.startswith("blackbox-slice-"))
     del subscriber
     gc.collect()
     files = [(tmp_path / str(number)).open("wb", buffering=0) for number in range(8)]
     may_end.set()
-    left.join(60)
+    left.join(200)
     assert [file.tell() for file in files] == [0] * len(files)
     for file in files:
         file.close()
@@ -177,7 +177,7 @@ with Publisher(feed, when_full="wait") as publisher:
     for number in range(100):
         publisher.publish(b"AB"[number % 2 :][:1] + b".P", trade.tobytes())
     publisher.flush()
-    wait_until(lambda: subscriber.statistics().delivery.delivered == 300, 60, "300 deliveries")
+    wait_until(lambda: subscriber.statistics().delivery.delivered == 300, what="300 deliveries")
     after = compiled()
 subscriber.run(until_end=True)
 say(sorted(name for name in after if after[name] != before.get(name, 0)))

@@ -40,7 +40,7 @@ def running(subscriber: Subscriber) -> list[int]:
 def wait_released(subscriber: Subscriber, *left: int) -> None:
     """Wait until only these slices are left and the others have ended."""
     released = subscriber._supervisor.slices.released
-    wait_until(lambda: running(subscriber) == list(left) and not released.leaving, 60, f"only {left} left")
+    wait_until(lambda: running(subscriber) == list(left) and not released.leaving, what=f"only {left} left")
 
 
 def wait_longer_than_unneeded() -> None:
@@ -166,7 +166,7 @@ def test_a_running_callback_is_finished_first() -> None:
     subscriber.on(SECOND)(gate.message)
     with Publisher(feed, when_full="wait") as publisher, subscriber:
         publisher.publish(SECOND, b"x")
-        assert gate.entered.wait(60)
+        assert gate.entered.wait(200)
         subscriber.remove(gate.message)
         wait_longer_than_unneeded()
         assert running(subscriber) == [1]
@@ -186,7 +186,7 @@ class _Held(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if "more errors of callbacks" in record.getMessage():
             self.holds.set()
-            self.go_on.wait(60)
+            self.go_on.wait(200)
 
 
 def raises(_: Message) -> None:
@@ -214,7 +214,7 @@ def ending(held_up: _Held) -> Iterator[tuple[Subscriber, Publisher]]:
             publisher.publish(SECOND, b"")
         wait_until(lambda: subscriber.statistics().delivery.callback_errors == 20)
         subscriber.remove(raises)
-        assert held_up.holds.wait(60)
+        assert held_up.holds.wait(200)
         yield subscriber, publisher
 
 
@@ -227,7 +227,7 @@ def test_a_slice_needed_while_it_ends_starts_again_after_that(held_up: _Held) ->
         confirmed = pool.submit(subscriber.wait_confirmed)
         assert running(subscriber) == [0]
         held_up.go_on.set()
-        confirmed.result(60)
+        confirmed.result(200)
         assert running(subscriber) == [0, 1]
         publisher.publish(SECOND, b"7")
         assert got.wait(1)[0].payload == b"7"
@@ -274,7 +274,7 @@ def test_run_until_the_end_keeps_the_last_slice() -> None:
         wait_longer_than_unneeded()
         assert running(subscriber) == [0]
         publisher.close()
-        waiting.result(60)
+        waiting.result(200)
     assert subscriber.is_done
 
 

@@ -105,7 +105,7 @@ def slow_reader(feed: Feed) -> tuple[Subscriber, list[int], threading.Event]:
     @subscriber.on_batch(b"")
     def slow(batch: Batch) -> None:
         got.extend(numbers_in(batch))
-        go_on.wait(60)
+        go_on.wait(200)
 
     return subscriber, got, go_on
 
@@ -187,7 +187,7 @@ def test_a_killed_reader_releases_everything(when_full: Any) -> None:
         if when_full == "wait":
             wait_until(lambda: publisher.statistics().waits > 2)
         script.kill()
-        publishing.join(60)
+        publishing.join(200)
         assert not publishing.is_alive()
         wait_until(lambda: shared_state(publisher).readers == 1)
     survivor.run(until_end=True)

@@ -128,7 +128,7 @@ def test_a_table_has_only_the_topics_of_its_symbols(tmp_path: Path) -> None:
         subscriber = Subscriber(feed)
         table = subscriber.table(symbols=["AAPL", "BRK.B"])
         with subscriber.start(snapshot="latest"):
-            assert table.wait_synced(60)
+            assert table.wait_synced(200)
             assert dict(table) == {b"AAPL.x": b"1", b"BRK.B.x": b"1"}
 
 

@@ -347,12 +347,12 @@ def test_workers_without_messages_of_the_same_epochs_do_not_wait_for_each_other(
     wait_until(lambda: caller._epochs._reached.get(1) == 3)
     earlier = threading.Thread(target=enter, args=(0, 2))
     earlier.start()
-    earlier.join(60)
+    earlier.join(200)
     is_stuck = earlier.is_alive()
     if is_stuck:
         is_over.set()
     enter(0, 3)
-    later.join(60)
+    later.join(200)
     assert (is_stuck, told) == (False, [2, 3])
 
 

@@ -201,7 +201,9 @@ def test_a_recorder_its_archive_and_its_readers_require_keys(
     ):
         publish_numbered(publisher, 0, 500)
         wait_recorded(recorder, 500)
-        asked = ArchiveClient(of("desk"), timeout=60).blocks(0, start=(publisher.epoch, 0), stop=(publisher.epoch, 500))
+        asked = ArchiveClient(of("desk"), timeout=200).blocks(
+            0, start=(publisher.epoch, 0), stop=(publisher.epoch, 500)
+        )
         assert all_numbers(asked) == list(range(500))
         began = time.monotonic()
         with pytest.raises(ArchiveError, match="it refused our key"):
@@ -209,7 +211,7 @@ def test_a_recorder_its_archive_and_its_readers_require_keys(
         assert time.monotonic() - began < 120, "a refusal must not wait for the timeout"
         wait_until(lambda: f"quotes: refused key {ring.public['stranger']} at 127.0.0.1" in caplog.text)
         with pytest.raises(ArchiveError, match="it requires CURVE, and this feed file has no"):
-            ArchiveClient(feed, timeout=60).about()
+            ArchiveClient(feed, timeout=200).about()
         subscriber, got = collected(of("desk"), on_gap="repair")
         subscriber.start(PATIENCE_S, since=0)
         publish_numbered(publisher, 500, 500)

@@ -180,12 +180,12 @@ def test_a_waiting_relay_waits_for_a_stopped_reader_and_not_for_a_killed_one() -
 
         stop_it_and_wait()
         stopped.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: told() == f"{published} 0", 60)
+        wait_until(lambda: told() == f"{published} 0")
         stop_it_and_wait()
         assert writer_of(relay).state.readers == 2
         stopped.kill()
         publish_numbers(publisher, published, published + 10_000)
-        wait_until(lambda: len(other.numbers) == published + 10_000, 60)
+        wait_until(lambda: len(other.numbers) == published + 10_000)
         wait_until(lambda: writer_of(relay).state.readers == 1)
         other.subscriber.stop()
     assert other.numbers == list(range(published + 10_000))
@@ -216,13 +216,13 @@ def test_a_killed_source_is_read_from_memory_again_below_and_above() -> None:
                 publisher.expect("started")
                 if run == 0:
                     reader.subscriber.start(PATIENCE_S)
-                wait_until(lambda: relay.statistics().lines[0].is_confirmed and transport_of(relay) == "shm", 60)
+                wait_until(lambda: relay.statistics().lines[0].is_confirmed and transport_of(relay) == "shm")
                 wait_until(lambda: relay.statistics().subscribers == 1)
                 publisher.tell(str(100 * run))
                 publisher.expect("sent")
                 wait_until(lambda run=run: len(reader.numbers) == 100 * (run + 1))  # type: ignore[misc]
                 publisher.kill()
-            wait_until(lambda: not relay.statistics().lines[0].is_confirmed, 60)
+            wait_until(lambda: not relay.statistics().lines[0].is_confirmed)
         reader.subscriber.stop()
     assert reader.numbers == list(range(200))
 
@@ -240,13 +240,13 @@ def test_blocks_missed_by_a_stopped_relay_are_a_gap_and_a_killed_one_releases_it
                 publish_numbers(publisher, first, first + 200)
             publisher.flush()
             relay.process.send_signal(signal.SIGCONT)
-            wait_until(lambda: len(reader.numbers) + reader.subscriber.statistics().received.gaps == 10_000, 60)
+            wait_until(lambda: len(reader.numbers) + reader.subscriber.statistics().received.gaps == 10_000)
             assert reader.subscriber.statistics().received.gaps > 0
             assert shared_state(publisher).readers == 1
             relay.process.send_signal(signal.SIGSTOP)
             publish_numbers(publisher, 0, 1_000)
             relay.kill()
-        wait_until(lambda: shared_state(publisher).readers == 0, 60)
+        wait_until(lambda: shared_state(publisher).readers == 0)
         publisher.flush(60)
         reader.subscriber.stop()
 
@@ -293,16 +293,16 @@ def test_a_spare_has_its_own_memory_or_none(spare_transport: str) -> None:
             first.expect("started")  # the relay starts second, or it would switch to the spare
             relay = stack.enter_context(Relay(source, below, spares=[spare]))
             reader.subscriber.start(PATIENCE_S)
-            wait_until(lambda: transport_of(relay) == "shm", 60)
+            wait_until(lambda: transport_of(relay) == "shm")
             first.tell("0")
             first.expect("sent")
             wait_until(lambda: len(reader.numbers) == 100)
             first.kill()
         line = spare.slices[0].lines[0]
-        wait_until(lambda: relay.statistics().lines[0].source == line and relay.statistics().lines[0].is_confirmed, 60)
+        wait_until(lambda: relay.statistics().lines[0].source == line and relay.statistics().lines[0].is_confirmed)
         reader.subscriber.wait_confirmed(PATIENCE_S)
         assert transport_of(relay) == spare_transport
-        wait_until(lambda: relay.statistics().subscribers == 1, 60)
+        wait_until(lambda: relay.statistics().subscribers == 1)
         publish_numbers(second, 100, 200)
-        wait_until(lambda: reader.numbers[-1] == 199, 60)
+        wait_until(lambda: reader.numbers[-1] == 199)
         reader.subscriber.stop()

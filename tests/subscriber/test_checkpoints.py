@@ -133,7 +133,7 @@ def test_a_checkpoint_times_out_while_a_callback_runs() -> None:
     subscriber.on(b"")(gate.message)
     with Publisher(feed, when_full="wait") as publisher, subscriber:
         publish(publisher, 0, 50)
-        assert gate.entered.wait(60)
+        assert gate.entered.wait(200)
         with (
             pytest.raises(TimeoutError, match=r"callbacks of slices \[0\] had not returned in 0.1 s"),
             subscriber.checkpoint(timeout=0.1),

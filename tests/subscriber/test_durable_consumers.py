@@ -149,7 +149,7 @@ def test_a_name_in_use_is_rejected_or_waited_for(tmp_path: Path) -> None:
         patient, _ = consumer(feed, tmp_path, name_wait=30)
         starting = pool.submit(patient.start)
         owner.stop()
-        starting.result(60)
+        starting.result(200)
         patient.stop()
 
 
@@ -182,7 +182,7 @@ def test_the_name_is_released_once_when_another_thread_ends_a_start(tmp_path: Pa
             wait_until(lambda: subscriber.state is SubscriberLife.RUNNING)
             subscriber.terminate()
             with pytest.raises(SubscriberError, match="ended before"):
-                starting.result(60)
+                starting.result(200)
 
 
 FORMAT = f'{{"format": {VERSION}'

@@ -63,7 +63,7 @@ def test_checkpoints_at_any_moment_lose_nothing_and_repeat_nothing(
         LossyProxy(feed, share, seed) as proxy,
     ):
         with Market(publisher, seed) as market:
-            wait_until(lambda: market.count > 3_000, 60)
+            wait_until(lambda: market.count > 3_000)
             market.slowly.set()
             for _ in range(4):
                 subscriber, heard = begun(proxy.feed, positions, prefix, on_gap="repair")
@@ -189,7 +189,7 @@ def test_a_checkpoint_waits_until_archives_find_the_start_time(tmp_path: Path, m
     feed, go_on, real = archived_feed(key_bytes=2), threading.Event(), Pieces.read
 
     def read(pieces: Pieces, *arguments: Any) -> Any:
-        assert go_on.wait(60)
+        assert go_on.wait(200)
         return real(pieces, *arguments)
 
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:

@@ -46,18 +46,18 @@ def test_a_table_is_synced_after_the_whole_image_and_then_the_newest_of_each_top
         table: Table = subscriber.table(prefix)
         assert (table.synced, len(table)) == (False, 0)
         subscriber.start(snapshot="latest")
-        assert table.wait_synced(60)
+        assert table.wait_synced(200)
         # A block of each key that has a value.
         assert seen == [False] * len({topic[:key_bytes] for topic in told.newest if topic.startswith(prefix)})
         assert dict(table) == expected(told, prefix)
         for count in (1, 500, 3):
             told.publish(publisher, count)
-            wait_until(lambda: table.snapshot()[0] == expected(told, prefix), 60)
+            wait_until(lambda: table.snapshot()[0] == expected(told, prefix))
         assert len(table) == len(expected(told, prefix))
         assert table.get(b"none") is None
         assert all(table[topic] == table.get(topic) for topic in table)
         if (slices, prefix) == (1, b""):
-            wait_until(lambda: table.at == {0: Position(publisher.epoch, told.published)}, 60)
+            wait_until(lambda: table.at == {0: Position(publisher.epoch, told.published)})
         subscriber.stop()
 
 
@@ -78,7 +78,7 @@ def test_a_silent_table_is_synced_and_ends_with_an_error_and_wrong_ones_are_reje
         subscriber.start(snapshot="latest")
         with pytest.raises(SubscriberError, match="table was called while running: call it before start"):
             subscriber.table(b"B")
-        assert (table.wait_synced(60), dict(table), table.at) == (True, {}, {})
+        assert (table.wait_synced(200), dict(table), table.at) == (True, {}, {})
         publisher.publish(b"A", b"1")
         publisher.flush()
         with pytest.raises(CallbackError):
@@ -129,7 +129,7 @@ def test_messages_of_a_replay_are_not_part_of_the_image(tmp_path: Path) -> None:
         publisher.flush()
         wait_recorded(recorder, 3)
         subscriber.start(snapshot="latest")
-        assert table.wait_synced(60)
+        assert table.wait_synced(200)
         assert table.snapshot() == ({b"A": b"1"}, {0: Position(publisher.epoch, 3)})
         subscriber.stop()
 
@@ -257,19 +257,19 @@ def test_changes_reach_callbacks_reads_and_frames(tmp_path: Path) -> None:
             told.append((topic, payload, table.get(topic)))
 
         subscriber.start(snapshot="latest")
-        assert table.wait_synced(60)
+        assert table.wait_synced(200)
         with pytest.raises(SubscriberError, match="used once"):
             subscriber.start(snapshot="latest")
         items, values = iter(table.items()), iter(table.values())
         assert (next(items), next(values)) == ((b"A.bid", b"first A.bid"), b"first A.bid")
         publisher.publish(b"B.ask", None)
         publisher.flush()
-        wait_until(lambda: len(told) == 3, 60)
+        wait_until(lambda: len(told) == 3)
         publisher.publish(b"B.ask", b"next", ts_event=0)
         publisher.publish(b"A.bid", b"new", ts_event=1_700_000_000_000_000_000)
         publisher.publish(b"C.bid", None)
         publisher.flush()
-        wait_until(lambda: len(told) == 6, 60)
+        wait_until(lambda: len(told) == 6)
         assert told[:2] == [(topic, b"first " + topic, b"first " + topic) for topic in (b"A.bid", b"B.ask")]
         assert told[2:4] == [(b"B.ask", None, None), (b"B.ask", b"next", b"next")]
         assert told[4:] == [(b"A.bid", b"new", b"new"), (b"C.bid", None, None)]
@@ -301,10 +301,10 @@ def test_a_wait_for_a_message_ends_once_the_table_has_it(tmp_path: Path) -> None
         assert table.wait(Place(0, publisher.epoch, 0), 60)
         assert not table.wait(place, 0.01)
         seen = list[tuple[bool, bytes]]()
-        waiting = threading.Thread(target=lambda: seen.append((table.wait(place, 60), table[b"A"])))
+        waiting = threading.Thread(target=lambda: seen.append((table.wait(place, 200), table[b"A"])))
         waiting.start()
         publisher.publish(b"A", b"2")
-        waiting.join(60)
+        waiting.join(200)
         assert seen == [(True, b"2")]
         assert table.revision(b"A") == place
         assert table.wait(table.at, 0)
@@ -335,7 +335,7 @@ def test_a_wait_for_a_table_of_some_keys_ends_after_all_of_its_keys_are_repaired
         seen = list[tuple[bool, bytes]]()
         untils = Place(0, publisher.epoch, 2), table.at
         waiting = [
-            threading.Thread(target=lambda until=until: seen.append((table.wait(until, 60), table[b"Aa.x"])))
+            threading.Thread(target=lambda until=until: seen.append((table.wait(until, 200), table[b"Aa.x"])))
             for until in untils
         ]
         for each in waiting:
@@ -346,7 +346,7 @@ def test_a_wait_for_a_table_of_some_keys_ends_after_all_of_its_keys_are_repaired
         for block in blocks:
             other.send(block)
         for each in waiting:
-            each.join(60)
+            each.join(200)
         subscriber.stop()
     assert seen == [(True, b"new")] * 2
 

@@ -52,7 +52,7 @@ def test_a_vanished_host_is_given_up_after_seconds() -> None:
             let_loopback_be("up")
             publisher.wait_for_subscribers(b"")
             publisher.publish(b"T", b"after")
-            wait_until(lambda: got.payloads[-1:] == [b"after"], 60, "the subscriber is back")
+            wait_until(lambda: got.payloads[-1:] == [b"after"], what="the subscriber is back")
         subscriber.run(until_end=True)
         say(subscriber.statistics().received.gaps > 0)
         with zmq.Context() as context, context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull:
@@ -115,7 +115,7 @@ def test_a_killed_publisher_does_not_end_a_subscriber_with_full_queues() -> None
             threading.Thread(
                 target=publisher.publish_many, args=((b"T",), numpy.zeros(len(payloads), int), payloads), daemon=True
             ).start()
-            wait_until(lambda: publisher.statistics().waits > 3, 60, "the queues are full")
+            wait_until(lambda: publisher.statistics().waits > 3, what="the queues are full")
             say("full")
             input()
     """

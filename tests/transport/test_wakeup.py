@@ -18,7 +18,7 @@ def test_descriptors_above_1023_are_waited_for() -> None:
     try:
         assert readable(high, quiet.reader, timeout=0) == []
         pipe.poke()
-        assert readable(high, quiet.reader, timeout=60) == [high]
+        assert readable(high, quiet.reader, timeout=200) == [high]
         assert readable(high, quiet.reader, timeout=None) == [high]
     finally:
         os.close(high)

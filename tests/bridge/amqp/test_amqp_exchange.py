@@ -102,7 +102,7 @@ def test_a_killed_bridge_continues(rabbit: RabbitMq, channel: amqp.Channel, tmp_
             bridge.read_error("is carried to")
             for number in range(2_000):
                 publisher.publish(b"A", b"%d" % number)
-            wait_until(lambda: channel.queue_declare(queue, passive=True).message_count >= 500, 60)
+            wait_until(lambda: channel.queue_declare(queue, passive=True).message_count >= 500)
             bridge.process.send_signal(signal.SIGKILL)
             bridge.process.wait()
         for number in range(2_000, 2_500):
@@ -134,7 +134,7 @@ def test_a_full_queue_is_waited_for(rabbit: RabbitMq, channel: amqp.Channel, cap
             got[:] = take(channel, queue, got)
             return bridge.statistics().added == 30
 
-        wait_until(has_all, 60)
+        wait_until(has_all)
         got = take(channel, queue, got)
     assert sorted(each.payload or b"" for each in got) == [bytes([number]) for number in range(30)]
 

@@ -277,7 +277,7 @@ def test_heartbeats_do_not_keep_a_connection_without_login_or_after_the_end(logi
             connection.write(1.0, has_ended=True)
         for now in (5.0, 10.0, 15.0):
             client.sendall(packet(b"R"))
-            readable(connection.socket.fileno(), timeout=60)
+            readable(connection.socket.fileno(), timeout=200)
             connection.read(now)
         assert is_lost_at_16(connection, Lost.SILENT)
 

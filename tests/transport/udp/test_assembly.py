@@ -144,7 +144,7 @@ def test_the_body_of_an_unwanted_block_is_freed_at_once() -> None:
         lines = MulticastLines(SLICE, [ours], [counts], NO_GROUP_KEY)
         (part,) = parts_of(b"K" + bytes(HEADER_BYTES + 400), 1, 512, time.time_ns(), 0, SLICE)
         theirs.sendto(part.packed(), ours.getsockname())
-        assert readable(ours.fileno(), timeout=60)
+        assert readable(ours.fileno(), timeout=200)
         assert receive_one(lines.at, build_trie([b"other"]), messages.ctypes.data) == 0
         assert counts.unwanted == 1
         body = lines._assemblies[0]._slots.ctypes.data + SLOT_BODY_AT
