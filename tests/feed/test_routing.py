@@ -14,47 +14,27 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.routing.compiled_routing import NO_SLICE, Routes, route, routes_of
 from blackbox.feed.routing.slices import MAX_TOPIC_BYTES, PrefixRouting, ShareRouting
 from blackbox.feed.routing.symbol import SymbolRule
-from blackbox.feed.slice import Slice
 from blackbox.native.compile.jit import njit
-from tests.feeds_made import feed_of_prefixes, feed_of_shares
+from tests.feed.made import feed_of, feed_of_prefixes, feed_of_shares
 
 
 @pytest.mark.parametrize(
-    ("prefixes", "message"),
+    ("slices", "message"),
     [
-        ((("A", "B"), ("C", "AA")), "prefix 'AA' of slice 1 overlaps with prefix 'A' of slice 0"),
-        ((("AA",), ("B", "A")), "prefix 'AA' of slice 0 overlaps with prefix 'A' of slice 1"),
-        ((("",), ("A",)), "prefix 'A' of slice 1 overlaps with prefix '' of slice 0"),
-        ((("A",), ()), "slice 1 has neither prefixes nor a share"),
-        ((), "slices were 0, expected 1 to 65536"),
+        ([{"prefixes": ("A", "B")}, {"prefixes": ("C", "AA")}], "prefix 'AA' of slice 1 overlaps with prefix 'A' of"),
+        ([{"prefixes": ("",)}, {"prefixes": ("A",)}], "prefix 'A' of slice 1 overlaps with prefix '' of slice 0"),
+        ([{"prefixes": ("A",)}, {}], "slice 1 has neither prefixes nor a share"),
+        ([], "slices were 0, expected 1 to 65536"),
+        ([{"share": (0, 3)}, {"share": (2, 3)}], "share 1 of 3 is held by no slice"),
+        ([{"share": (1, 2)}, {"share": (1, 2)}], "share 1 of 2 is held by slice 0 and by slice 1, expected one holder"),
+        ([{"share": (0, 2)}, {"share": (1, 3)}], "share of slice 1 was one of 3, expected one of 2 as in slice 0"),
+        ([{"prefixes": ("A",)}, {"share": (0, 1)}], "slice 1 has a share but others have none"),
     ],
 )
-def test_prefixes_that_do_not_fit_together_are_refused(prefixes: tuple[tuple[str, ...], ...], message: str) -> None:
+def test_slices_that_do_not_cover_each_topic_once_are_refused(slices: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        feed_of_prefixes(*prefixes)
+        feed_of(*slices)
     assert str(caught.value).startswith(f"feed 'test': {message}")
-
-
-@pytest.mark.parametrize(
-    ("shares", "message"),
-    [
-        (((0, 3), (2, 3)), "share 1 of 3 is held by no slice"),
-        (((1, 2), (1, 2)), "share 1 of 2 is held by slice 0 and by slice 1, expected one holder"),
-        (((0, 2), (1, 3)), "share of slice 1 was one of 3, expected one of 2 as in slice 0"),
-    ],
-)
-def test_shares_that_do_not_cover_each_topic_once_are_refused(
-    shares: tuple[tuple[int, int], ...], message: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        feed_of_shares(*shares)
-    assert str(caught.value) == f"feed 'test': {message}"
-
-
-def test_prefixes_mixed_with_shares_are_refused() -> None:
-    mixed = Slice(endpoints=("inproc://a",), prefixes=("A",)), Slice(endpoints=("inproc://b",), share=(0, 1))
-    with pytest.raises(ConfigError, match="slice 1 has a share but others have none"):
-        Feed(name="test", slices=mixed)
 
 
 def test_uncovered_topic_is_refused_with_the_known_prefixes() -> None:

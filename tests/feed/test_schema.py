@@ -22,6 +22,7 @@ from blackbox.feed.schema.schema import (
     schema_of,
     utc_time,
 )
+from tests.feed.made import install
 
 TRADE = numpy.dtype([
     ("kind", "S1"),
@@ -31,15 +32,6 @@ TRADE = numpy.dtype([
     ("rest", "V3"),
 ])  # fmt: skip
 SCHEMA = Schema("demo", 900, {"T": TRADE, "Q": numpy.dtype([("kind", "S1")])}, type_offset=0)
-
-
-def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str = "demo") -> None:
-    """Install a distribution that consists of metadata only."""
-    info = tmp_path / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
 
 
 def test_an_unknown_type_names_the_known_ones() -> None:
@@ -107,7 +99,7 @@ def test_a_third_party_registers_a_schema(tmp_path: Path, monkeypatch: pytest.Mo
         "from blackbox.feed.schema.schema import Schema\nMINE = Schema('mine', 1000, {})\nTEXT = 'mine'\n"
     )
     group = "[blackbox.schemas]\n"
-    register(tmp_path, monkeypatch, f"{group}mine = demo_schemas:MINE\ntext = demo_schemas:TEXT\n")
+    install(tmp_path, monkeypatch, f"{group}mine = demo_schemas:MINE\ntext = demo_schemas:TEXT\n")
     assert load_schema("mine").schema_id == 1000
     with pytest.raises(ConfigError, match="the entry point holds 'mine', expected a Schema"):
         load_schema("text")
@@ -115,8 +107,8 @@ def test_a_third_party_registers_a_schema(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_name_registered_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = "[blackbox.schemas]\n"
-    register(tmp_path, monkeypatch, f"{group}twice = one:A\nsame = one:A\n", "one")
-    register(tmp_path, monkeypatch, f"{group}twice = two:B\nsame = blackbox.feed.schema.schema:RAW\n", "two")
+    install(tmp_path, monkeypatch, f"{group}twice = one:A\nsame = one:A\n", "one")
+    install(tmp_path, monkeypatch, f"{group}twice = two:B\nsame = blackbox.feed.schema.schema:RAW\n", "two")
     with pytest.raises(ConfigError, match=r"schema 'twice' is registered more than once: .*one:A"):
         load_schema("twice")
 
@@ -125,7 +117,7 @@ def test_two_packages_with_one_schema_id_are_named(tmp_path: Path, monkeypatch: 
     for name in ("one", "two"):
         text = f"from blackbox.feed.schema.schema import Schema\nMINE = Schema('{name}', 60001, {{}})\n"
         (tmp_path / f"schemas_of_{name}.py").write_text(text)
-        register(tmp_path, monkeypatch, f"[blackbox.schemas]\n{name} = schemas_of_{name}:MINE\n", name)
+        install(tmp_path, monkeypatch, f"[blackbox.schemas]\n{name} = schemas_of_{name}:MINE\n", name)
     schema_of.cache_clear()
     with pytest.raises(ConfigError, match="schema id 60001 was that of several schemas") as raised:
         schema_of(60_001)
@@ -137,7 +129,7 @@ def test_a_broken_plug_in_is_named_and_others_still_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "broken_schemas.py").write_text("raise RuntimeError('no licence')\n")
-    register(tmp_path, monkeypatch, "[blackbox.schemas]\nbroken = broken_schemas:MINE\n", "broken-package")
+    install(tmp_path, monkeypatch, "[blackbox.schemas]\nbroken = broken_schemas:MINE\n", "broken-package")
     what = r"schema 'broken' of broken-package \(broken_schemas:MINE\) cannot be loaded: RuntimeError\('no licence'\)"
     with pytest.raises(ConfigError, match=what):
         load_schema("broken")

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from blackbox.errors import ConfigError
 from blackbox.feed.source import Source, open_source
+from tests.feed.made import install
 from tests.feeds.build import Message, messages_of
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
 
 
 class Recorder:
@@ -82,10 +82,7 @@ def test_a_specification_of_another_form_is_refused(spec: str) -> None:
 
 
 def test_a_third_party_registers_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "demo-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[blackbox.feeds]\nwords = demo_words:Words\ntext = demo_words:TEXT\n")
+    install(tmp_path, monkeypatch, "[blackbox.feeds]\nwords = demo_words:Words\ntext = demo_words:TEXT\n")
     (tmp_path / "demo_words.py").write_text(
         "from blackbox.feed.source import Source\n"
         "class Words(Source):\n"
@@ -94,7 +91,6 @@ def test_a_third_party_registers_a_source(tmp_path: Path, monkeypatch: pytest.Mo
         "    def chunks(self): return iter(())\n"
         "TEXT = 'no source'\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
     source: Any = open_source("words:a:b", loud=True)
     assert source.text == "A:B"
     with pytest.raises(ConfigError, match="the entry point holds 'no source', expected a Source"):
