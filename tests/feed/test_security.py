@@ -55,25 +55,6 @@ def test_a_tilde_is_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.Mon
     assert msgspec.json.decode(msgspec.json.encode(feed), type=Feed) == feed
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "security: key 'key' was missing"),
-        ("kye = 'x'", "unknown key 'security.kye', did you mean 'key'?"),
-        ("key = 3", "security.key was 3, expected str"),
-        ("key = ''", "security: key was empty, expected the path of a secret key file"),
-        (
-            "key = 'x'\nserver_keys = ['']",
-            "security: server_keys had an empty path, expected paths of public key files",
-        ),
-    ],
-)
-def test_a_wrong_table_is_refused_with_key_and_value(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(tmp_path, text)
-    assert str(caught.value) == f"{tmp_path / 'feed.toml'}: {message}"
-
-
 def test_each_line_and_each_archive_has_its_key() -> None:
     one = Security(key="me", server_keys=("a",))
     assert [one.key_of_line(line) for line in (0, 1)] == ["a", "a"]
