@@ -10,7 +10,6 @@ import pytest
 
 from blackbox import Recording
 from blackbox.errors import ConfigError
-from blackbox.feed.venue_url import Address, VenueUrl, options_of
 from blackbox.replay.controls import Controls
 from blackbox.replay.play.to_venue import VenuePlayer, order_for_venue
 from blackbox.replay.play.venue_server import VenueMessages, VenueServer, check_schemas
@@ -22,10 +21,6 @@ class Collected(VenueServer):
     """Keeps topics, times and payloads."""
 
     schemas: ClassVar[frozenset[str]] = frozenset(("raw",))
-
-    class Options(msgspec.Struct):
-        port: int = 0
-        name: str | None = None
 
     def __init__(self) -> None:
         self.got: list[tuple[bytes, int, bytes]] = []
@@ -106,31 +101,6 @@ def test_days_and_schemas_that_cannot_be_served_are_one_error(tmp_path: Path) ->
     other = Recording.open(Day(tmp_path / "itch", msgspec.structs.replace(feed_of(), schema="itch50")).path)
     with pytest.raises(ConfigError, match="has payloads of schema 'itch50', but x:// serves raw"):
         check_schemas(Collected, "x", [other])
-
-
-def test_a_url_has_an_address_and_typed_options() -> None:
-    url = VenueUrl.of("x://[::1]:80/path?port=5&name=7")
-    assert (url.scheme, url.address, url.path) == ("x", Address("::1", 80), "/path")
-    assert options_of(url, Collected.Options) == Collected.Options(5, "7")
-
-
-@pytest.mark.parametrize(
-    ("url", "error"),
-    [
-        ("127.0.0.1:80", "expected SCHEME://HOST:PORT"),
-        ("x://127.0.0.1", "was '127.0.0.1', expected HOST:PORT"),
-        ("x://127.0.0.1:99999", "expected HOST:PORT"),
-        ("x://user@h:1", "expected HOST:PORT"),
-        ("x://a..b:1", "was 'a..b:1', expected HOST:PORT"),
-        ("x://h:1?port", "expected NAME=VALUE"),
-        ("x://h:1?port=1&port=2", "expected each name once"),
-        ("x://h:1?port=a", "option port was 'a': Expected `int`"),
-        ("x://h:1?prot=1", "option was prot=1, expected one of x://: port, name .did you mean 'port'"),
-    ],
-)
-def test_a_wrong_url_is_one_error(url: str, error: str) -> None:
-    with pytest.raises(ConfigError, match=error):
-        options_of(VenueUrl.of(url), Collected.Options)
 
 
 def test_a_seek_continues_from_its_time(tmp_path: Path) -> None:
