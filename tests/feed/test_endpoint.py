@@ -1,7 +1,6 @@
 """Endpoints: valid ones, and free ones on this machine."""
 
 import fcntl
-import os
 import re
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from blackbox.feed import endpoint as ports
 from blackbox.feed.feed import Feed
 from blackbox.feed.security import Security
 from blackbox.feed.slice import Slice
+from tests.support import Script
 
 
 @pytest.mark.parametrize(
@@ -196,14 +196,9 @@ def test_local_ipc_paths_are_private_and_removed_at_exit() -> None:
         "child = os.fork()\n"
         "if child: os.waitpid(child, 0); assert directory.is_dir(); print(directory)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-    )
-    directory = Path(done.stdout.strip())
+    with Script(script) as process:
+        directory = Path(process.read())
+        assert process.finish()[0] == 0
     assert directory.name.startswith("blackbox-")
     assert not directory.exists()
 

@@ -13,8 +13,7 @@ from blackbox.cli.ui.feeds import LOCAL, load_feed
 from blackbox.errors import ConfigError
 from blackbox.feed.environment import PREFIX, override
 from blackbox.feed.monitor import Monitor
-from blackbox.feed.security import Security
-from tests.cli.commands import ROOT, invoke, write_feed
+from tests.support import ROOT
 
 FILE = """
 name = "local"
@@ -112,21 +111,14 @@ def test_other_variables_are_ignored() -> None:
     assert document == {"name": "x"}
 
 
-@pytest.mark.parametrize("is_file", [True, False])
-def test_every_command_that_loads_a_feed_uses_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_file: bool
+def test_commands_apply_variables_to_a_file_and_to_the_built_in_feed(
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BLACKBOX_FEED_NAME", "renamed")
-    words = ["--feed", str(write_feed(Feed.local("first"), tmp_path / "feed.toml"))] if is_file else []
-    ended = invoke("stat", "--once", "--timeout", 0, *words)
-    assert "feed 'renamed': no publisher was heard" in ended.errors
-
-
-def test_variables_add_tables_to_the_built_in_feed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BLACKBOX_FEED_SECURITY_KEY", "me.key_secret")
     monkeypatch.setenv("BLACKBOX_FEED_MONITOR_CONSOLE", "ipc:///run/console")
-    added = {"security": Security(key="me.key_secret"), "monitor": Monitor(console="ipc:///run/console")}
-    assert load_feed(None) == msgspec.structs.replace(LOCAL, **added)
+    changed = {"name": "renamed", "monitor": Monitor(console="ipc:///run/console")}
+    assert load_feed(str(file)) == msgspec.structs.replace(load(file), **changed)
+    assert load_feed(None) == msgspec.structs.replace(LOCAL, **changed)
 
 
 def test_the_shipped_files_can_be_loaded_with_overrides() -> None:

@@ -109,7 +109,7 @@ def test_prefixes_and_symbols_choose_the_topics_of_a_plain_loop(
 
 
 def test_a_choice_of_many_symbols_is_made() -> None:
-    names = [b"S%d" % number for number in range(20_000)]
+    names = [b"S%d" % number for number in range(5_000)]
     assert covering(names) == tuple(names[:10])
     choice = TopicChoice.of(feed_by(SymbolRule()), b"", names)
     assert choice.starts == [start for name in names for start in ((name + b".", False), (name, True))]
