@@ -17,6 +17,7 @@ import msgspec
 from blackbox import BlackBoxError, Feed
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCES = [*sorted((ROOT / "blackbox").rglob("*.py")), *sorted((ROOT / "feeds").rglob("*.py"))]
 _PATIENCE_S = 300.0
 _PRELUDE = """\
 import os, signal, sys, threading, time

@@ -14,9 +14,8 @@ import msgspec
 import pytest
 
 from blackbox.documents import DecodeError, Decoder
+from tests.support import ROOT, SOURCES
 
-ROOT = Path(__file__).resolve().parents[1]
-SOURCES = [*sorted((ROOT / "blackbox").rglob("*.py")), *sorted((ROOT / "feeds").rglob("*.py"))]
 DEPTH = 100_000
 
 

@@ -21,10 +21,10 @@ from tests.cli.commands import write_feed
 from tests.cli.days import recorded_day
 from tests.examples import first_of
 from tests.process_state import held, linux_only
+from tests.support import ROOT
 from tests.torture.limits import Limits
 
 pytestmark = linux_only
-ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"descriptors": "RLIMIT_NOFILE", "threads": "RLIMIT_NPROC"}
 
 

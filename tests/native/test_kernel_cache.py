@@ -21,10 +21,7 @@ from blackbox.native.compile import kernel_cache
 from blackbox.native.compile.kernel_cache import digest_of
 from blackbox.user_cache import user_cache
 from tests.examples import first_of
-from tests.support import Script
-
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [*sorted((ROOT / "blackbox").rglob("*.py")), *sorted((ROOT / "feeds").rglob("*.py"))]
+from tests.support import ROOT, SOURCES, Script
 
 ASK = """
 import sys
