@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,10 +13,9 @@ from blackbox.services.monitor.watch.watch import Watch
 from blackbox.services.monitor.watch.watcher import Watcher
 from tests.chromium import Page, browser
 from tests.monitor.pages import page
-from tests.monitor.situations import Situation, Trouble, situation
+from tests.monitor.situations import Situation, situation
 
 PLACE = Path(__file__).resolve().parents[1] / "docs" / "pictures"
-STAGED: tuple[Trouble, ...] = ("slow callback", "loss above relay", "dead archive")
 _FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
 
@@ -62,20 +60,15 @@ def write_page(place: Situation, path: Path, tab: Page, symbols: tuple[str, ...]
 
 
 def main() -> None:
-    """Write the pictures, or with a directory as argument those of all staged situations."""
-    staged = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    """Write the pictures."""
     PLACE.mkdir(exist_ok=True)
-    with TemporaryDirectory() as directory, browser(Path(directory) / "profile") as tab:
-        for number, trouble in enumerate(STAGED if staged else STAGED[1:2]):
-            with situation(trouble, Path(directory) / str(number)) as place:
-                write_page(
-                    place,
-                    (staged or PLACE) / (f"page-{number}.png" if staged else "dashboard.png"),
-                    tab,
-                    ("AAPL", "MSFT"),
-                    25,
-                )
-                write_top(place, (staged or PLACE) / (f"top-{number}.png" if staged else "top.png"), tab)
+    with (
+        TemporaryDirectory() as directory,
+        browser(Path(directory) / "profile") as tab,
+        situation("loss above relay", Path(directory) / "feed") as place,
+    ):
+        write_page(place, PLACE / "dashboard.png", tab, ("AAPL", "MSFT"), 25)
+        write_top(place, PLACE / "top.png", tab)
 
 
 if __name__ == "__main__":
