@@ -1,4 +1,4 @@
-"""Benchmark contests: judging rounds, and comparing runs."""
+"""Benchmark contests: judging rounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from bench.check import Ratio, compare
 from bench.measure.contest import Contest, Figure, Lost, Overloaded, Spent, expect
 
 
@@ -113,20 +112,3 @@ def test_too_few_rounds_have_no_ratio_no_percentile_and_no_cost() -> None:
     assert (rival["spent"], found["percentiles"][0]["median"]) == ({"publisher_cpu_s": 5e5}, {"p99": 9.0})
     assert (seldom["median"], seldom["ahead"]) == (None, None)
     assert contest.ratio("ours", "theirs") != contest.ratio("ours", "theirs")
-
-
-def test_check_reports_changes_beyond_the_noise() -> None:
-    ratios = {
-        "same": Ratio(1.1, 0.01, 0.15),
-        "slow": Ratio(1.3, 0.01, 0.15),
-        "fast": Ratio(0.5, 0.2, 0.15),
-        "noisy": Ratio(1.3, 0.5, 0.15),
-        "rough": Ratio(1.3, 0.01, 0.35),
-        "young": Ratio(1.0, 0.01, 0.15),
-    }
-    before = dict.fromkeys(ratios, 1.0) | {"gone": 1.0}
-    del before["young"]
-    _, *lines = compare(ratios, before)
-    assert [line.split()[-1] for line in lines[:6]] == ["1.0%", "SLOWER", "faster", "50.0%", "1.0%", "new"]
-    assert lines[1].split()[:4] == ["slow", "1.300", "1.000", "+30.0%"]
-    assert lines[6:] == ["gone                         is in the baseline, and was not measured"]
