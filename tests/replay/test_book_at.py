@@ -14,7 +14,7 @@ from blackbox_feeds.dbn import Dbn
 from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import ConfigError, Feed, Publisher, Recording, Replay, Source, Subscriber
+from blackbox import Feed, Recording, Replay, Source, Subscriber
 from blackbox.archive.importing.import_days import import_days
 from blackbox.book.book import Level
 from blackbox.book.books import Books
@@ -191,12 +191,6 @@ def test_each_day_begins_with_its_own_books(tmp_path: Path) -> None:
     subscriber.replay(days, start="12:00", stop="13:00", books=True)
     for place, recording in enumerate(days):
         assert found[place] == (depths_before(told(recording), SlowItch, recording.time("12:00")), True)
-
-
-def test_published_replays_reject_books(tmp_path: Path) -> None:
-    recording = recorded(tmp_path, lambda: Synthetic(2_000, symbols=3))
-    with pytest.raises(ConfigError, match="books was set for a replay that is published"):
-        Replay(recording, books=True).publish(Publisher(recording.feed))
 
 
 def test_the_book_includes_initial_orders_without_a_time(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def assert_gaps_are_kept_on_request(path: Path, feed: Feed, day: Day, missing: i
 
 @pytest.mark.parametrize(
     ("transport", "key_bytes", "size", "codec"),
-    [("tcp", 0, 1, 0), ("tcp", 1, LEAST_STORED_BYTES, 2), ("shm", 8, 1, 2), ("shm", 0, LEAST_STORED_BYTES, 0)],
+    [("tcp", 8, 1, 2), ("tcp", 1, LEAST_STORED_BYTES, 2), ("shm", 0, LEAST_STORED_BYTES, 0)],
 )
 def test_gaps_are_kept_only_on_request(tmp_path: Path, transport: str, key_bytes: int, size: int, codec: int) -> None:
     feed = feed_with(key_bytes=key_bytes, transport=transport)
@@ -132,9 +132,9 @@ def test_gaps_are_kept_only_on_request(tmp_path: Path, transport: str, key_bytes
     assert_gaps_are_kept_on_request(tmp_path, feed, day, missing)
 
 
-@pytest.mark.parametrize(("size", "key_bytes"), [(1, 1), (LEAST_STORED_BYTES, 0), (LEAST_STORED_BYTES, 1)])
-def test_numbers_skipped_within_a_block_are_no_gap(tmp_path: Path, key_bytes: int, size: int) -> None:
-    feed = feed_with(key_bytes=key_bytes)
+@pytest.mark.parametrize("size", [1, LEAST_STORED_BYTES])
+def test_numbers_skipped_within_a_block_are_no_gap(tmp_path: Path, size: int) -> None:
+    feed = feed_with(key_bytes=1)
     day = Day(tmp_path, feed)
     puts = []
     for place, numbers in enumerate([(0, 10, 20), (21, 22), (23, 30, 40), (45, 60), (63, 64), (62, 63, 65, 70)]):
@@ -151,7 +151,7 @@ def test_numbers_skipped_within_a_block_are_no_gap(tmp_path: Path, key_bytes: in
 def test_only_chosen_topics_and_times_are_sent(tmp_path: Path, size: int) -> None:
     feed = feed_with(key_bytes=1)
     day = gappy_day(tmp_path, feed, size)
-    for prefixes in ((b"A1.",), (b"C0.x",), (b"D",), (b"B", b"zz"), (b"A", b"")):
+    for prefixes in ((b"A1.",), (b"B", b"zz")):
         wanted = [sent for sent in sent_of(day) if sent[0].startswith(prefixes)]
         assert replayed(tmp_path, feed, prefix=prefixes).by_topic == by_topic(wanted)
     start, stop = S + 101, S + 302
@@ -161,16 +161,8 @@ def test_only_chosen_topics_and_times_are_sent(tmp_path: Path, size: int) -> Non
 
 def test_other_slices_and_keys_receive_the_same_messages(tmp_path: Path) -> None:
     day = gappy_day(tmp_path, feed_with(key_bytes=2), 100)
-    for other in (feed_with(2), feed_with(3, key_bytes=1), feed_with(key_bytes=4, block_bytes=4_096)):
+    for other in (feed_with(3, key_bytes=1), feed_with(key_bytes=4, block_bytes=4_096)):
         assert replayed(tmp_path, other).by_topic == by_topic(sent_of(day))
-
-
-def test_another_schema_and_gaps_with_other_slices_are_refused(tmp_path: Path) -> None:
-    gappy_day(tmp_path, feed_with(key_bytes=2), 1)
-    with pytest.raises(ConfigError, match="gaps"):
-        replayed(tmp_path, feed_with(2), keep_gaps=True)
-    with pytest.raises(ConfigError, match="schema"):
-        replayed(tmp_path, feed_with(schema="itch50"))
 
 
 def test_days_of_other_slices_are_played_as_one(tmp_path: Path) -> None:
@@ -194,19 +186,14 @@ def test_small_blocks_are_merged_into_large_ones(tmp_path: Path) -> None:
     assert len(heard.blocks) < 50
 
 
-def test_large_and_small_blocks_keep_their_order(tmp_path: Path) -> None:
+def test_large_and_small_blocks_keep_their_order_and_carry_the_present_time(tmp_path: Path) -> None:
     feed = feed_with()
     day = Day(tmp_path, feed)
     sizes = [1, 1, LEAST_STORED_BYTES, 1, LEAST_STORED_BYTES, LEAST_STORED_BYTES, 1] * 20
     day.put(0, *(Put((Row(b"A", b"%d " % i + bytes(size), i),), i, ts_out=S + i) for i, size in enumerate(sizes)))
+    before = time.time_ns()
     heard = replayed(tmp_path, feed, keep_gaps=True)
     assert heard.by_topic == by_topic(sent_of(day))
-
-
-def test_blocks_carry_the_present_time(tmp_path: Path) -> None:
-    gappy_day(tmp_path, feed_with(), LEAST_STORED_BYTES)
-    before = time.time_ns()
-    heard = replayed(tmp_path, feed_with())
     assert before <= min(heard.ts_out) <= max(heard.ts_out) <= time.time_ns()
     assert heard.statistics is not None
     assert heard.statistics.received.epochs == 1
@@ -239,9 +226,6 @@ def test_batches_over_inproc_outlive_the_publisher(tmp_path: Path) -> None:
     assert found == by_topic(sent_of(day))
 
 
-# Publish, record, replay, record again
-
-
 def record(feed: Feed, directory: Path, publish: Callable[[Publisher], object]) -> Path:
     with Publisher(feed, when_full="wait") as publisher:
         recorder = Recorder(feed, directory, max_lag=LAG_NS / 1e9).start()
@@ -249,9 +233,6 @@ def record(feed: Feed, directory: Path, publish: Callable[[Publisher], object]) 
     recorder.run(until_end=True)
     (day,) = (path.parent for path in directory.glob("*/*/manifest.json"))
     return day
-
-
-# Live and replayed
 
 
 def test_callbacks_receive_the_same_live_and_replayed(tmp_path: Path) -> None:
@@ -281,7 +262,7 @@ def test_callbacks_receive_the_same_live_and_replayed(tmp_path: Path) -> None:
 
 
 def test_a_slow_subscriber_loses_nothing(tmp_path: Path) -> None:
-    feed = feed_with()
+    feed = feed_with(transport="ipc")  # its buffers are small
     day = gappy_day(tmp_path, feed, LEAST_STORED_BYTES)
     heard = Heard()
     may_go_on = threading.Event()
@@ -294,7 +275,7 @@ def test_a_slow_subscriber_loses_nothing(tmp_path: Path) -> None:
 
     with Publisher(feed, when_full="wait", hwm_blocks=1) as publisher:
         subscriber.start()
-        thread = threading.Thread(target=Replay(Recording.open(tmp_path), loops=20).publish, args=(publisher,))
+        thread = threading.Thread(target=Replay(Recording.open(tmp_path), loops=5).publish, args=(publisher,))
         thread.start()
         try:
             wait_until(lambda: publisher.statistics().waits > 0, 60)
@@ -302,7 +283,7 @@ def test_a_slow_subscriber_loses_nothing(tmp_path: Path) -> None:
             may_go_on.set()
         thread.join()
     subscriber.run(until_end=True)
-    assert heard.count == 20 * len(day.told())
+    assert heard.count == 5 * len(day.told())
     assert subscriber.statistics().received.gaps == 0
 
 
@@ -342,10 +323,19 @@ def test_subscribers_are_notified_when_a_published_replay_seeks_back(
     assert recording.gaps() == []
 
 
-def test_too_many_keys_for_a_feed_are_refused(tmp_path: Path) -> None:
-    feed = feed_with(key_bytes=4)
+@pytest.mark.parametrize(
+    ("form", "settings", "error", "text"),
+    [
+        ({"slices": 2}, {"keep_gaps": True}, ConfigError, "gaps"),
+        ({"schema": "itch50"}, {}, ConfigError, "schema"),
+        ({}, {"books": True}, ConfigError, "books was set for a replay that is published"),
+        ({"key_bytes": 4, "max_topics": 16}, {}, PublisherError, "expected at most max_topics = 16"),
+    ],
+)
+def test_a_replay_that_does_not_fit_the_feed_is_refused(
+    tmp_path: Path, form: Any, settings: Any, error: type[Exception], text: str
+) -> None:
     puts = [Put((Row(b"K%03d" % n, bytes(LEAST_STORED_BYTES), S + n),), ts_out=S + n) for n in range(20)]
-    Day(tmp_path, feed).put(0, *puts)
-    small = msgspec.structs.replace(feed, max_topics=16)
-    with Publisher(small) as publisher, pytest.raises(PublisherError, match="expected at most max_topics = 16"):
-        Replay(Recording.open(tmp_path)).publish(publisher)
+    Day(tmp_path, feed_with(key_bytes=4)).put(0, *puts)
+    with Publisher(feed_with(**form)) as publisher, pytest.raises(error, match=text):
+        Replay(Recording.open(tmp_path), **settings).publish(publisher)
