@@ -16,7 +16,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from blackbox import Batch, CallbackError, ConfigError, Feed, Publisher, Recorder, Recording, Replay, Subscriber
+from blackbox import Batch, CallbackError, ConfigError, Recording, Replay, Subscriber
 from blackbox.receive.callbacks.compiled_callback import payload
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
@@ -118,25 +118,6 @@ def test_grants_by_time_add_up_to_all_messages(day: Any, times: list[int]) -> No
         replay = Replay(recording, controls=Scripted(("until", time) for time in times), pace_by="ts_event")
         audience.subscriber.replay(replay)
         audience.assert_got(chosen(written.told()))
-
-
-def test_several_days_are_played_as_one_whatever_their_order(tmp_path: Path) -> None:
-    days = []
-    for number in range(3):
-        day = Day(tmp_path / str(number), feed_of(2), date=f"2026-11-{20 + number}")
-        for slice_id in range(2):
-            rows = [Row(b"%c.x" % (65 + slice_id), b"%d-%d" % (number, i), 100 * (number + 1) + i) for i in range(5)]
-            puts = [Put((row,), i, ts_out=START + 100 * number + i, epoch=number + 1) for i, row in enumerate(rows)]
-            day.put(slice_id, *puts)
-        days.append(day)
-    recordings = [Recording.open(tmp_path / name) for name in "201"]
-    audience = Audience(recordings[0].feed)
-    done = audience.subscriber.replay(recordings)
-    assert [m.payload for m in audience.by_message if m.slice_id == 0] == [
-        b"%d-%d" % (number, i) for number in range(3) for i in range(5)
-    ]
-    assert done.messages == 30
-    assert done.market_seconds == 204 / 1e9
 
 
 def test_loops_reset_and_count_each_time(tmp_path: Path) -> None:
@@ -303,22 +284,16 @@ def count_by_topic(batch: Any, state: Any) -> None:
         state[batch.topic_numbers[place], 1] += 1
 
 
-def test_two_publishers_that_number_topics_differently_share_one_numbering(tmp_path: Path) -> None:
-    feed = Feed.local("two", slices=1)
+def test_epochs_with_topics_in_another_order_share_one_numbering(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
     topics = [b"a.long.topic.of.many.bytes.%c" % letter for letter in b"ABCDEF"]
-    for order in (topics, topics[::-1]):
-        recorder = Recorder(feed, tmp_path)
-        with Publisher(feed, when_full="wait") as publisher:
-            recorder.start()
-            for _ in range(3):
-                publisher.publish_many(order, numpy.arange(6), numpy.zeros((6, 8), numpy.uint8), numpy.arange(1, 7))
-                publisher.flush()
-        recorder.run(until_end=True, timeout=200)
-    (day,) = recorder.directory.glob("*-*-*")
-    subscriber = Subscriber(feed)
+    for epoch, order in enumerate((topics, topics[::-1]), 1):
+        rows = tuple(Row(topic, b"", START + place) for place, topic in enumerate(order))
+        day.put(0, *(Put(rows, 6 * number, ts_out=START + number, epoch=epoch) for number in range(3)))
+    subscriber = Subscriber(day.feed)
     callback = subscriber.on_compiled(b"", state=numpy.zeros((8, 2), numpy.int64))(count_by_topic)
     for times in (1, 2):
-        subscriber.replay(Recording.open(day))
+        subscriber.replay(Recording.open(tmp_path))
         names = [topic[-1] for topic in subscriber.topics(0)]
         assert sorted(names) == list(b"ABCDEF")
         assert callback.states[0].tolist() == [[name, 6 * times] for name in names] + [[0, 0]] * 2
