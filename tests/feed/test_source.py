@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import blackbox_feeds.io.columns
-import numpy
 import pytest
 from blackbox_feeds.synthetic import Synthetic
-from numpy.typing import NDArray
 
 from blackbox.errors import ConfigError
 from blackbox.feed.source import Source, open_source
@@ -31,23 +29,12 @@ class Recorder:
     def skip(self, count: int, ts_event: int = 0) -> None:
         raise AssertionError(f"{count} messages are missing at {ts_event}")
 
-    def publish_many(
-        self,
-        topics: tuple[bytes, ...],
-        topic_index: NDArray[numpy.int32],
-        payloads: NDArray[numpy.uint8],
-        *,
-        ts_event: NDArray[numpy.int64],
-        offsets: NDArray[numpy.int64],
-        lengths: NDArray[numpy.int32],
-        checks_records: bool,
-    ) -> None:
+    def publish_many(self, topics: Any, topic_index: Any, payloads: Any, **columns: Any) -> None:
         self.calls += 1
-        assert (topic_index.dtype.name, ts_event.dtype.name) == ("int32", "int64")
-        assert (offsets.dtype.name, lengths.dtype.name) == ("int64", "int32")
-        for index, time, start, length in zip(topic_index, ts_event, offsets, lengths, strict=True):
-            payload = payloads[start : start + length].tobytes()
-            self.messages.append((topics[index], int(time), payload))
+        each = [topic_index, *(columns[name] for name in ("ts_event", "offsets", "lengths"))]
+        assert [column.dtype.name for column in each] == ["int32", "int64", "int64", "int32"]
+        for index, time, start, length in zip(*each, strict=True):
+            self.messages.append((topics[index], int(time), payloads[start : start + length].tobytes()))
 
 
 def test_a_feed_publishes_what_it_iterates(monkeypatch: pytest.MonkeyPatch) -> None:
