@@ -6,13 +6,10 @@ import datetime
 import io
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import polars
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 TRADE = ["ms", "price", "size", "exchange", "condition", "suspicious"]
 QUOTE = ["ms", "bid_price", "bid_size", "ask_price", "ask_size", "exchange", "condition", "suspicious"]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import datetime
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from blackbox import ConfigError
 from blackbox.analysis import Hours, time_bars
 from tests.analysis.tape import wall
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 HALF_DAY, LAST_DAY = datetime.date(1999, 11, 26), datetime.date(1999, 11, 29)
 TIMES = {

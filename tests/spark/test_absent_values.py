@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.absent import Form, columns, records, write_day
 from tests.examples import first_of
 from tests.spark.reading import by_python, load, sorted_rows
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @pytest.mark.parametrize("prices", first_of(["decimal", "float", "integer"], keep=2))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from blackbox import Feed, Recording
 from blackbox.analysis.spark.metrics import read_metrics
@@ -15,10 +15,6 @@ from blackbox.analysis.spark.session import PUSHDOWN
 from tests.journals import Day, Told, key_bit
 from tests.spark.made_days import BEGIN, SECOND, make_day
 from tests.spark.reading import FAILURES, Counted, load, spread, told_by
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 CONDITIONS: list[tuple[str, Callable[[Told], bool]]] = [
     ("symbol IN ('A7', 'B9', 'C1')", lambda told: told.topic.split(b".")[0] in (b"A7", b"B9", b"C1")),

@@ -6,19 +6,17 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from blackbox_feeds.iex import Iex
+from pyspark.sql import SparkSession
 
 from blackbox import Recording
 from blackbox.cli.ui.status import Status
 from tests.cli.commands import invoke
 from tests.project.test_page_snippets import run, snippets
 from tests.recorded import record
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 NAMES = {"tops": "tops", "xnas": "itch"}
 """Capture used for each feed of the pages; `iex` needs one with keys that are whole slices."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from blackbox import Recording
 from tests.examples import first_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @pytest.mark.parametrize("kind", first_of([None, "Q"]))

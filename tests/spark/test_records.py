@@ -6,13 +6,14 @@ import decimal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy
 import pyarrow
 import pytest
 from blackbox_feeds.itch50 import Itch50
+from pyspark.sql import SparkSession
 
 from blackbox import Feed, Publisher, Recorder, Recording
 from blackbox.block.columns.arrow import record_column
@@ -23,10 +24,6 @@ from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import AS_SENT
 from tests.spark.reading import Counted, by_python, load, refused, sorted_rows
 from tests.ticks import TICK_ROWS, recorded_ticks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 KINDS = {"itch": "SRHAXDUP", "deep": "SDT85", "tops": "QTX", "tape": "T", "dbn": ["mbo"], "binance": [None]}
 """Message types to read from each capture; None: raw payloads."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from blackbox import ConfigError
@@ -17,9 +18,6 @@ from blackbox.errors import JournalError
 from blackbox.testing import wait_until
 from tests.examples import first_of
 from tests.journals import Day, Put, Row, Segment, feed_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 NOTHING = {"done": "", "days": {}}
 

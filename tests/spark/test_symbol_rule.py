@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from blackbox import Feed
 from blackbox.feed.slice import Slice
 from tests.journals import Day, Put, Row
 from tests.spark.reading import load
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SPLITS: list[tuple[dict[str, Any], list[tuple[str, str | None]]]] = [
     ({}, [("AB.C", "x"), ("AB", "y/z"), ("A/B", "x"), ("AB", None)]),
