@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from blackbox.analysis.spark.metrics import read_metrics
 from blackbox.analysis.spark.python_engine import DefaultSource
 from tests.journals import Day, Put, Row, Told, feed_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 FAILURES = (PySparkException, Py4JJavaError)
 """Exceptions that PySpark raises when a plan or a task fails."""
@@ -66,9 +65,10 @@ def sorted_rows(table: pyarrow.Table) -> dict[str, list[Any]]:
     }
 
 
-def by_python(path: Path, **options: str) -> tuple[Any, pyarrow.Table]:
-    """Return the schema and rows that the Python engine reads from a recording, without Spark."""
-    source = DefaultSource({"path": str(path), **options})
+def by_python(path: Path | str | list[str], **options: str) -> tuple[Any, pyarrow.Table]:
+    """Return the schema and rows that the Python engine reads from recordings, without Spark."""
+    place = {"paths": json.dumps(path)} if isinstance(path, list) else {"path": str(path)}
+    source = DefaultSource(place | options)
     reader = source.reader(source.schema())
     batches: list[Any] = [batch for partition in reader.partitions() for batch in reader.read(partition)]
     schema = source.schema()
@@ -102,6 +102,6 @@ def spread(path: Path, seconds: int, begin: int = 0) -> Day:
         for number in range(seconds):
             time = begin + number * 10**9
             row = Row(b"%c%d.t" % (65 + slice_id, number % 8), bytes(70 << 10), time)
-            puts.append(Put((row,), sequence=number, ts_out=time))
+            puts.append(Put((row,), sequence=number, ts_out=time, ts_recv=time))
         day.put(slice_id, *puts)
     return day

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 
-from blackbox import Recordings
+from blackbox import BlackBoxError, ConfigError, Recordings
+from blackbox.analysis.spark.python_engine import DefaultSource
+from blackbox.errors import JournalError
 from tests.journals import Day, feed_of
 from tests.spark.made_days import make_day
-from tests.spark.reading import load, refused, told_by
+from tests.spark.reading import by_python, load, refused, told_by
 from tests.wire import checksum
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def test_paths_of_every_form_and_a_view(spark: SparkSession, tmp_path: Path, engine: str) -> None:
@@ -32,8 +32,9 @@ def test_paths_of_every_form_and_a_view(spark: SparkSession, tmp_path: Path, eng
         (f"file://{feed}", sum(counts)),
         ([first, third, first, f"file:{first}", f"{feed}/../feed/2026-11-01"], counts[0] + counts[2]),
     ]
-    for paths, count in forms if engine == "java" else (forms[0], forms[-1]):  # others: `test_reading`
-        assert load(spark, paths, engine).count() == count, paths
+    for paths, count in forms:
+        assert load(spark, paths, "java").count() == count, paths
+        assert by_python(paths)[1].num_rows == count, paths
     chosen = Recordings.open(feed, first="2026-11-02")
     assert load(spark, chosen.paths, engine).count() == counts[1] + counts[2]
     literal = make_day(tmp_path / "per%20cent" / "2026-11-20", seed=5, blocks=4)
@@ -58,9 +59,7 @@ def test_other_file_systems_are_read_through_hadoop(spark: SparkSession, written
         load(spark, ["viewfs://tests/made/day"], "java").collect()
 
 
-def test_missing_paths_and_wrong_options_are_named(
-    spark: SparkSession, tmp_path: Path, written: Day, engine: str
-) -> None:
+def test_missing_paths_and_wrong_options_are_named(spark: SparkSession, tmp_path: Path, written: Day) -> None:
     typed = Day(tmp_path / "typed" / "2026-11-20", feed_of(schema="itch50"))
     mixed = Day(tmp_path / "mixed" / "2026-11-21", feed_of(schema="iex_tops16"), date="2026-11-21")
     Day(tmp_path / "mixed" / "2026-11-20", feed_of(schema="itch50"))
@@ -70,6 +69,7 @@ def test_missing_paths_and_wrong_options_are_named(
     manifest.write_text(manifest.read_text().replace("recorded", "rekorded"))
     (tmp_path / "empty").mkdir()
     names = "path, paths, engine, messageType, prices, onDamage, checksums, partitionBytes, metrics"
+    options: dict[str, str]
     for path, options, text in (
         (tmp_path / "no*thing", {}, f"'{tmp_path}/no*thing' was not found, expected a day, or a feed or root with da"),
         (tmp_path / "empty", {}, f"'{tmp_path}/empty' holds no recorded day, expected a day, or a feed or root with"),
@@ -78,6 +78,9 @@ def test_missing_paths_and_wrong_options_are_named(
         (written.path, {"metrics": ""}, "option 'metrics' was '', expected a directory"),
         (written.path, {"partitionBytes": "99999999999t"}, "option 'partitionBytes' was '99999999999t', expected byt"),
         (written.path, {"partitionBytes": "many"}, "option 'partitionBytes' was 'many', expected bytes, such as 64m"),
+        (written.path, {"partitionBytes": "64q"}, "option 'partitionBytes' was '64q', expected bytes, such as 64m"),
+        (written.path, {"partitionBytes": "\u00b2"}, "option 'partitionBytes' was '\u00b2', expected bytes"),
+        (written.path, {"partitionBytes": "0"}, "option 'partitionBytes' was '0', expected bytes"),
         (written.path, {"recordz": "A"}, f"option was 'recordz', expected one of: {names}"),
         (written.path, {"messageTypes": "A"}, "(did you mean 'messageType'?)"),
         (written.path, {"messageType": "A"}, "schema 'raw': message type was 'A', expected one of: none: its payload"),
@@ -85,14 +88,23 @@ def test_missing_paths_and_wrong_options_are_named(
         (feed, {"messageType": "S"}, f"{mixed.path} has the schema 'iex_tops16' and {feed}/2026-11-20 has"),
         (changed.path, {"messageType": "S"}, f"{manifest} is damaged, or was changed by hand: checksum was '"),
     ):
-        with pytest.raises(AnalysisException) as caught:
-            load(spark, path, engine, **options)
-        assert text in str(caught.value)
-    reader = spark.read.format("blackbox").option("engine", engine)
-    with refused("there was no path, expected load(path), load([path, ...]) or OPTIONS (path '...')"):
-        reader.load()
-    with refused("option 'paths' was 'x', expected a JSON list of texts"):
-        reader.option("paths", "x").load()
+        with pytest.raises(AnalysisException) as in_java:
+            load(spark, path, "java", **options)
+        with pytest.raises(BlackBoxError) as in_python:
+            DefaultSource({"path": str(path), **options}).schema()
+        assert text in str(in_java.value)
+        assert text in str(in_python.value)
+    wrong: dict[str, str]
+    for wrong, text in (
+        ({}, "there was no path, expected load(path), load([path, ...]) or OPTIONS (path '...')"),
+        ({"paths": "x"}, "option 'paths' was 'x', expected a JSON list of texts"),
+    ):
+        with refused(text):
+            spark.read.format("blackbox").options(**wrong).load()
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            DefaultSource(wrong).schema()
+    with pytest.raises(JournalError, match="path was 's3a://bucket/day', expected one of a local or mounted file"):
+        DefaultSource({"path": "s3a://bucket/day"}).schema()
 
 
 def test_a_recording_of_another_version_is_refused(spark: SparkSession, tmp_path: Path, engine: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,16 +29,15 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from blackbox import ConfigError
 from blackbox.analysis.spark import options
 from blackbox.analysis.spark.columns import table_schema
 from blackbox.analysis.spark.metrics import read_metrics
 from blackbox.analysis.spark.python_engine import OF_ONE_SCAN, DefaultSource, Reader
-from blackbox.errors import JournalError
 from blackbox.feed.routing.symbol import RULES
 from tests.archive.written_days import days, made
 from tests.examples import examples
 from tests.journals import Day, Put, Row, Told, feed_of
+from tests.spark.reading import spread
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 DATE = datetime.date(2026, 11, 20)
@@ -201,55 +199,42 @@ def test_topics_are_bytes_unchanged(tmp_path: Path) -> None:
     assert kind == [b"\x80", b"x", b"", b""]
 
 
-def large(path: Path, **settings: Any) -> Day:
-    """Write two slices of 40 index entries, one per second: topics `A…` in slice 0, `B…` in slice 1."""
-    day = Day(path, feed_of(2, **settings))
-    for slice_id, letter in enumerate((b"A", b"B")):
-        for part in range(2):
-            segment = day.segment(slice_id)
-            for second in range(20 * part, 20 * part + 20):
-                rows = tuple(Row(letter + b"%d.t" % (second % 4), bytes(1_000), 10**9 * second + i) for i in range(66))
-                segment.append(Put(rows, ts_out=10**9 * second + 500, ts_recv=10**9 * second + 900))
-            segment.write_index()
-    return day
-
-
 def test_filters_skip_blocks_that_cannot_match(tmp_path: Path) -> None:
-    large(tmp_path / "day", key_bytes=2)
     second = 10**9
-    cases: list[tuple[list[Filter], int, int]] = [
-        ([], 80, 80 * 66),
-        ([EqualTo(("slice",), 1)], 40, 40 * 66),
-        ([GreaterThanOrEqual(("ts_event",), 5 * second), LessThan(("ts_event",), 8 * second)], 6, 6 * 66),
-        ([EqualTo(("ts_event",), 5 * second + 3)], 2, 2),
-        ([GreaterThan(("event_time",), EPOCH + datetime.timedelta(seconds=38))], 2, 2 * 66),
-        ([LessThanOrEqual(("ts_out",), 2 * second + 500)], 6, 6 * 66),
-        ([EqualTo(("recv_time",), EPOCH + datetime.timedelta(seconds=2))], 2, 2 * 66),
-        ([In(("topic",), ("A3.t", "B1.t"))], 20, 20 * 66),
-        ([StringStartsWith(("topic",), "A")], 40, 40 * 66),
-        ([EqualTo(("symbol",), "A2")], 10, 10 * 66),
-        ([EqualTo(("type",), "t")], 80, 80 * 66),
-        ([EqualTo(("type",), "none")], 80, 0),
-        ([EqualTo(("date",), DATE)], 80, 80 * 66),
-        ([EqualTo(("date",), datetime.date(2026, 11, 21))], 0, 0),
-        ([EqualTo(("symbol",), "C2")], 0, 0),
+    spread(tmp_path / "day", 40, second)
+    cases: list[tuple[Filter, int]] = [
+        (EqualTo(("slice",), 1), 40),
+        (GreaterThanOrEqual(("ts_event",), 30 * second), 22),
+        (LessThan(("ts_event",), 3 * second), 4),
+        (GreaterThan(("event_time",), EPOCH + datetime.timedelta(seconds=38)), 4),
+        (LessThanOrEqual(("ts_out",), 2 * second), 4),
+        (EqualTo(("recv_time",), EPOCH + datetime.timedelta(seconds=2)), 2),
+        (In(("topic",), ("A3.t", "B1.t")), 10),
+        (StringStartsWith(("topic",), "A"), 40),
+        (EqualTo(("symbol",), "A2"), 5),
+        (EqualTo(("type",), "t"), 80),
+        (EqualTo(("date",), DATE), 80),
+        (EqualTo(("date",), datetime.date(2026, 11, 21)), 0),
+        (EqualTo(("symbol",), "C2"), 0),
     ]
-    for number, (chosen, blocks, rows) in enumerate(cases):
+    for number, (chosen, blocks) in enumerate(cases):
         metrics = str(tmp_path / f"metrics-{number}")
         reader = reader_of(tmp_path / "day", metrics=metrics)
-        reader.pushFilters(chosen)
-        assert len(rows_of(reader)) == rows
-        task = read_metrics(metrics, "task")
-        assert (task.get("blocks", 0), task.get("rows", 0)) == (blocks, rows), chosen
-        assert read_metrics(metrics, "plan")["chosen"] == blocks
+        reader.pushFilters([chosen])
+        assert len(rows_of(reader)) == blocks
+        assert read_metrics(metrics, "task").get("blocks", 0) == read_metrics(metrics, "plan")["chosen"] == blocks, (
+            chosen
+        )
+    reader.pushFilters([EqualTo(("type",), "none")])
+    assert rows_of(reader) == [], "rows of a block that is read are filtered, too"
 
 
 def test_partitions_are_bounded_and_hold_each_record_once_as_planned(tmp_path: Path) -> None:
-    day = large(tmp_path / "day")
+    day = spread(tmp_path / "day", 20)
     assert len(reader_of(day.path).partitions()) == 2  # a small day is not cut further
     reader = reader_of(day.path, partitionBytes="200KiB")
     partitions = reader.partitions()
-    assert len(partitions) == 2 * 14  # three entries of 66 kB each
+    assert len(partitions) == 2 * 10  # two entries of 70 KiB each
     before = len(day.told())
     assert len(rows_of(reader)) == before
     day.segments[-1].append(Put((Row(b"B0.t", b"later"),)))
@@ -267,63 +252,7 @@ def test_schema_projects(tmp_path: Path) -> None:
     assert batch.to_pydict() == {"sequence": [0], "type": ["t"], "feed": ["recorded"]}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "message"),
-    [
-        ("price", types.DecimalType(18, 4), "the schema had a column 'price', expected some of: feed, date, .*, payl"),
-        ("slice", types.StringType(), "the schema had column 'slice' as string, expected int"),
-    ],
-)
-def test_foreign_schema_is_refused(tmp_path: Path, name: str, kind: types.DataType, message: str) -> None:
-    Day(tmp_path, feed_of()).put(0, Put((Row(b"A.t", b"x"),)))
-    with pytest.raises(ConfigError, match=message):
-        DefaultSource({"path": str(tmp_path)}).reader(types.StructType([types.StructField(name, kind)]))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, r"there was no path, expected load\(path\)"),
-        ({"path": "x", "onDamge": "skip"}, "option was 'ondamge', expected one of: path, .*did you mean 'onDamage'"),
-        ({"path": "x", "onDamage": "sk"}, "option 'onDamage' was 'sk', expected one of: error, skip"),
-        ({"path": "x", "prices": "double"}, "option 'prices' was 'double', expected one of: decimal, float, integer"),
-        ({"path": "x", "partitionBytes": "64q"}, "option 'partitionBytes' was '64q', expected bytes, such as 64m"),
-        ({"path": "x", "partitionBytes": "\u00b2"}, "option 'partitionBytes' was '\u00b2', expected bytes"),
-        ({"path": "x", "partitionBytes": "0"}, "option 'partitionBytes' was '0', expected bytes"),
-        ({"paths": "x"}, "option 'paths' was 'x', expected a JSON list of texts"),
-        ({"path": "nowhere"}, r"'.*nowhere' was not found, expected a day, or a feed or root with days"),
-        ({"path": "no*where"}, r"'.*no\*where' was not found, expected"),
-        ({"path": "empty"}, r"'.*empty' holds no recorded day, expected"),
-        ({"path": "s3a://bucket/day"}, "path was 's3a://bucket/day', expected one of a local or mounted file"),
-    ],
-)
-def test_wrong_option_or_path_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises((ConfigError, JournalError), match=message):
-        DefaultSource(options).schema()
-
-
 def test_document_has_every_column_and_option() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text()
     names = [field.name for field in table_schema(None)] + list(options.NAMES)
     assert [name for name in names if f"`{name}`" not in text] == []
-
-
-def test_paths_name_days(tmp_path: Path) -> None:
-    for feed in ("one", "two"):
-        for date in ("2026-11-20", "2026-11-21"):
-            Day(tmp_path / feed / date, feed_of(), date=date).put(0, Put((Row(b"A", b""),)))
-
-    def count(*paths: object) -> int:
-        source = DefaultSource({"paths": json.dumps([str(path) for path in paths])})
-        return len(rows_of(source.reader(source.schema())))  # type: ignore[arg-type]
-
-    assert count(tmp_path / "one" / "2026-11-20") == 1
-    assert count(tmp_path / "one") == 2
-    assert count(tmp_path) == 4
-    assert count(f"file://{tmp_path}/one") == count(f"file:{tmp_path}/one") == 2
-    assert count(tmp_path / "*" / "2026-11-2[1]") == 2
-    assert count(tmp_path / "one", tmp_path / "one" / "2026-11-21", tmp_path / "two" / "2026-11-21") == 3

@@ -6,17 +6,18 @@ import datetime
 import random
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow
 import pyarrow.compute
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
+from blackbox import ConfigError
+from blackbox.analysis.spark.python_engine import DefaultSource
 from tests.journals import Day, Put, Row, feed_of
 from tests.spark.made_days import BEGIN, puts_of
 from tests.spark.reading import BASE, load, refused, told_by
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def test_rows_are_the_recorded_messages_in_the_order_of_their_slice(
@@ -90,6 +91,8 @@ def test_a_given_schema_projects(spark: SparkSession, written: Day, engine: str)
     ):
         with refused(text):
             reader.schema(schema).load(str(written.path)).collect()
+        with pytest.raises(ConfigError, match=text):
+            DefaultSource({"path": str(written.path)}).reader(StructType.fromDDL(schema))  # type: ignore[arg-type]
 
 
 def test_a_growing_recording_is_read_up_to_its_end(spark: SparkSession, tmp_path: Path, engine: str) -> None:
