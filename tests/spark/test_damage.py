@@ -9,18 +9,15 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
-from blackbox.block.form.layout import RECORD
 from tests import damage, journals, wire
+from tests.damaged import damage_body, damage_head
 from tests.journals import Day, Segment, Told, feed_of
 from tests.spark.made_days import BEGIN, make_day, puts_of
 from tests.spark.reading import FAILURES, Counted, load, refused, spread, told_by
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 CUT = "the segment ends before the last records in its index"
 
@@ -37,9 +34,7 @@ def test_a_damaged_block_is_named_or_skipped_and_counted(spark: SparkSession, tm
     day = make_day(tmp_path / "day", blocks=6, codecs=(0, 1, 2))
     segment = day.segments[0]
     start, stop = segment.places[1]
-    data = bytearray(segment.path.read_bytes())
-    data[start + RECORD.size + 6] ^= 8
-    segment.path.write_bytes(data)
+    damage_body(segment, 1)
     lost = segment.puts[1].told(0)
     text = f"{segment.path}: body checksum did not match ({stop - start} bytes at {start}, {len(lost)} messages)"
     frame = load(spark, day.path, engine)
@@ -59,9 +54,7 @@ def test_a_damaged_head_and_a_cut_or_missing_segment_are_named_or_skipped(
     day = make_day(tmp_path / "day", blocks=8)
     third, segment = day.segments[2], day.segments[0]
     start, stop = third.places[1]
-    data = bytearray(third.path.read_bytes())
-    data[start + 50] ^= 1
-    third.path.write_bytes(data)
+    damage_head(third, 1)
     with refused(f"{third.path}: no good record begins here ({stop - start} bytes at {start})"):
         load(spark, day.path, engine).collect()
     left = set(day.told()) - set(third.puts[1].told(1))
