@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy
 import pytest
 from blackbox_feeds.iex import Iex
+from pyspark.sql import SparkSession
 
-from blackbox import Recording
 from blackbox.analysis.measure_day import measure_day
 from blackbox.analysis.report.page import page
 from blackbox.cli.ui.drawing import draw
@@ -20,26 +19,17 @@ from tests.cli.commands import assert_one_line, invoke
 from tests.damaged import damage_body
 from tests.deals import DEALS, Deal
 from tests.journals import Day, Put, Row, feed_of
-from tests.recorded import AS_SENT, record
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.recorded import AS_SENT, recorded
 
 TOPS = "iex/goiex_TOPS16.pcapng.gz"
-ITCH = "itch50/runk_locate-13-10k.bin"
-
-
-def day_of(feed: Path) -> Path:
-    (day,) = feed.glob("*-*-*")
-    return day
 
 
 def test_quotes_and_trades_of_iex(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
-    day = day_of(record(tmp_path, "tops", lambda: Iex(shared_data / TOPS), time_zone="America/New_York"))
+    recording = recorded(tmp_path, lambda: Iex(shared_data / TOPS), time_zone="America/New_York")
     steps: list[str] = []
-    report = measure_day(spark, day, most=2, progress=steps.append)
-    messages = Recording.open(day).to_pandas(**AS_SENT)
-    trades, quotes = (Recording.open(day).to_pandas(message_type=kind, **AS_SENT) for kind in "TQ")
+    report = measure_day(spark, recording.path, most=2, progress=steps.append)
+    messages = recording.to_pandas(**AS_SENT)
+    trades, quotes = (recording.to_pandas(message_type=kind, **AS_SENT) for kind in "TQ")
     assert (report.messages, report.clock, report.slices) == (57_674, "market time", 2)
     assert report.symbols == len({*messages["symbol"]} - {"#system"})
     mix = report.mix
@@ -147,7 +137,10 @@ def test_command_warns_if_the_connector_cannot_be_built(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("blackbox.cli.ui.drawing._SETTINGS", {})  # the tests' session has the settings already
     draw(Day(tmp_path / "day", feed_of()).path, tmp_path / "day.html")
-    assert "warning: the slower Python engine reads recordings: the connector" in capfd.readouterr().err
+    assert (
+        "warning: the slower Python engine reads recordings: the connector for Spark could not be made in "
+        f"{tmp_path}/cache/blackbox: "
+    ) in capfd.readouterr().err
 
 
 def test_command_without_a_recording_does_not_start_spark(tmp_path: Path) -> None:

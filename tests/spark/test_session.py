@@ -63,20 +63,6 @@ def test_existing_session_is_kept_and_its_pushdown_switched_on(spark: SparkSessi
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def test_session_without_the_connector_logs_the_reason_once(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cache").write_text("a file")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.warns(RuntimeWarning) as told:
-        assert blackbox.analysis.spark.session().sparkContext is spark.sparkContext
-    (warning,) = (each for each in told if each.category is RuntimeWarning)
-    assert str(warning.message).startswith(
-        "the slower Python engine reads recordings: the connector for Spark could not be made in "
-        f"{tmp_path}/cache/blackbox: "
-    )
-
-
 def test_missing_pyspark_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(ImportError, match=r"this needs pyspark: pip install 'blackbox-md\[spark\]'"):
