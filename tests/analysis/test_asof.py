@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from blackbox_feeds.iex import Iex
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from polars import col
 from polars.testing import assert_frame_equal
 from pyspark.errors import PySparkException
-from pyspark.sql import functions
+from pyspark.sql import SparkSession, functions
 
 from blackbox import ConfigError
 from blackbox.analysis import asof_join, asof_recorded
@@ -24,9 +24,6 @@ from tests.damaged import damage_body
 from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import record
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 TOPS = "iex/goiex_TOPS16.pcapng.gz"
 Pair = tuple[Any, Any, Any]
@@ -92,23 +89,6 @@ def test_time_may_be_a_timestamp(spark: SparkSession) -> None:
     kept = asof_join(rows, quotes, by=(), on="at", ties=(), tolerance=5_000_000).collect()
     assert [row.s for row in kept] == [10]
     assert [row.s for row in asof_join(rows, quotes, by=(), on="at", ties=(), tolerance=4_999_999).collect()] == [None]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"by": ["sym"]}, "trades had no column 'sym', expected it among: symbol, ts_event, n"),
-        ({"ties": ["slice"]}, "quotes had no column 'slice', expected it among: symbol, ts_event, n, n_quote"),
-        ({"tolerance": -1, "ties": ["n"]}, "tolerance was -1, expected 0 or more"),
-        ({"ties": ["n"]}, "suffix was '_quote', which makes duplicate column names: .*n_quote.*n_quote"),
-        ({"ties": ["n"], "on": "n"}, "column 'n' was int, expected bigint"),
-    ],
-)
-def test_wrong_arguments_are_reported(spark: SparkSession, arguments: Any, message: str) -> None:
-    trades = spark.createDataFrame([("A", 1, 1)], "symbol string, ts_event bigint, n bigint")
-    quotes = spark.createDataFrame([("A", 1, 1, 1)], "symbol string, ts_event bigint, n int, n_quote bigint")
-    with pytest.raises(ConfigError, match=message):
-        asof_join(trades, quotes, **arguments)
 
 
 @pytest.fixture(scope="module")

@@ -5,19 +5,16 @@ from __future__ import annotations
 import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars
 import pytest
 from polars import col
+from pyspark.sql import DataFrame, SparkSession
 
-from blackbox import ConfigError
 from blackbox.analysis import Hours, count_bars, time_bars, twap, volume_bars, vwap
 from tests.analysis.tape import from_spark, tape, to_spark, wall
 from tests.examples import first_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 MINUTE = 60 * 10**9
 DATES = ("2013-10-07", "2013-10-08", "2013-10-09")
@@ -239,21 +236,3 @@ def test_prices_stay_decimals_and_times_may_be_timestamps(spark: SparkSession) -
     (row,) = time_bars(rows, "1s", time="at", ties=()).collect()
     assert (row.open, row.start, row.volume) == (Decimal("1.25"), -(10**9), 3)
     assert row.start_time.isoformat() == "1969-12-31T23:59:59"
-
-
-@pytest.mark.parametrize(
-    ("make", "arguments", "message"),
-    [
-        (time_bars, {"every": "1 fortnight"}, "every was '1 fortnight', expected a positive duration such as"),
-        (time_bars, {"every": 0}, "every was 0, expected a positive duration"),
-        (time_bars, {"every": "1m", "fill": "zero"}, "fill was 'zero', expected one of: none, null, previous"),
-        (time_bars, {"every": "1m", "price": "px"}, "trades had no column 'px', expected it among: bar, ts_event"),
-        (time_bars, {"every": "1m", "by": ("bar",)}, "by had 'bar', the name of a result column: rename"),
-        (count_bars, {"count": 0}, "count was 0, expected 1 or more"),
-        (volume_bars, {"volume": 0}, "volume was 0, expected more than 0"),
-    ],
-)
-def test_wrong_arguments_are_reported(spark: SparkSession, make: Any, arguments: dict[str, Any], message: str) -> None:
-    rows = rows_of(spark, ("A", 1, 1.0, 1)).withColumnRenamed("symbol", "bar")
-    with pytest.raises(ConfigError, match=message):
-        make(rows, **{"by": ()} | arguments)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow
 import pytest
@@ -15,9 +15,8 @@ from blackbox_feeds.dbn.book import BOOK as MBO
 from blackbox_feeds.iex.book import BOOK as DEEP
 from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, SparkSession, functions
 
-from blackbox import ConfigError
 from blackbox.analysis import order_book, order_book_counts
 from blackbox.analysis.measures.books import payloads_of
 from blackbox.book.book import COUNTERS, counters
@@ -27,11 +26,7 @@ from tests.feeds.build import messages_of
 from tests.feeds.test_itch50_book import all_levels, slow_book
 from tests.recorded import record
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 RUNK = "itch50/runk_locate-13-10k.bin"
-JAMISON = "itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50"
 
 
 @pytest.fixture
@@ -144,20 +139,6 @@ def test_rows_need_not_come_from_a_recording(spark: SparkSession, shared_data: P
     found = order_book(frame, by=("who",), order=("place",)).orderBy("place").collect()
     assert [best(row) for row in found] == slow_book([payload for _, _, payload in messages[:2_000]])[1]
     assert isinstance(found[-1].bid_price, Decimal)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"depth": 0}, "depth was 0, expected 1 or more"),
-        ({"schema": "iex_tops16"}, "schema of books was 'iex_tops16', expected one of: dbn"),
-        ({"order": ("place",)}, "messages had no column 'place', expected it among"),
-        ({"by": ("bid_price",)}, "messages had no column 'bid_price'"),
-    ],
-)
-def test_wrong_arguments_are_reported(apple: DataFrame, arguments: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        order_book(apple, **arguments)
 
 
 def test_large_binary_payloads_equal_binary_ones() -> None:

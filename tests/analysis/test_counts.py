@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy
 import polars
@@ -15,15 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from polars import col
 from polars.testing import assert_frame_equal
+from pyspark.sql import DataFrame, SparkSession
 
-from blackbox import ConfigError
 from blackbox.analysis import lag_percentiles, message_mix, message_rates, sequence_gaps
 from tests.analysis.tape import from_spark
 from tests.examples import examples
 from tests.feeds.build import messages_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 SECOND = 10**9
 MINUTE = 60 * SECOND
@@ -96,20 +92,6 @@ def test_lags_of_intervals_and_of_clocks_that_differ(spark: SparkSession) -> Non
         {"start": 2 * SECOND, "messages": 1, "negative": 1, "min_ns": -50, "max_ns": -50, "p50_ns": -50,
          "p99_9_ns": -50},
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"percentiles": []}, r"percentiles were \[\], expected numbers from 0 to 1"),
-        ({"percentiles": [99]}, r"percentiles were \[99\], expected numbers from 0 to 1"),
-        ({"accuracy": 0}, "accuracy was 0, expected 1 or more"),
-        ({"end": "ts_rcv"}, "messages had no column 'ts_rcv', expected it among"),
-    ],
-)
-def test_wrong_arguments_are_reported(spark: SparkSession, arguments: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        lag_percentiles(spark.createDataFrame([(1, 2)], "ts_out bigint, ts_recv bigint"), **arguments)
 
 
 rows_of_epochs = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 30)), max_size=60)

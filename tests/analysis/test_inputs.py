@@ -1,17 +1,25 @@
-"""Columns of time of every Spark type: bigint and timestamp work, all others raise an error that names the column."""
+"""Columns of time of every Spark type, and arguments that are refused with an error that names them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession, functions
 
 from blackbox import ConfigError
-from blackbox.analysis import asof_join, count_bars, time_bars, twap, vwap
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from blackbox.analysis import (
+    asof_join,
+    count_bars,
+    lag_percentiles,
+    order_book,
+    time_bars,
+    twap,
+    volume_bars,
+    vwap,
+    with_spread,
+)
+from tests.journals import Day
 
 WRONG = {
     "timestamp_ntz": "timestamp_ntz'2020-01-02 09:30:00'",
@@ -81,3 +89,44 @@ def test_two_asof_joins_in_a_row(spark: SparkSession) -> None:
     joined = asof_join(asof_join(left, first, on="at", suffix="_1"), second, on="at", suffix="_2")
     rows = joined.orderBy("at").collect()
     assert [(row["at"], row["first"], row["second"]) for row in rows] == [(10, None, None), (20, 1, None), (30, 1, 2)]
+
+
+REFUSED: list[tuple[Callable[[DataFrame], object], str]] = [
+    (
+        lambda rows: asof_join(rows, rows, by=["sym"]),
+        "trades had no column 'sym', expected it among: feed, date, slice",
+    ),
+    (lambda rows: asof_join(rows, rows, ties=["n"]), "quotes had no column 'n', expected it among: feed, date, slice"),
+    (lambda rows: asof_join(rows, rows, tolerance=-1), "tolerance was -1, expected 0 or more"),
+    (
+        lambda rows: asof_join(rows, rows.withColumn("price_quote", functions.lit(1))),
+        "suffix was '_quote', which makes duplicate column names: .*price_quote.*price_quote",
+    ),
+    (lambda rows: time_bars(rows, "1 fortnight"), "every was '1 fortnight', expected a positive duration such as"),
+    (lambda rows: time_bars(rows, 0), "every was 0, expected a positive duration"),
+    (lambda rows: time_bars(rows, "1m", fill="zero"), "fill was 'zero', expected one of: none, null, previous"),  # type: ignore[arg-type]
+    (lambda rows: time_bars(rows, "1m", price="px"), "trades had no column 'px', expected it among: feed, date"),
+    (
+        lambda rows: time_bars(rows.withColumnRenamed("symbol", "bar"), "1m", by=["bar"]),
+        "by had 'bar', the name of a result column: rename",
+    ),
+    (lambda rows: count_bars(rows, 0), "count was 0, expected 1 or more"),
+    (lambda rows: volume_bars(rows, 0), "volume was 0, expected more than 0"),
+    (lambda rows: order_book(rows, 0), "depth was 0, expected 1 or more"),
+    (lambda rows: order_book(rows, schema="iex_tops16"), "schema of books was 'iex_tops16', expected one of: dbn"),
+    (lambda rows: order_book(rows, order=["place"]), "messages had no column 'place', expected it among"),
+    (lambda rows: order_book(rows, by=["bid_price"]), "messages had no column 'bid_price'"),
+    (lambda rows: lag_percentiles(rows, percentiles=[]), r"percentiles were \[\], expected numbers from 0 to 1"),
+    (lambda rows: lag_percentiles(rows, percentiles=[99]), r"percentiles were \[99\], expected numbers from 0 to 1"),
+    (lambda rows: lag_percentiles(rows, accuracy=0), "accuracy was 0, expected 1 or more"),
+    (lambda rows: lag_percentiles(rows, end="ts_rcv"), "messages had no column 'ts_rcv', expected it among"),
+    (with_spread, "quotes had no column 'bid_price', expected it among: feed, date"),
+]
+
+
+def test_wrong_arguments_are_named(spark: SparkSession, written: Day) -> None:
+    messages = spark.read.format("blackbox").load(str(written.path))
+    rows = messages.withColumns({"price": functions.lit(1.0), "size": functions.lit(1)})
+    for call, text in REFUSED:
+        with pytest.raises(ConfigError, match=text):
+            call(rows)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
-import pytest
+from pyspark.sql import SparkSession
 
-from blackbox import ConfigError
 from blackbox.analysis import with_both_sides, with_spread
 from tests.analysis.tape import from_spark
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def test_absent_sides_sizes_and_decimals(spark: SparkSession) -> None:
@@ -28,11 +23,6 @@ def test_absent_sides_sizes_and_decimals(spark: SparkSession) -> None:
     ]  # fmt: skip
     assert found["mid"].to_list() == [10.375, 10.5, 10.75, 5.25, None, 0.5, -1.75, None, -0.5]
     assert found["imbalance"].to_list() == [0.5, None, 0.0, -1.0, None, 0.0, 0.5, None, 0.0]
-
-
-def test_a_missing_column_is_reported(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match="quotes had no column 'bid_price', expected it among: id"):
-        with_spread(spark.range(1))
 
 
 def test_sides_at_or_below_zero_are_carried(spark: SparkSession) -> None:
