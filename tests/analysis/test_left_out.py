@@ -8,14 +8,13 @@ import struct
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import pytest
-from blackbox_feeds.binance import Binance
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import DataFrameReader
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as f
 
 from blackbox import ConfigError, Recording, Schema
@@ -36,23 +35,14 @@ from blackbox.feed.schema.schema import QuoteFields, TradeFields, price
 from tests.archive.test_left_out import JSON_ROWS, JSON_TRADES, nan_day
 from tests.archive.test_recordings import several_schemas
 from tests.deals import Counted, Deal, Sides, carried, counted, days_of_deals, days_of_sides, write_deals
-from tests.examples import examples
+from tests.examples import examples, first_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.odd_json import odd_day, odd_quotes, odd_trades
-from tests.recorded import record
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 QUOTED = ("bid_price", "bid_size", "ask_price", "ask_size")
 PLACE = ("ts_event", "epoch", "slice", "sequence")
 BASE = ["feed", "date", "symbol", *PLACE]
 some = settings(max_examples=examples(16), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-
-
-def day_of(feed: Path) -> Path:
-    (day,) = feed.glob("*-*-*")
-    return day
 
 
 def rows_of(frame: DataFrame | None, *columns: str) -> list[tuple[Any, ...]]:
@@ -128,12 +118,16 @@ def test_asof_recorded_has_both_sides_as_by_a_plain_loop(
     assert rows_of(some_columns, "sequence", "ask_size") == sorted(((row[0], row[4]) for row in expected), key=repr)
 
 
-def test_broken_trades_of_iex_are_left_out(spark: SparkSession, captured: Callable[[str], Path]) -> None:
-    day = day_of(captured("tops"))
-    for broken, total in ((False, 1_419_337), (True, 1_419_337 + 8_570)):
-        trades = recorded_trades(spark, day, broken=broken)
-        assert trades is not None
-        assert trades.agg(f.sum("size")).first() == (total,)
+@pytest.mark.parametrize("name", first_of(["itch", "tops", "binance", "tape", "dbn"]))
+def test_trades_and_quotes_of_captures_are_those_of_the_frames(
+    spark: SparkSession, captured: Callable[[str], Path], name: str
+) -> None:
+    (day,) = captured(name).glob("*-*-*")
+    same_as_frames(spark, Recording.open(day))
+
+
+def test_a_schema_without_trades_and_quotes_has_none(spark: SparkSession, tmp_path: Path) -> None:
+    same_as_frames(spark, Recording.open(Day(tmp_path, feed_of()).path))
 
 
 @pytest.mark.long
@@ -141,7 +135,7 @@ def test_the_report_counts_broken_trades_and_has_spreads_of_prices_at_or_below_z
     spark: SparkSession, tmp_path: Path
 ) -> None:
     deals = [Deal("A", "T", number, price=100 * (number - 1)) for number in range(3)]
-    day = write_deals(tmp_path, [Sides("A", -10, 0), *deals, Deal("A", "C", 1)]).path
+    day = write_deals(tmp_path / "deals", [Sides("A", -10, 0), *deals, Deal("A", "C", 1)]).path
     report = measure_day(spark, day)
     assert report.left_out == ((1, "cancelled by the venue"),)
     told = "Trade messages of all symbols and times in no bar: 1 cancelled by the venue."
@@ -151,20 +145,9 @@ def test_the_report_counts_broken_trades_and_has_spreads_of_prices_at_or_below_z
     assert instrument.spread_unit == PRICE
     assert [point.mean for point in instrument.spreads] == [pytest.approx(0.1)]
     assert measure_day(spark, day, broken=True).left_out == ()
-
-
-def test_repetitions_and_fills_of_binance(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
-    cases = shared_data.parent / "cases/binance"
-    for name, measures, expected in (
-        ("four_trades_twice_after_a_reconnect", (f.count("*"), f.sum("size")), (10, 10)),
-        ("fills_that_are_no_trades", (f.max("price"), f.sum("size")), (100.2, 4)),
-    ):
-        path = cases / f"{name}.txt"
-        recording = Recording.open(day_of(record(tmp_path, name, lambda path=path: Binance(path), slices=1)))  # type: ignore[misc]
-        found = recorded_trades(spark, recording.path)
-        assert found is not None
-        assert time_bars(found, "1d").agg(f.sum("volume")).first() == expected[1:]
-        assert found.agg(*measures).first() == expected
+    of_json = Day(tmp_path / "json", feed_of(schema="binance"))
+    of_json.put(0, Put(JSON_ROWS))
+    assert measure_day(spark, of_json.path).prices == "Bars are of the trades of type trade."
 
 
 def test_json_trades_without_a_price_or_size_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
@@ -237,14 +220,13 @@ def test_bars_of_prices_at_or_below_zero(spark: SparkSession, tmp_path: Path) ->
     assert [bar[name] for name in ("open", "high", "low", "close", "vwap")] == [0, 2, -3, -1, -0.5]
 
 
-@pytest.mark.long
-def test_an_order_that_is_entered_twice_gives_one_trade(spark: SparkSession, tmp_path: Path) -> None:
-    """As if a day was published twice: the join must not duplicate trades."""
+def test_executions_have_the_price_of_their_order(spark: SparkSession, tmp_path: Path) -> None:
+    """An order is entered twice, as if a day was published twice, and another one before the recording began."""
     entered = Row(b"A.A", b"A" + bytes(10) + struct.pack(">QcI8sI", 7, b"B", 100, b"", 15_000), 1)
-    executed = Row(b"A.E", b"E" + bytes(10) + struct.pack(">QIQ", 7, 100, 1), 2)
+    executed, other = (Row(b"A.E", b"E" + bytes(10) + struct.pack(">QIQ", n, 100, n), 2) for n in (7, 8))
     day = Day(tmp_path, feed_of(schema="itch50"))
-    day.put(0, Put((entered, entered, executed)))
-    assert rows_of(recorded_trades(spark, day.path), "price", "size") == [(Decimal("1.5"), 100)]
+    day.put(0, Put((entered, entered, executed, other)))
+    assert rows_of(recorded_trades(spark, day.path), "price", "size") == [(Decimal("1.5"), 100), (None, 100)]
     same_as_frames(spark, Recording.open(day.path))
 
 
