@@ -1,28 +1,13 @@
-"""The public names of `blackbox.analysis` are complete; importing a session of `blackbox.analysis.spark` is light."""
+"""Importing `blackbox.analysis.spark` is light, and unknown names are errors."""
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 
 import pytest
 
 import blackbox.analysis
-from blackbox.analysis import _MODULE_OF
-
-
-def test_all_is_sorted_and_every_name_has_a_module() -> None:
-    assert sorted(_MODULE_OF, key=lambda name: (not name[0].isupper(), name)) == blackbox.analysis.__all__
-    assert dir(blackbox.analysis) == blackbox.analysis.__all__
-
-
-def test_each_name_is_in_its_module() -> None:
-    for name, place in _MODULE_OF.items():
-        module = importlib.import_module(f"blackbox.analysis.measures.{place}")
-        assert getattr(blackbox.analysis, name) is getattr(module, name)
-        assert getattr(module, name).__module__ == module.__name__
-        assert name not in {path.split(".")[-1] for path in sys.modules if path.startswith("blackbox.analysis.")}
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
