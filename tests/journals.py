@@ -25,7 +25,6 @@ from tests import wire
 CHECKED = 8
 """Offset of the first byte covered by the checksum of a record's or mark's head."""
 SPAN = 64 << 10
-NEVER = (1 << 63) - 1
 
 
 class Row(NamedTuple):
