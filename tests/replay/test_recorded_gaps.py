@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -102,8 +103,14 @@ BROKEN: list[Sent] = [(0, b"A", 2, 1, number % 3 == 1) for number in range(12)]
 GAPS = [(first, 2) for first in (2, 8, 14, 20)]
 
 
-def test_compiled_callbacks_read_the_number_lost_from_their_batch(tmp_path: Path) -> None:
-    day = recorded(tmp_path, BROKEN)
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """Return a day with GAPS; tests must not change it."""
+    found: Recording = recorded(tmp_path_factory.mktemp("broken"), BROKEN)
+    return found
+
+
+def test_compiled_callbacks_read_the_number_lost_from_their_batch(day: Recording) -> None:
     subscriber = Subscriber(day.feed)
 
     def sum_up(batch: Any, state: Any) -> None:
@@ -116,8 +123,7 @@ def test_compiled_callbacks_read_the_number_lost_from_their_batch(tmp_path: Path
     assert totals.total().tolist() == [8, 4, 16]
 
 
-def test_messages_before_the_first_one_played_are_no_gap(tmp_path: Path) -> None:
-    day = recorded(tmp_path, BROKEN)
+def test_messages_before_the_first_one_played_are_no_gap(day: Recording) -> None:
     subscriber = Subscriber(day.feed)
     gaps: list[tuple[int, int]] = []
     subscriber.on(b"")(lambda _: None)
@@ -133,9 +139,9 @@ def test_messages_before_the_first_one_played_are_no_gap(tmp_path: Path) -> None
     assert gaps == GAPS * 2
 
 
-def test_a_damaged_block_among_gaps_is_a_gap(tmp_path: Path) -> None:
-    day = recorded(tmp_path, BROKEN)
-    place = next(tmp_path.rglob("*.journal"))
+def test_a_damaged_block_among_gaps_is_a_gap(day: Recording, tmp_path: Path) -> None:
+    damaged = shutil.copytree(day.path, tmp_path / "damaged")
+    place = next(damaged.rglob("*.journal"))
     data = bytearray(place.read_bytes())
     at = [n for n in range(len(data)) if data.startswith(b"payload", n)]
     data[at[6]] ^= 0xFF  # messages 10 and 11
@@ -144,13 +150,12 @@ def test_a_damaged_block_among_gaps_is_a_gap(tmp_path: Path) -> None:
     gaps: list[Gap] = []
     subscriber.on(b"")(lambda _: None)
     subscriber.on_gap(b"")(gaps.append)
-    subscriber.replay(Recording.open(day.path))
-    assert gaps == Recording.open(day.path).gaps()
+    subscriber.replay(Recording.open(damaged))
+    assert gaps == Recording.open(damaged).gaps()
     assert len(gaps) == 4
 
 
-def test_a_hook_that_raises_ends_the_replay(tmp_path: Path) -> None:
-    day = recorded(tmp_path, BROKEN)
+def test_a_hook_that_raises_ends_the_replay(day: Recording) -> None:
     subscriber = Subscriber(day.feed)
     batches: list[Batch] = []
     subscriber.on_batch(b"")(batches.append)
@@ -164,12 +169,12 @@ def test_a_hook_that_raises_ends_the_replay(tmp_path: Path) -> None:
     assert sum(len(batch) for batch in batches) == 2
 
 
-def test_gaps_of_several_feeds_have_the_numbers_of_played_slices(tmp_path: Path) -> None:
+def test_gaps_of_several_feeds_have_the_numbers_of_played_slices(day: Recording, tmp_path: Path) -> None:
     found = []
     for name in ("one", "two"):
-        day = recorded(tmp_path / name, BROKEN)
-        day.feed = msgspec.structs.replace(day.feed, name=name)
-        found.append(day)
+        copy = Recording.open(shutil.copytree(day.path, tmp_path / name))
+        copy.feed = msgspec.structs.replace(day.feed, name=name)
+        found.append(copy)
     subscriber = Subscriber(feed_of())
     told: list[tuple[int, int]] = []
     subscriber.on(b"")(lambda _: None)
@@ -178,8 +183,7 @@ def test_gaps_of_several_feeds_have_the_numbers_of_played_slices(tmp_path: Path)
     assert sorted(told) == [(slice_id, first) for slice_id in (0, 1) for first, _ in GAPS]
 
 
-def test_a_hook_for_gaps_is_removed_but_not_added_during_a_replay(tmp_path: Path) -> None:
-    day = recorded(tmp_path, BROKEN)
+def test_a_hook_for_gaps_is_removed_but_not_added_during_a_replay(day: Recording) -> None:
     subscriber, gaps, errors = Subscriber(day.feed), list[Gap](), list[str]()
 
     @subscriber.on_gap(b"")
