@@ -17,7 +17,7 @@ class Gate:
     def wait(self) -> None:
         """Note that a callback has started and wait until the gate is open, at most 60 s."""
         self.entered.set()
-        self.open.wait(60)
+        self.open.wait(200)
 
     def message(self, message: Message) -> None:
         self.wait()

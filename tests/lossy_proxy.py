@@ -35,7 +35,7 @@ class LossyProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._bound.wait(60)
+        assert self._bound.wait(200)
         return self
 
     def __exit__(

@@ -20,7 +20,7 @@ from blackbox.errors import JournalError
 from blackbox.feed.schema.document import SchemaDocument
 from blackbox.feed.schema.schema import load_schema
 from blackbox.testing import wait_until
-from tests.feed.test_schema import register
+from tests.feed.made import install
 from tests.journals import Day, Put, Row, feed_of
 from tests.ticks import TICK, TICK_ROWS, TICKS, recorded_ticks
 
@@ -122,7 +122,7 @@ def test_a_broken_package_does_not_hide_recordings(tmp_path: Path, monkeypatch: 
     day = Day(tmp_path / "day", feed_of(schema="ticks"))
     day.write_manifest(TICKS)
     (tmp_path / "broken_ticks.py").write_text("raise RuntimeError('no licence')\n")
-    register(tmp_path, monkeypatch, "[blackbox.schemas]\nticks = broken_ticks:TICKS\n", "broken-package")
+    install(tmp_path, monkeypatch, "[blackbox.schemas]\nticks = broken_ticks:TICKS\n", "broken-package")
     with pytest.raises(ConfigError, match="schema 'ticks' of broken-package"):
         load_schema("ticks")
     assert Recording.open(day.path).schema.dtype("t") == TICK

@@ -46,7 +46,7 @@ class Given(LiveSource):
             self.counts.connected = True
             yield from self.given
             while not self.is_stopping:
-                readable(self.stop_fd, timeout=60)
+                readable(self.stop_fd, timeout=200)
         finally:
             self.closed += 1
 

@@ -45,7 +45,7 @@ jit._PATIENCE_S = float(os.environ["PATIENCE_S"])
 
 class Slow(event.Listener):
     def on_start(self, event):
-        assert jit._was_logged.wait(60)
+        assert jit._was_logged.wait(200)
 
     def on_end(self, event):
         pass

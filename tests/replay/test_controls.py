@@ -134,7 +134,7 @@ class Player:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(60)
+        self._thread.join(200)
         assert not self._thread.is_alive(), "the player was not woken"
 
 
@@ -191,6 +191,6 @@ def test_a_player_that_never_sleeps_can_be_stopped() -> None:
         ended.set()
 
     threading.Thread(target=play_on, daemon=True).start()
-    assert began.wait(60)
+    assert began.wait(200)
     controls.stop()
-    assert ended.wait(60)
+    assert ended.wait(200)

@@ -45,7 +45,7 @@ def recorded(directory: Path, blocks: list[Sent], key_bytes: int = 0, slices: in
             if not is_lost:
                 publisher.send(block)
         many = sum(count for _, _, count, _, is_lost in blocks if not is_lost)
-        wait_until(lambda: recorder.statistics().messages == many, 60)
+        wait_until(lambda: recorder.statistics().messages == many)
         publisher.heartbeat(end=True)
         recorder.run(until_end=True)
     return Recording.open(days(directory, feed)[0])

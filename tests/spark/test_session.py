@@ -46,7 +46,7 @@ def test_the_connector_is_available_in_every_thread_and_session(spark: SparkSess
     day.put(0, Put((Row(b"A.t", b"one"),)))
     with ThreadPoolExecutor(1) as other:  # a thread of Java, too
         for each in (spark, spark.newSession()):
-            assert other.submit(count, each, day.path).result(60) == 1
+            assert other.submit(count, each, day.path).result(200) == 1
 
 
 def test_existing_session_is_kept_and_its_pushdown_switched_on(spark: SparkSession) -> None:
