@@ -211,7 +211,9 @@ def test_a_gap_of_one_archive_waits_for_another_that_records(tmp_path: Path, mon
     assert [each.block.count if isinstance(each, Fetched) else each for each in found] == [2, 3]
 
 
-def test_waits_for_an_archive_that_records_no_more_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_for_an_archive_that_records_no_more_are_short_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_s = [0.0]
     monkeypatch.setattr(block_reader, "awake_s", lambda: now_s[0])
     monkeypatch.setattr(block_reader._Waits, "pause", lambda _, retry_s: now_s.__setitem__(0, now_s[0] + 0.05))

@@ -40,13 +40,13 @@ from tests.recorded import recorded
 CAPTURES: dict[str, Callable[[Path], Source]] = {
     "itch50": lambda data: Itch50(data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30"),
     "dbn": lambda data: Dbn(data / "dbn" / "esh4-glbx-mdp3-20231225.mbo.dbn.zst"),
+    "dbn snapshot": lambda data: Dbn(data / "dbn" / "esh4-glbx-mdp3-20231224.mbo.dbn.zst"),
     "itch50 of many symbols": lambda data: Itch50(data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50"),
     "iex deep": lambda data: Iex(data / "iex" / "goiex_DEEP10.pcap.gz"),
-    "dbn snapshot": lambda data: Dbn(data / "dbn" / "esh4-glbx-mdp3-20231224.mbo.dbn.zst"),
     "made up": lambda _data: Synthetic(10_000, symbols=25),
 }
 DEEP = 1 << 20
-CASES = first_of([("made up", 8), *((name, 0) for name in CAPTURES)], keep=3)
+CASES = first_of([("made up", 8), *((name, 0) for name in CAPTURES)], keep=4)
 
 
 def pieces(recording: Recording, seed: int, count: int) -> Iterator[RecordRun]:

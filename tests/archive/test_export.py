@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from blackbox import ConfigError, Recording
 from blackbox.archive.export import time_order as by_time
-from blackbox.archive.export.source_file import Exported, export
+from blackbox.archive.export.source_file import Exported, export, load_exporter
 from blackbox.archive.export.time_order import Order, in_order_of_time
 from blackbox.archive.read.filter import Filter
 from blackbox.errors import JournalError
@@ -193,3 +193,8 @@ def test_a_message_too_long_for_the_format_raises() -> None:
     part = by_time.Messages(numpy.zeros(65_536, numpy.uint8), numpy.array([0, 65_536]), numpy.zeros(1, numpy.int64))
     with pytest.raises(Exception, match="a message had 65536 bytes, expected at most 65535"):
         list(length_prefixed([part], big_endian=True))
+
+
+def test_every_schema_of_a_venue_has_an_exporter() -> None:
+    for name in ("iex_deep10", "dbn_ts_out"):
+        assert callable(load_exporter(name))

@@ -68,7 +68,7 @@ def messages_of(
 
 
 @pytest.mark.parametrize(
-    ("name", "key_bytes"), first_of([("itch50", 4), ("binance", 0), ("tape", 0), ("iex deep", 0), ("dbn", 4)], keep=2)
+    ("name", "key_bytes"), first_of([("itch50", 4), ("binance", 0), ("tape", 0), ("iex deep", 0), ("dbn", 4)], keep=3)
 )
 def test_an_import_equals_publishing_recording_and_compacting(
     shared_data: Path, tmp_path: Path, name: str, key_bytes: int

@@ -20,6 +20,7 @@ from blackbox_feeds.iex.messages import DEEP10
 from blackbox_feeds.itch50.messages import SCHEMA as ITCH
 
 from blackbox import ConfigError, Feed, Recording, Recordings, Schema
+from blackbox.archive.export import instruments
 from blackbox.archive.importing.import_days import import_days
 from blackbox.cli.ui.status import Status
 from blackbox.errors import JournalError
@@ -414,3 +415,7 @@ def test_declarations_are_checked_and_recorded() -> None:
     for part, columns in ("status", {"instrument_id": "id"}), ("definition", {"status": "state"}):
         with pytest.raises(ConfigError, match=f"had part '{part}' .* expected the column 'status' in that part only"):
             InstrumentFields("T", columns, part=part)  # type: ignore[arg-type]
+
+
+def test_every_column_has_a_place() -> None:
+    assert {*instruments._OWN} - {"deleted"} <= {*instruments._ORDER}

@@ -79,7 +79,7 @@ def test_a_restarted_recorder_fetches_what_it_missed(tmp_path: Path, monkeypatch
     assert (Recording.open(day).gaps(), Recording.open(day).verify()) == ([], [])
 
 
-def test_it_begins_live_if_no_other_archive_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recorder_begins_live_if_no_other_archive_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, _ = two_archives(slices=1)
     with Publisher(first, when_full="wait") as publisher:
         with recorder_of(first, tmp_path) as recorder:

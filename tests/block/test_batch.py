@@ -269,7 +269,7 @@ def test_arrow_outlives_batch_block_and_subscriber() -> None:
     payloads = [b"%06d" % number for number in range(5_000)]
     table = received([(b"T%d" % (len(payload) % 3), payload) for payload in payloads], schema="raw").to_arrow()
     gc.collect()
-    numpy.ones(1 << 20)  # would take freed memory
+    _kept = [numpy.ones(table.nbytes // 8) for _ in range(20)]  # would take freed memory
     assert table.column("payload").to_pylist() == payloads
     assert table.column("sequence").to_pylist() == list(range(5_000))
 

@@ -19,14 +19,14 @@ from blackbox.errors import BlockError
 from blackbox.testing import RawPublisher, wait_until
 from tests import wire
 from tests.damage import Frames, cases, damaged, valid
-from tests.examples import examples
+from tests.examples import first_of
 from tests.receive.subscribers import numbers_of, publishing, subscribed
 from tests.support import Script
 
 
-def test_no_block_makes_compiled_code_read_outside_its_frames() -> None:
+@pytest.mark.parametrize("count", first_of([8_000, 24_000]))
+def test_no_block_makes_compiled_code_read_outside_its_frames(count: int) -> None:
     """The last line shows that such a read would kill the process."""
-    count = examples(24_000)
     code = f"""
         from blackbox.native.tables.xxh3 import xxh3
         from tests.guarded_blocks import Guarded, main

@@ -274,8 +274,9 @@ def test_many_prefixes_are_separate_streams_and_take_no_descriptors() -> None:
         serving(feed, work)
 
 
-def test_a_gap_of_several_prefixes_is_reported_once() -> None:
-    feed = Feed.local("bridged", slices=1)
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_a_gap_of_several_prefixes_is_reported_once(key_bytes: int) -> None:
+    feed = Feed.local("bridged", slices=1, key_bytes=key_bytes)
     with RawPublisher(feed) as publisher:
 
         async def work(_: WebSocketBridge, url: str) -> None:

@@ -29,7 +29,7 @@ def checks_of(ended_out: str) -> dict[str, machine.Check]:
     return {each.name: each for each in found}
 
 
-def test_all_checks_run_problems_have_advice_and_a_port_in_use_is_a_warning(place: Place) -> None:
+def test_all_checks_run_and_problems_and_a_port_in_use_have_advice(place: Place) -> None:
     with Publisher(place.feed):
         ended = invoke("doctor", "--feed", place.path, "--json")
     checks = checks_of(ended.out)

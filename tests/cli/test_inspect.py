@@ -105,7 +105,6 @@ def test_a_feed_is_a_table_of_its_days(day: Day) -> None:
     assert ended.out.startswith(f"{day.path.parent}: 2 days\n")
     assert_rows(ended.out, r"│ 2026-11-19 │ +2 │ +1 │(?s:.)*│ 2026-11-20 │ +2 │ +40 │")
     assert invoke("inspect", other.path, day.path).out == ended.out  # as `inspect recordings/FEED/*`
-
     found = json.loads(invoke("inspect", day.path.parent, "--json").out)
     assert [(each["date"], each["messages"]) for each in found] == [("2026-11-19", 1), ("2026-11-20", 40)]
 

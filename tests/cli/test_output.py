@@ -24,7 +24,6 @@ from tests.journals import Day, Put, Row, feed_of
 from tests.process_state import linux_only
 
 TOPICS = (b"A[red]B.x", b"A[/red]B.x", b"[bold]", b"[/]", b"A:smile:.x", b"\\[x]", "caf\u00e9.\u20ac".encode())
-
 RUN_ALL = """
 import sys
 from blackbox import cli

@@ -14,7 +14,7 @@ from blackbox_feeds.iex.live import FORM as IEX_FORM
 from blackbox_feeds.io.pcap import Datagrams
 from blackbox_feeds.itch50.live_moldudp64 import FORM as MOLD_FORM
 from blackbox_feeds.live.gap_holder import Arrived, Form, GapHolder, Limits
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
@@ -190,6 +190,7 @@ PACKETS = st.lists(
 
 
 @settings(max_examples=examples(200), deadline=None)
+@example([(21, 1, 0, True), (42, 1, 0, True), (1, 20, 60, False), (1, 1, 159, True), (1, 1, 1, True)], 1, 6, True)
 @given(PACKETS, st.integers(1, 4), st.integers(1, 6), st.booleans())
 def test_each_message_is_released_once_in_order_or_given_up(
     steps: list[tuple[int, int, int, bool]], batch: int, most: int, is_mold: bool

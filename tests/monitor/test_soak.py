@@ -1,4 +1,4 @@
-"""A healthy installation raises no alarm, at full load for long. `BLACKBOX_SOAK_S`: its seconds, 900 by default."""
+"""A healthy installation raises no alarm: for 5 s, and at length in `make test-long` (`BLACKBOX_SOAK_S`, 900 s)."""
 
 from __future__ import annotations
 

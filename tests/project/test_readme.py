@@ -19,7 +19,6 @@ README = (ROOT / "README.md").read_text()
 STARTED = (ROOT / "docs" / "getting-started.md").read_text()
 REPLAYED = (ROOT / "docs" / "record-and-replay.md").read_text()
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
-
 RELAYS = (ROOT / "docs" / "relay.md").read_text()
 SCRIPTS = {
     README: ("twelve_lines",),

@@ -8,6 +8,7 @@ import pytest
 
 from blackbox import Publisher
 from blackbox.publish.listeners.dropped_estimate import Certainty, DataAge, Drops, LineTotals
+from blackbox.publish.listeners.queue_policy import QueuePolicy
 from blackbox.testing import wait_until
 from blackbox.transport.wakeup import readable
 from tests.publish.hostile import Peer, subscription
@@ -31,6 +32,8 @@ def test_the_drops_of_a_peer_are_counted_and_those_of_others_are_none() -> None:
             sent += 1
             got.wait(sent)
         assert of(publisher, slow.address).how_sure is Certainty.BEHIND
+        (other,) = [each for each in publisher.statistics().peers if each.address != slow.address]
+        wait_until(lambda: of(publisher, other.address).behind_s < 0.5, what="only the slow peer is behind")
         assert of(publisher, slow.address).unsent_bytes > 0
         at_least, blocks = of(publisher, slow.address).dropped_blocks, publisher.statistics().blocks
         received, is_quiet, until = 0, False, time.monotonic() + 200
@@ -40,7 +43,7 @@ def test_the_drops_of_a_peer_are_counted_and_those_of_others_are_none() -> None:
             if not is_quiet:
                 received += slow.read_block()[0] == b""  # heartbeats come every minute
         assert at_least <= of(publisher, slow.address).dropped_blocks == blocks - received
-        (other,) = [each for each in publisher.statistics().peers if each.address != slow.address]
+        other = of(publisher, other.address)
         assert (other.dropped_blocks, other.lost_messages) == (0, 0)
         assert other.behind_s < 0.5
         quick.stop()
@@ -75,6 +78,11 @@ def test_a_peer_that_stays_behind_is_disconnected(caplog: pytest.LogCaptureFixtu
         assert slow.was_ended()
         wait_until(lambda: publisher.statistics().put_out == 1)
     assert "expected at most 0.5 s (max_peer_age)" in caplog.text
+
+
+def test_a_slow_peer_has_five_seconds_or_no_limit() -> None:
+    assert QueuePolicy.of("drop", None, "disconnect").max_peer_age_s == 5.0
+    assert QueuePolicy.of("drop", None).max_peer_age_s is None
 
 
 def test_drops_are_a_lower_bound_while_a_peer_is_behind_and_settle_afterwards() -> None:

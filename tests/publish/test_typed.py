@@ -198,9 +198,10 @@ def test_ts_event_defaults_to_now_and_0_means_unknown() -> None:
     def publish_records(publisher: Publisher) -> None:
         publisher.publish_record(b"A", record, "q")
         publisher.publish_record(b"A", record, "q", 0)
+        publisher.publish_record(b"A", record, "q", ts_event=NOON)
 
     before = time.time_ns()
-    (topic, first, payload), (_, second, _) = published(publish_records)
+    (topic, first, payload), (_, second, _), (_, third, _) = published(publish_records)
     assert (topic, payload) == (b"A", QUOTES.pack(record, "q"))
     assert before <= first <= time.time_ns()
-    assert second == 0
+    assert (second, third) == (0, NOON)

@@ -11,7 +11,17 @@ from blackbox import Feed, Publisher
 from blackbox.errors import NoSubscriberError
 from blackbox.publish import publisher as publisher_module
 from blackbox.testing import wait_until
-from tests.publish.subscribers import collected, one_slice
+from tests.publish.subscribers import collected, delivered, one_slice
+
+
+def test_an_unwanted_key_is_not_sent() -> None:
+    with delivered(one_slice(key_bytes=2), b"AA") as (publisher, got):
+        for number in range(100):
+            publisher.publish(b"AAPL" if number % 4 == 0 else b"MSFT", b"%d" % number)
+        publisher.publish_many((b"AAPL", b"MSFT"), [0, 1, 1, 1], numpy.zeros((4, 3), numpy.uint8))
+        publisher.flush()
+        statistics = publisher.statistics()
+    assert (statistics.messages, statistics.unwanted, len(got)) == (26, 78, 26)
 
 
 @pytest.mark.parametrize("when_full", ["drop", "wait"])

@@ -55,6 +55,15 @@ def test_each_message_reaches_all_callbacks_before_the_next_unless_they_are_inde
     assert seen == [*block, "first 4", "second 4", "first 5", "second 5"] * 50
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_three_callbacks_take_turns_in_a_large_block(workers: int) -> None:
+    subscriber, seen = Subscriber(feed := one_slice(), workers=workers), list[tuple[int, int]]()
+    for number, prefix in enumerate((b"B", b"", b"A")):
+        subscriber.on(prefix)(lambda message, number=number: seen.append((number, int(message.payload))))
+    deliver(subscriber, feed, [(b"AB"[n % 2 : n % 2 + 1], b"%d" % n) for n in range(600)])
+    assert seen == [(k, n) for n in range(600) for k, has in enumerate((n % 2, True, 1 - n % 2)) if has]
+
+
 def test_end_of_batch_marks_the_last_queued_message() -> None:
     subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy(max_lag=3_600), workers=1)
     marks: list[tuple[bytes, bool]] = []

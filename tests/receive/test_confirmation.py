@@ -105,7 +105,7 @@ def test_a_refusal_of_a_prefix_that_a_wider_one_replaces_confirms_nothing() -> N
 # Publishers with another length of key, or of another version
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [(2, 4), (0, 2)])
+@pytest.mark.parametrize(("theirs", "ours"), [(2, 4), (0, 2), (2, 0)])
 def test_both_lengths_of_keys_are_named_and_nothing_is_received(tmp_path: Path, theirs: int, ours: int) -> None:
     feed = one_slice(key_bytes=theirs, heartbeat_ns=20_000_000)
     other = msgspec.structs.replace(feed, key_bytes=ours)
@@ -138,6 +138,18 @@ def test_one_block_with_a_key_on_a_feed_without_keys_changes_nothing(key_rule: i
     assert got.payloads == [b"0", b"2"]
     faults = {"key_rule" if key_rule else "topic_key": 1}
     assert (received.gaps, received.duplicates, received.faults) == (1, 1, faults)
+
+
+def test_a_key_shorter_than_the_feeds_is_rejected() -> None:
+    subscriber, got = subscribed(feed := one_slice(key_bytes=4))
+    with publishing(feed, subscriber) as publisher:
+        block = publisher.encode([(b"AAPL.trade", b"0")])
+        for key in (b"AA", b""):
+            publisher.send_frames((key, block.header, block.body.tobytes()))
+        publisher.send(block)
+        publisher.send(publisher.encode([(b"A.x", b"a topic shorter than a key")]))
+    assert len(got) == 2
+    assert subscriber.statistics().received.faults == {"topic_key": 2}
 
 
 def test_a_publisher_of_another_version_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,6 +35,7 @@ class MuteError(Exception):
             MuteError(),
             r"raised MuteError: \(its text is not readable: RuntimeError\) \(slice 0, topic b'T'",
         ),
+        (["on_batch"], SystemExit("enough"), "raised SystemExit: enough"),
         (["on"], StopIteration(), "raised StopIteration: of the callback"),
         (["on", "on"], StopIteration(), "raised StopIteration: of the callback"),
     ],

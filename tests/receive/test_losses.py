@@ -67,6 +67,20 @@ def test_terminate_counts_everything_queued_anywhere() -> None:
     assert delivery.delivered == gate.messages == 3
 
 
+def test_a_slow_subscriber_that_ends_counts_undelivered_messages() -> None:
+    feed, gate = one_slice(), Gate()
+    slow = SlowPolicy(max_lag=0.2, grace=60, on_alert=lambda _: gate.open.set(), start_grace=0)
+    subscriber = Subscriber(feed, slow=slow, queue_blocks=2)
+    subscriber.on(b"")(gate.message)
+    with pytest.raises(SlowSubscriberError), publishing(feed, subscriber) as publisher:
+        for _ in range(60):
+            publisher.send(publisher.encode([(b"T", b""), (b"U", b"")]))
+    delivery = checked(subscriber)
+    assert delivery.delivered == gate.messages
+    assert subscriber.statistics().received.messages == delivery.due == delivery.delivered + delivery.discarded
+    assert delivery.discarded > 0
+
+
 @pytest.mark.parametrize("action", ["raise", "drop", "warn"])
 def test_only_wanted_messages_of_late_blocks_are_counted(action: Literal["raise", "drop", "warn"]) -> None:
     feed, heard = one_slice(), list[str]()

@@ -59,7 +59,7 @@ def publish(publisher: Publisher, messages: list[Message], times: list[int] | No
     publisher._publish_rows(publisher._routes.resolve(TOPICS), index, rows)
 
 
-@pytest.mark.parametrize(("workers", "transport"), [(0, "tcp"), (2, "shm")])
+@pytest.mark.parametrize(("workers", "transport"), [(0, "tcp"), (2, "shm"), (0, "shm")])
 def test_each_callback_gets_a_message_once(workers: int, transport: Literal["tcp", "shm"]) -> None:
     feed = one_slice(transport=transport)
     messages = messages_of(seed=1, count=300)

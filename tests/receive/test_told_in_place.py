@@ -32,6 +32,7 @@ from tests.receive.subscribers import (
     LATE_NS,
     PATIENT,
     in_both_places,
+    nothing,
     numbers_of,
     one_slice,
     publishing,
@@ -399,3 +400,14 @@ def test_a_loss_in_an_epoch_that_archives_have_left_does_not_bring_the_epoch_bac
     notice.version, notice.epoch, notice.count = 1, 1, 3
     state.epoch, state.notice = 2, notice.address
     assert collect(live.delivery.memory.kept.address) == WorkerReason.GAP
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_messages_dropped_last_are_reported_at_the_end(workers: int) -> None:
+    subscriber = Subscriber(feed := one_slice(), workers=workers, slow=SlowPolicy("drop", start_grace=0))
+    told = list[Gap]()
+    subscriber.on(b"")(nothing)
+    subscriber.on_gap(b"")(told.append)
+    with publishing(feed, subscriber) as publisher:
+        publisher.send(publisher.encode([(b"A.x", b"late")] * 3, ts_out=time.time_ns() - LATE_NS))
+    assert [(gap.epoch, gap.sequence, gap.count) for gap in told] == [(1, -1, 3)]

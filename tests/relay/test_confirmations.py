@@ -18,13 +18,12 @@ from blackbox.publish.send.confirm_subscribers import Answers
 from blackbox.services.relay import failover
 from blackbox.services.relay.failover import Failover
 from blackbox.testing import Collector, RawPublisher, wait_until
-from tests.examples import examples
 from tests.late_answers import late_answers
 from tests.relay.relays import PATIENCE_S, PLAIN_BEAT_NS, chain, collected, line_of, relayed
 from tests.relay.test_rights import asking
 from tests.threads import in_threads
 
-JOINS = examples(10)
+JOINS = 2
 TOPICS = 7
 
 

@@ -11,7 +11,7 @@ from blackbox import Publisher, Recorder
 from blackbox.errors import NotRecordedError
 from blackbox.testing import wait_until
 from tests.gate import Gate
-from tests.publish.hostile import Peer, subscription
+from tests.publish.hostile import Peer, subscription, unsubscription
 from tests.publish.subscribers import serves
 from tests.relay.relays import PATIENCE_S, chain, collected, line_of, relayed
 
@@ -27,6 +27,19 @@ def test_a_flood_of_subscriptions_costs_its_sender_the_connection() -> None:
         wait_until(lambda: line_of(relay).filters_above == 0, PATIENCE_S, "its filters are removed with it")
         serves(publisher, feeds[-1], b"AAPL.x")
         assert (publisher.statistics().put_out, line_of(relay).reconnects) == (0, 0)
+
+
+def test_a_forged_unsubscription_affects_no_other_peer() -> None:
+    feeds = chain(key_bytes=4)
+    subscriber, got = collected(feeds[-1], b"AAPL.")
+    with Publisher(feeds[0]) as publisher, relayed(feeds) as (relay,), Peer(feeds[-1]) as peer:
+        subscriber.start(PATIENCE_S)
+        peer.ask(subscription(b"X"), *[unsubscription(b"AAPL")] * 1_000, subscription(b"YY"))
+        assert line_of(relay).filters_above == 3
+        publisher.publish(b"AAPL.x", b"1")
+        got.wait(1)
+        assert line_of(relay).filters_above == 3
+        subscriber.stop()
 
 
 def test_a_peer_that_reads_nothing_loses_only_its_own_messages() -> None:

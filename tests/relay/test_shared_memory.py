@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 from contextlib import ExitStack
 from typing import Any
@@ -15,7 +17,7 @@ from blackbox.errors import EndpointError
 from blackbox.testing import wait_until
 from tests.examples import first_of
 from tests.process_state import linux_only
-from tests.receive.shared import by_sockets, came_by, numbers_in, publish_numbers, shared_state
+from tests.receive.shared import by_sockets, came_by, mapped, numbers_in, publish_numbers, shared_state
 from tests.receive.subscribers import PATIENT
 from tests.relay.relays import PATIENCE_S, chain
 from tests.support import Script
@@ -44,6 +46,13 @@ READER = """
 def shm_chain(above: str = "tcp", below: str = "shm", **settings: Any) -> list[Feed]:
     """The same feed at its source and below a relay."""
     return chain(transport=above, below=below, **settings)
+
+
+def relay_script(above: Feed, below: Feed) -> Script:
+    script = Script(RELAY, below)
+    script.tell(msgspec.json.encode(above).decode())
+    script.expect("started")
+    return script
 
 
 class Blocks:
@@ -191,6 +200,30 @@ def test_a_waiting_relay_waits_for_a_stopped_reader_and_not_for_a_killed_one() -
     assert other.numbers == list(range(published + 10_000))
 
 
+def test_a_killed_relay_releases_memory_and_name_for_the_next_one() -> None:
+    source, below = shm_chain()
+    reader = Blocks(below)
+    gc.collect()  # mappings of earlier tests
+    before = mapped()
+    with Publisher(source, when_full="wait") as publisher:
+        with relay_script(source, below) as first:
+            reader.subscriber.start(PATIENCE_S)
+            publish_numbers(publisher, 0, 100)
+            wait_until(lambda: len(reader.numbers) == 100)
+            assert mapped() == before + 2  # the memory, and the page of the slot
+            first.kill()
+        with Relay(source, below) as relay:
+            wait_until(lambda: relay.statistics().subscribers == 1, what="the reader is confirmed by the next relay")
+            publish_numbers(publisher, 100, 200)
+            wait_until(lambda: len(reader.numbers) == 200)
+            assert came_by(reader.subscriber) == "shm"
+            wait_until(lambda: mapped() == before + 3, what="only the memory of the next relay: its own, the reader's")
+        reader.subscriber.stop()
+    wait_until(lambda: mapped() == before)
+    assert reader.numbers == list(range(200))
+    assert not [name for name in os.listdir("/dev/shm") if "blackbox" in name]  # noqa: PTH208
+
+
 def _moved(feed: Feed) -> Any:
     """Slices with the memory of a feed, and other lines."""
     lines = Feed.local("chain", slices=1).slices[0].lines
@@ -231,9 +264,7 @@ def test_blocks_missed_by_a_stopped_relay_are_a_gap_and_a_killed_one_releases_it
     source, below = shm_chain("shm", "tcp", block_bytes=4 * KIB)
     reader = Blocks(below)
     with Publisher(source, when_full="drop", hwm_blocks=4) as publisher:
-        with Script(RELAY, below) as relay:
-            relay.tell(msgspec.json.encode(source).decode())
-            relay.expect("started")
+        with relay_script(source, below) as relay:
             reader.subscriber.start(PATIENCE_S)
             relay.process.send_signal(signal.SIGSTOP)
             for first in range(0, 10_000, 200):

@@ -237,15 +237,23 @@ def test_conflicting_settings_are_rejected(
         Subscriber(Feed.local("tape", slices=1), name="a", positions="x")
 
 
-def test_failing_to_write_positions_raises_and_keeps_the_old_ones_or_frees_the_name(tmp_path: Path) -> None:
+def test_a_start_that_fails_to_write_positions_frees_the_name(tmp_path: Path) -> None:
     feed = archived_feed()
     (tmp_path / "strategy-1.new").mkdir()
-    with Publisher(feed, when_full="wait") as publisher:
+    with Publisher(feed):
         subscriber, _ = consumer(feed, tmp_path)
         with pytest.raises(PositionError, match="cannot be kept: Is a directory"):
             subscriber.start()
         assert subscriber.state is SubscriberLife.ENDED
         (tmp_path / "strategy-1.new").rmdir()
+        subscriber, _ = consumer(feed, tmp_path)
+        subscriber.start()
+        subscriber.stop()
+
+
+def test_failing_to_write_positions_raises_and_keeps_the_old_ones(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed, when_full="wait") as publisher:
         subscriber, _ = consumer(feed, tmp_path)
         subscriber.start()
         with subscriber.checkpoint():

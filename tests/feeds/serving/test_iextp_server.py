@@ -9,15 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from blackbox_feeds.iex.iextp_server import IexTpOptions, IexTpServer
+from blackbox_feeds.iex.live import IexClient
 
 from blackbox import Recording
 from blackbox.errors import ConfigError
+from blackbox.feed.endpoint import _free_ports
 from blackbox.feed.venue_url import Address
 from blackbox.replay.play.to_venue import VenuePlayer
 from blackbox.replay.replay import Replay
+from tests.feeds import venue_lines
 from tests.feeds.build import DEEP, TOPS, iex
 from tests.feeds.serving.datagram_client import Client, Packet, blocks, numbered
-from tests.feeds.serving.test_moldudp64_server import free_port
+from tests.feeds.serving.test_moldudp64_server import free_port, play
 from tests.journals import Day, Put, Row, feed_of
 
 NOON = 1_577_725_200_000_000_000
@@ -87,6 +90,23 @@ def test_every_message_is_sent_once_and_requested_gaps_again(
             assert server.counts()["refused"] == 2
     for at, message in got.items():
         assert message == messages[at - 1]
+
+
+def test_our_client_gets_every_message_once_from_lines_with_faults(tmp_path: Path) -> None:
+    a, b, requests = (Address("127.0.0.1", port) for port in _free_ports(3))
+    messages = messages_of(4_000, "85TDS")
+    recording = recorded(tmp_path, messages, "iex_deep10")
+    options = IexTpOptions(
+        b=str(b), rerequest=str(requests), mtu=500, linger=0.0, drop=0.05, duplicate=0.05, reorder=0.05
+    )
+    source = IexClient(f"//{a}?b={b}&gapfill={requests}&hold=60&stale=60")
+    with venue_lines.Client(source) as client, IexTpServer(a, [recording], options) as server:
+        play(server, recording)
+        client.wait_for(len(messages))
+    assert client.found == messages
+    found = source.statistics()
+    assert (found.missing, found.malformed, found.foreign) == (0, 0, 0)
+    assert found.duplicates > len(messages) / 2
 
 
 def test_a_wrong_option_is_one_error(tmp_path: Path) -> None:
