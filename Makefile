@@ -57,7 +57,7 @@ test-install:  ## install from the clone, or a wheel, into a new environment and
 
 test-long: $(VENV)/.ready-test  ## run the slow tests that `make test` leaves out: clusters, browsers, variants, more examples
 	$(RUN)/python -m pytest -q -m long
-	BLACKBOX_ALL_EXAMPLES=1 $(RUN)/python -m pytest -q -m "hypothesis and not long"
+	BLACKBOX_ALL_EXAMPLES=1 $(RUN)/python -m pytest -q -m "not long"
 
 servers:  ## unpack the distribution's RabbitMQ, Chromium, sshd, tcpdump and Prometheus into .servers (apt, 200 MB), for some tests
 	@tests/bridge/fetch_servers.sh .servers
