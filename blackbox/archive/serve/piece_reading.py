@@ -92,11 +92,12 @@ class PieceReading:
         `torn`: the segment is no longer written, so an incomplete record at its end is lost.
         """
         entries, until = segment.entries[bisect(segment.entries["stop"], start) :], -1
-        entries = entries[entries["records"] > 0]
+        with_records = numpy.flatnonzero(entries["records"] > 0)
         # A repair starts at the first entry of its day: passed entries must not count, except the last, for its damage.
-        entries = entries[max(0, _first(self._is_ahead(entries)) - 1) :]
+        first = max(0, _first(self._is_ahead(entries)[with_records]) - 1)
+        entries = entries[with_records[first : first + self._entries + 1]]
         if len(entries) > self._entries:
-            entries = entries[: self._entries]
+            entries = entries[:-1]
             until = int(entries["stop"][-1])
         self._entries -= len(entries)
         limit = until if until >= 0 else EVERYTHING
