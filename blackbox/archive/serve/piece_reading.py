@@ -93,17 +93,17 @@ class PieceReading:
         """
         entries, until = segment.entries[bisect(segment.entries["stop"], start) :], -1
         with_records = numpy.flatnonzero(entries["records"] > 0)
+        is_ahead = self._is_ahead(entries)[with_records]
         # A repair starts at the first entry of its day: passed entries must not count, except the last, for its damage.
-        first = max(0, _first(self._is_ahead(entries)[with_records]) - 1)
-        entries = entries[with_records[first : first + self._entries + 1]]
-        if len(entries) > self._entries:
-            entries = entries[:-1]
-            until = int(entries["stop"][-1])
+        first = max(0, _first(is_ahead) - 1)
+        behind_last = first + self._entries
+        if len(with_records) > behind_last:
+            until = int(entries["stop"][with_records[behind_last - 1]])
+        entries, is_ahead = entries[with_records[first:behind_last]], is_ahead[first:behind_last]
         self._entries -= len(entries)
         limit = until if until >= 0 else EVERYTHING
         # Damage of the index is left out: its records are read from the segment.
         self._damage += [each for each in segment.damage if each.path == segment.path and start <= each.offset < limit]
-        is_ahead = self._is_ahead(entries)
         if len(behind := entries[~is_ahead]):  # damage before the last passed entry is passed as well
             last = int(behind["start"][-1])
             self._damage = [each for each in self._damage if each.path == segment.path and each.offset > last]
