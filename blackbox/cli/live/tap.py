@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -29,6 +30,7 @@ from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
+from blackbox.feed.routing.symbol import SymbolRule
 from blackbox.feed.schema.schema import load_schema, schema_of
 from blackbox.notebook import escaped
 from blackbox.numbers import counted, rate
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from blackbox.services.monitor.tap import Tap
 
 _REPORT_S: Final = 1.0
+_NAMES: Final = 65_536
+"""Topics whose names are kept."""
 _TOP: Final = 10
 """Symbols shown by name in a line of rates."""
 
@@ -70,7 +74,7 @@ def tap(
     """Show the messages that pass a publisher, a relay or a hub, decoded, as they come.
 
     A tap slows nothing: it is disconnected before a publisher or a relay waits for it, and connects again a second
-    later. Above 32 MB/s it pauses its subscription. A terminal that is too slow gets the newest messages. stderr says
+    later. Above 4 MB/s it pauses its subscription. A terminal that is too slow gets the newest messages. stderr says
     how many messages were not shown.
 
     Each line has the venue's time, the topic and the fields; JSON is as in `blackbox dump`. With --rate JSON has
@@ -172,12 +176,13 @@ def _json_lines(batch: Batch, names: frozenset[str] | None, encode: Callable[[An
 
 def _print_rates(running: Tap, report: _Report, prefixes: tuple[bytes, ...], enough: int, as_json: bool) -> None:
     """Count for a second, print, and begin again."""
+    names_of = lru_cache(_NAMES)(partial(_names, prefixes, running.feed.symbol_rule))
     before, end = (0, 0, 0), time.monotonic()  # messages that came before count in the first line
     while not enough or before[0] < enough:
         counts, began = Counter[str](), end
         while (left := began + _REPORT_S - time.monotonic()) > 0:
             for batch in running.read(left):
-                counts += _count(batch, prefixes, running.feed)
+                counts += _count(batch, names_of)
         end, done = time.monotonic(), running.statistics()
         now, seconds = (done.chosen, done.received, done.missed), end - began
         chosen, received, missed = (after - then for after, then in zip(now, before, strict=True))
@@ -198,16 +203,20 @@ def _print_rates(running: Tap, report: _Report, prefixes: tuple[bytes, ...], eno
         report.look()
 
 
-def _count(batch: Batch, prefixes: tuple[bytes, ...], feed: Feed) -> Counter[str]:
-    """Count messages by prefix, or without prefixes by symbol."""
-    found, block = Counter[str](), batch.block
-    topics = block.topics
-    index = block.topic_index if batch.rows is None else block.topic_index[batch.rows]
-    for number, count in enumerate(numpy.bincount(index).tolist()):
-        topic = topics[number]
-        for name in [each for each in prefixes if topic.startswith(each)] or [feed.symbol_rule.symbol_of(topic)]:
-            found[name.decode(errors="backslashreplace")] += count
-    return +found
+def _names(prefixes: tuple[bytes, ...], rule: SymbolRule, topic: bytes) -> tuple[str, ...]:
+    """Return the prefixes that a topic is counted by, or without prefixes its symbol."""
+    found = [each for each in prefixes if topic.startswith(each)] or [rule.symbol_of(topic)]
+    return tuple(name.decode(errors="backslashreplace") for name in found)
+
+
+def _count(batch: Batch, names_of: Callable[[bytes], tuple[str, ...]]) -> Counter[str]:
+    """Count messages by name."""
+    found, topics = Counter[str](), batch.block.topics
+    index = batch.block.topic_index if batch.rows is None else batch.block.topic_index[batch.rows]
+    for topic, count in zip(topics, numpy.bincount(index).tolist(), strict=False):  # later topics have no message
+        for name in names_of(topic) if count else ():
+            found[name] += count
+    return found
 
 
 def _rate_line(counts: Counter[str], seconds: float, chosen: int, received: int, missed: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-MOST_BYTES_PER_S: Final = 32 << 20
+MOST_BYTES_PER_S: Final = 4 << 20
 """Bytes that a tap takes on average."""
 _LEAST_BLOCK_NS: Final = 100_000
 """Least time that a block is charged: the tap's own work for it."""
