@@ -342,7 +342,7 @@ class Publisher:
     def wait_for_subscribers(
         self,
         prefix: str | bytes = b"",
-        timeout: float = 60.0,
+        timeout: float | None = None,
         count: int = 1,
         *,
         symbols: Iterable[str | bytes] | None = None,
@@ -350,10 +350,11 @@ class Publisher:
         """Wait until every slice that topics with `prefix` can belong to has `count` subscribers for them.
 
         With `symbols`, wait for topics of each of these symbols, with a type if they can have one. Logs a warning after
-        three seconds, and raises NoSubscriberError after `timeout` seconds. Both name the slice with too few
-        subscribers. Slices with only multicast lines are not waited for: their subscribers are unknown.
+        three seconds, and raises NoSubscriberError after `timeout` seconds (None: no limit). Both name the slice with
+        too few subscribers. Slices with only multicast lines are not waited for: their subscribers are unknown.
         """
-        deadline, warn_at = time.monotonic() + timeout, time.monotonic() + _WARN_S
+        began = time.monotonic()
+        deadline, warn_at = math.inf if timeout is None else began + timeout, began + _WARN_S
         starts = TopicChoice.of(self.feed, prefix, symbols).starts
         wanted = starts_by_slice(self.feed, [each for each in starts if not each[1]] or starts)
         for slice_id, (start, whole) in ((each, start) for each, starts in sorted(wanted.items()) for start in starts):

@@ -23,7 +23,7 @@ from blackbox.cli.ui.feeds import (
     open_with_options,
 )
 from blackbox.cli.ui.monitored import MetricsOption, monitored
-from blackbox.cli.ui.options import JsonOption
+from blackbox.cli.ui.options import JsonOption, WaitTimeout
 from blackbox.cli.ui.slow_peers import MaxPeerAgeOption, SlowPeer, SlowPeerOption, check_slow_peer, print_lossy_peers
 from blackbox.cli.ui.status import exit_statuses, lose, warn
 from blackbox.cli.ui.terminal import bad_if, print_json, say, stderr, stdout, titled, values_table
@@ -68,7 +68,7 @@ def publish(
         int,
         typer.Option(metavar="N", min=0, help="Wait until every slice has N subscribers; 0: publish at once."),
     ] = 1,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time limit of that wait.")] = 60.0,
+    timeout: WaitTimeout = None,
     line: Annotated[
         LineName | None,
         typer.Option(

@@ -16,7 +16,15 @@ from blackbox.cli.live.publish import WhenFull, warn_of_unwanted
 from blackbox.cli.live.serve_venue import Wait, serve_replay
 from blackbox.cli.ui.days import StartOption, StopOption, days_of, time_ns
 from blackbox.cli.ui.monitored import MetricsOption, monitored
-from blackbox.cli.ui.options import JsonOption, PrefixOption, SliceOption, SymbolOption, prefixes_of, symbols_of
+from blackbox.cli.ui.options import (
+    JsonOption,
+    PrefixOption,
+    SliceOption,
+    SymbolOption,
+    WaitTimeout,
+    prefixes_of,
+    symbols_of,
+)
 from blackbox.cli.ui.status import exit_statuses, lose
 from blackbox.cli.ui.terminal import print_json, say
 from blackbox.errors import ConfigError
@@ -93,7 +101,7 @@ def replay(
     wait_for: Annotated[
         int, typer.Option(metavar="N", min=0, help="Wait until every slice has N subscribers; 0: publish at once.")
     ] = 1,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time limit of that wait.")] = 60.0,
+    timeout: WaitTimeout = None,
     when_full: Annotated[
         WhenFull,
         typer.Option(

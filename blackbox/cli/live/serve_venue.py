@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Wait(NamedTuple):
-    """Wait before a replay: for how many subscribers or clients, and for how many seconds."""
+    """Wait before a replay: for how many subscribers or clients, and for how many seconds; None: no limit."""
 
     clients: int
-    timeout: float
+    timeout: float | None
 
 
 def serve_replay(played: Replay, url: str, wait: Wait, *, as_json: bool) -> None:

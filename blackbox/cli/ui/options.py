@@ -50,6 +50,16 @@ SymbolOption = Annotated[
     list[str] | None, choice_of("--symbol", "SYMBOL", "Only topics of exactly this symbol.", default="all symbols")
 ]
 CountOption = Annotated[int, typer.Option("--count", metavar="N", min=0, help="End after N messages; 0: no limit.")]
+WaitTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0,
+        help="Time limit of that wait. Default: no limit.",
+        show_default=False,
+    ),
+]
 SliceOption = Annotated[
     list[int] | None,
     choice_of("--slice", "N", "Only this slice of the recording.", default="all slices", minimum=0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -48,12 +49,12 @@ class SourcePublisher(Publisher):
         self.missing += count if self._has_begun else 0
         super().skip(count, ts_event)
 
-    def wait_for_each_slice(self, count: int, timeout: float, report: Callable[[str], object]) -> None:
+    def wait_for_each_slice(self, count: int, timeout: float | None, report: Callable[[str], object]) -> None:
         """Wait until every slice has `count` subscribers. Call `report` when the slices with too few change.
 
-        Raises NoSubscriberError after `timeout` seconds, naming those slices.
+        Raises NoSubscriberError after `timeout` seconds (None: never), naming those slices.
         """
-        deadline = time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         reported: dict[int, int] = {}
         while lacking := self.lacking(count):
             which = ", ".join(f"slice {slice_id} has {found}" for slice_id, found in lacking.items())

@@ -64,8 +64,11 @@ class VenueServer:
         """Bind. Raises EndpointError."""
         raise NotImplementedError
 
-    def wait_for(self, clients: int, timeout: float) -> None:
-        """Wait for clients to connect. Raises NoSubscriberError. Does nothing if the protocol has no connections."""
+    def wait_for(self, clients: int, timeout: float | None) -> None:
+        """Wait for clients to connect; `timeout` None: without a limit.
+
+        Raises NoSubscriberError. Does nothing if the protocol has no connections.
+        """
 
     def send(self, messages: VenueMessages) -> None:
         """Send messages that are due now. Must not wait for clients without a bound."""

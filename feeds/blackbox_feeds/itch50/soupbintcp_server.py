@@ -92,9 +92,9 @@ class SoupBinTcpServer(VenueServer):
         self._listener.listen(_MOST_CONNECTIONS)
         self._thread.start()
 
-    def wait_for(self, clients: int, timeout: float) -> None:
+    def wait_for(self, clients: int, timeout: float | None) -> None:
         """Wait until this number of clients is logged in. Raises NoSubscriberError."""
-        deadline = time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._changed:
             while (found := self._streaming()) < clients:
                 left = deadline - time.monotonic()

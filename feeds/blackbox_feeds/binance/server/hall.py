@@ -106,7 +106,7 @@ class Hall(LoopThread):
         while not self._wait(lambda: not any(each.is_full for each in self._group_of), self._patience_s):
             self._soon(self._drop_slow)
 
-    def _wait(self, condition: Callable[[], bool], timeout: float) -> bool:
+    def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until a condition holds; return False after the timeout. Raises the error of the thread."""
         with self._changed:
             is_met = self._changed.wait_for(lambda: self.error is not None or condition(), timeout)
@@ -137,7 +137,7 @@ class Hall(LoopThread):
         for connection in list(self._connections):
             connection.close(reason)
 
-    def wait_for(self, clients: int, timeout: float) -> bool:
+    def wait_for(self, clients: int, timeout: float | None) -> bool:
         """Wait until this many clients have subscribed; return False after the timeout."""
         return self._wait(lambda: len(self._group_of) >= clients, timeout)
 

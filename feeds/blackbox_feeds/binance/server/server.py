@@ -75,7 +75,7 @@ class BinanceServer(VenueServer):
         """Listen. Raises EndpointError."""
         self._hall.open()
 
-    def wait_for(self, clients: int, timeout: float) -> None:
+    def wait_for(self, clients: int, timeout: float | None) -> None:
         """Wait until clients have subscribed."""
         if not self._hall.wait_for(clients, timeout):
             raise NoSubscriberError(
