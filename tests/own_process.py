@@ -61,6 +61,7 @@ def _run(items: list[pytest.Item]) -> Results:
     with TemporaryDirectory() as directory:
         report = Path(directory, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command.append(f"--basetemp={directory}/tmp")  # else pytest first removes those of earlier runs, for minutes
         ended = subprocess.run(
             [*command, *(item.nodeid for item in items)],
             cwd=items[0].config.rootpath,

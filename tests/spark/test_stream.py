@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -213,9 +216,38 @@ def test_stream_continues_from_its_checkpoint(spark: SparkSession, tmp_path: Pat
     growing.grow("2026-11-22", 0, blocks=1)
     again = writer.trigger(availableNow=True).start()
     try:
-        assert again.awaitTermination(120)
+        assert again.awaitTermination(200)
         assert again.exception() is None
     finally:
         again.stop()
     rows = spark.read.parquet(str(tmp_path / "out")).selectExpr("int(string(payload)) AS number").collect()
     assert sorted(row["number"] for row in rows) == list(range(growing.count))
+
+
+_SLOW_PYTHON = """#!/bin/sh
+case "$*" in *python_streaming_source_runner*) mkdir "{begun}" && sleep 11;; esac
+exec {python} "$@"
+"""
+_COUNT_STREAM = """
+import sys
+import blackbox.analysis.spark
+spark = blackbox.analysis.spark.session("local[1]", conf={"spark.ui.enabled": False})
+writer = spark.readStream.format("blackbox").load(sys.argv[1]).writeStream.format("memory").queryName("rows")
+writer.trigger(availableNow=True).start().awaitTermination()
+print(spark.table("rows").count())
+"""
+
+
+@pytest.mark.long
+def test_a_stream_begins_although_its_first_process_starts_too_slowly(tmp_path: Path) -> None:
+    """Spark gives it ten seconds, and ends the query."""
+    growing = Growing(tmp_path / "feed")
+    growing.grow("2026-11-20", 0, blocks=2)
+    python, begun = tmp_path / "python", tmp_path / "begun"
+    python.write_text(_SLOW_PYTHON.format(begun=begun, python=sys.executable))
+    python.chmod(0o755)
+    environment = os.environ | {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
+    command = [sys.executable, "-c", _COUNT_STREAM, str(growing.path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.stdout.strip() == str(growing.count), ended.stderr
+    assert begun.is_dir()

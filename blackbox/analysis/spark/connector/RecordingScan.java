@@ -1,6 +1,7 @@
 package blackbox;
 
 import java.io.IOException;
+import java.net.SocketTimeoutException;
 import java.util.Arrays;
 import java.util.OptionalLong;
 
@@ -24,6 +25,9 @@ import org.apache.spark.util.SerializableConfiguration;
 
 /** One scan of recordings in the state at the time of planning. */
 final class RecordingScan implements Scan, Batch, SupportsReportStatistics {
+    /** Most starts of a Python process for a stream. */
+    private static final int STARTS = 12;
+
     private final Options options;
     private final Column[] columns;
     private final Predicate[] pushed;
@@ -67,9 +71,17 @@ final class RecordingScan implements Scan, Batch, SupportsReportStatistics {
         return this;
     }
 
-    /** Delegate to the Python engine, which reads streams. */
+    /** Delegate to the Python engine, which reads streams. Spark gives its process ten seconds to start: try again. */
     public MicroBatchStream toMicroBatchStream(String checkpoint) {
-        return streams.newScanBuilder(given).build().toMicroBatchStream(checkpoint);
+        for (int left = STARTS - 1;; left--) {
+            try {
+                return streams.newScanBuilder(given).build().toMicroBatchStream(checkpoint);
+            } catch (Exception error) {
+                if (left == 0 || !(error.getCause() instanceof SocketTimeoutException)) {
+                    Platform.throwException(error);
+                }
+            }
+        }
     }
 
     public InputPartition[] planInputPartitions() {
