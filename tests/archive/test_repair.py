@@ -186,7 +186,7 @@ def test_messages_that_one_archive_lacks_are_reported_while_another_stays_down()
 
 def test_gaps_are_repaired_once_archives_answer_again(caplog: pytest.LogCaptureFixture) -> None:
     feed = archived_feed()
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait=0.3)
+    subscriber = Subscriber(feed, on_gap="repair")
     seen = listen(subscriber)
     pairs = [Sent(b"A", 2, is_lost) for is_lost in (True, False)]
     with RawPublisher(feed) as publisher:
