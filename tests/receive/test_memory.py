@@ -151,11 +151,11 @@ def test_unused_keys_take_no_memory() -> None:
 CALLBACKS = """
 import gc
 from numba.core.dispatcher import Dispatcher
-subscriber = Subscriber(feed, workers=1)
+subscriber, kept = Subscriber(feed, workers=1), []
 subscriber.book(b"A.")
 @subscriber.on_batch(b"", independent=True)
 def batches(batch):
-    batch.indices("P"), batch.records("P"), batch.payloads()
+    kept[:] = batch, batch.indices("P"), batch.records("P"), batch.payloads()
 @subscriber.on_batch(b"A.")
 def some(batch):
     batch.indices("P"), batch.payloads()
@@ -174,10 +174,11 @@ trade["message_type"] = b"P"
 with Publisher(feed, when_full="wait") as publisher:
     subscriber.start(timeout=200)
     before = compiled()
-    for number in range(100):
-        publisher.publish(b"AB"[number % 2 :][:1] + b".P", trade.tobytes())
-    publisher.flush()
-    wait_until(lambda: subscriber.statistics().delivery.delivered == 300, what="300 deliveries")
+    for count in 150, 300:  # then a later burst frees a kept one
+        for number in range(50):
+            publisher.publish(b"AB"[number % 2 :][:1] + b".P", trade.tobytes())
+        publisher.flush()
+        wait_until(lambda: subscriber.statistics().delivery.delivered == count, what=f"{count} deliveries")
     after = compiled()
 subscriber.run(until_end=True)
 say(sorted(name for name in after if after[name] != before.get(name, 0)))

@@ -107,6 +107,7 @@ class Worker:
         init_messages(slot, 2)
         try:
             warm_up(collect, 0)
+            warm_up(close_messages, 0, 0)  # for bursts that callbacks keep
             warm_up_python_callbacks()
             self._enter(WorkerLife.RUNNING)
             socket.send(b"")  # from here on the slice thread can reach this worker
