@@ -9,12 +9,16 @@ from datetime import timedelta
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from blackbox.errors import ConfigError
 
 LONGEST_S: Final = 3_155_760_000.0
 """Longest duration accepted as an argument, in seconds: 100 years."""
+
+
+Duration = float | timedelta
+"""A number of seconds, or a `timedelta`."""
 
 
 def check_integers(*settings: tuple[str, object, int, int]) -> None:
@@ -44,6 +48,25 @@ def duration_ns(name: str, value: object, least_s: float, most_s: float = LONGES
     if not round(least_s * 1e9) <= found <= round(most_s * 1e9):
         raise ValueError(f"{name} was {value!r}, {expected}")
     return found
+
+
+@overload
+def seconds(name: str, value: Duration) -> float: ...
+
+
+@overload
+def seconds(name: str, value: Duration | None) -> float | None: ...
+
+
+def seconds(name: str, value: object) -> float | None:
+    """Return a duration in seconds, None as it is. Raises TypeError for anything but a number or a `timedelta`."""
+    if value is None or isinstance(value, float):
+        return value
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} was {value!r:.80}, expected seconds, as a number or a timedelta")
+    return float(value)
 
 
 def as_bytes(name: str, value: object) -> bytes:

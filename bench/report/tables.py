@@ -24,7 +24,7 @@ from p99 upwards."""
 _COSTS: Final = {
     "publisher_cpu_s": "publisher and any server, CPU s",
     "subscriber_cpu_s": "subscriber, CPU s",
-    "wire_bytes": "bytes on the wire (loopback, with TCP and IP headers, or ZMTP alone)",
+    "wire_bytes": "bytes on the wire, with headers",
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.arguments import as_bytes, check_function
+from blackbox.arguments import Duration, as_bytes, check_function, seconds
 from blackbox.block.columns.user_columns import columns_of, parts_of
 from blackbox.block.form.encode import NO_VALUE, Rows
 from blackbox.block.form.rows import PayloadColumns, as_rows, as_topic_index
@@ -342,7 +342,7 @@ class Publisher:
     def wait_for_subscribers(
         self,
         prefix: str | bytes = b"",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         count: int = 1,
         *,
         symbols: Iterable[str | bytes] | None = None,
@@ -353,6 +353,7 @@ class Publisher:
         three seconds, and raises NoSubscriberError after `timeout` seconds (None: no limit). Both name the slice with
         too few subscribers. Slices with only multicast lines are not waited for: their subscribers are unknown.
         """
+        timeout = seconds("timeout", timeout)
         began = time.monotonic()
         deadline, warn_at = math.inf if timeout is None else began + timeout, began + _WARN_S
         starts = TopicChoice.of(self.feed, prefix, symbols).starts
@@ -376,16 +377,17 @@ class Publisher:
                         log.warning("%s: waiting: %d subscribers to %r, expected %d%s", here, found, start, count, hint)
                     subscriptions.changed.wait(min(0.5, max(0.0, deadline - time.monotonic())))
 
-    def flush(self, timeout: float = 60.0) -> None:
+    def flush(self, timeout: Duration = 60.0) -> None:
         """Wait until all messages published before the call were handed to ZeroMQ.
 
         Raises PublisherError after `timeout` seconds if a subscriber is too slow (`when_full="wait"`).
         """
+        timeout = seconds("timeout", timeout)
         deadline = time.monotonic() + timeout
         for each in self._running():
             each.flush(deadline)
 
-    def wait_recorded(self, timeout: float = 10.0, by: int = 1) -> None:
+    def wait_recorded(self, timeout: Duration = 10.0, by: int = 1) -> None:
         """Wait until `by` recorders have recorded everything published before this call.
 
         The messages are then in the page cache of the recorders' hosts and survive a kill of the recorders. Messages
@@ -395,13 +397,15 @@ class Publisher:
         lists the position of each recorder. A further call waits for the same messages, except those published before
         any recorder was connected: these are reported once and given up.
         """
+        timeout = seconds("timeout", timeout)
         self._wait_acknowledged("recorded", timeout, by)
 
-    def wait_synced(self, timeout: float = 10.0, by: int = 1) -> None:
+    def wait_synced(self, timeout: Duration = 10.0, by: int = 1) -> None:
         """Wait as `wait_recorded`, until the messages are on the disks of `by` recorders and survive a power cut.
 
         A recorder syncs as its `fsync` says: "interval" once a second, so this takes that long; "never" does not count.
         """
+        timeout = seconds("timeout", timeout)
         self._wait_acknowledged("synced", timeout, by)
 
     def _wait_acknowledged(self, what: What, timeout: float, by: int) -> None:
@@ -414,13 +418,14 @@ class Publisher:
         for each, sent in zip(slices, asked, strict=True):
             each.wait_acknowledged(what, by, sent, timeout, deadline)
 
-    def new_epoch(self, timeout: float = 60.0) -> None:
+    def new_epoch(self, timeout: Duration = 60.0) -> None:
         """Begin a new epoch: from now on time goes back, and subscribers get `on_reset`.
 
         Sequences start again without a gap. Waits for subscribers to have room for the notice: at most a second per
         slice, or until the timeout with `when_full="wait"`; a subscriber still without room reports a gap. Waits
         another second for confirmations. Raises as `flush`, and for a twin; slices may then be in different epochs.
         """
+        timeout = seconds("timeout", timeout)
         self._running()
         refuse(self._twin, "a new epoch was begun")
         with self._epoch_lock:
@@ -441,7 +446,7 @@ class Publisher:
         """Return a snapshot of the counters."""
         return statistics_of([each.sender for each in self._slices])
 
-    def close(self, timeout: float = 30.0, *, says_end: bool | None = None) -> None:
+    def close(self, timeout: Duration = 30.0, *, says_end: bool | None = None) -> None:
         """Send what was published, announce the end to subscribers, and stop; after `timeout` seconds discard the rest.
 
         With `says_end` False, the default of a twin, subscribers and the outbox see the same as after a kill; another
@@ -450,6 +455,7 @@ class Publisher:
         Discarded messages are logged and counted. Closing twice does nothing. Raises JournalError if the outbox may
         lack sent messages. Not for signal handlers, as they may interrupt `publish`: raise an exception there.
         """
+        timeout = seconds("timeout", timeout)
         if self._pid != os.getpid():
             return  # a publisher inherited by fork belongs to the parent process
         with self._guard:

@@ -10,6 +10,7 @@ from operator import length_hint
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+from blackbox.arguments import Duration, seconds
 from blackbox.block.batch.batch import Batch
 from blackbox.block.position import Position
 from blackbox.errors import SubscriberError
@@ -116,12 +117,13 @@ class Stream:
         with self._queue.changed:
             self._reader = _Reader.now()
 
-    def get(self, timeout: float | None = None) -> Any:
+    def get(self, timeout: Duration | None = None) -> Any:
         """Return the next message or batch.
 
         Raises TimeoutError if none arrives within `timeout` seconds (None: no limit); SubscriberError or the
         subscriber's error after the end of the stream.
         """
+        timeout = seconds("timeout", timeout)
         item = next(self._current, _NOTHING)
         if item is not _NOTHING:
             return item

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 import msgspec
 import zmq
 
+from blackbox.arguments import Duration, seconds
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, ControlError, EndpointError
 from blackbox.feed.endpoint import check_endpoint
@@ -164,7 +165,7 @@ class ControlSocket:
                 controls.stop()
 
 
-def ask(endpoint: str, request: Request, timeout: float = 2.0, feed: Feed | None = None) -> ReplayStatus:
+def ask(endpoint: str, request: Request, timeout: Duration = 2.0, feed: Feed | None = None) -> ReplayStatus:
     """Send a request to a replay's control socket. Return the status after it.
 
     `feed`: the replayed feed. Its `[security]` has the keys for the connection.
@@ -174,6 +175,7 @@ def ask(endpoint: str, request: Request, timeout: float = 2.0, feed: Feed | None
         EndpointError: it cannot be connected.
         ControlError: the replay rejected the request, or did not answer within `timeout` seconds.
     """
+    timeout = seconds("timeout", timeout)
     _check(endpoint)
     keys = None if feed is None else keys_of_line(feed, 0, endpoint)
     with ExitStack() as stack:

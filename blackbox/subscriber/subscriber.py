@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from blackbox.archive.serve.protocol import Snapshot
-from blackbox.arguments import check_integers
+from blackbox.arguments import Duration, check_integers, seconds
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.symbol_choice import TopicChoice
@@ -160,7 +160,7 @@ class Subscriber(Registration):
 
     def start(
         self,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         *,
         since: Time | Positions | None = None,
         back: int | None = None,
@@ -191,6 +191,7 @@ class Subscriber(Registration):
         start). Ctrl-C ends the wait with KeyboardInterrupt, and everything is closed. Raises NotConfirmedError naming
         the slices without a publisher, EndpointError if a slice cannot connect.
         """
+        timeout = seconds("timeout", timeout)
         beginning = Beginning(since, back, snapshot)
         self._begin_live()
         self._share.check_new()  # before tables and books are emptied
@@ -232,7 +233,7 @@ class Subscriber(Registration):
         return begin
 
     @contextmanager
-    def checkpoint(self, timeout: float = 10.0) -> Iterator[dict[int, Any]]:
+    def checkpoint(self, timeout: Duration = 10.0) -> Iterator[dict[int, Any]]:
         """In a `with` block: pause all callbacks, and yield by slice the (epoch, sequence) of the next message.
 
         All callbacks have then had every message before these positions, and none after. Save your own state in the
@@ -253,6 +254,7 @@ class Subscriber(Registration):
         of another. It also does while a slice has no position: nothing has arrived yet, a snapshot is incomplete, new
         callbacks are not confirmed (see `wait_confirmed`), or it ended before that heartbeat.
         """
+        timeout = seconds("timeout", timeout)
         with self._share.checkpoint(timeout, by_reader=True) as positions:
             yield positions
             if self._consumer is not None:
@@ -263,11 +265,12 @@ class Subscriber(Registration):
         if self._consumer is not None and self.state is SubscriberLife.ENDED:
             self._consumer.end(self._share.checkpoint)
 
-    def wait_live(self, timeout: float = 60.0) -> None:
+    def wait_live(self, timeout: Duration = 60.0) -> None:
         """Wait until all slices have switched to live messages: see `start`.
 
         Raises the error that ended the subscriber meanwhile; TimeoutError.
         """
+        timeout = seconds("timeout", timeout)
         wait_live(self._supervisor, timeout)
 
     def _begin_live(self) -> None:
@@ -313,7 +316,7 @@ class Subscriber(Registration):
 
     def wait_confirmed(
         self,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         prefix: str | bytes = b"",
         *,
         symbols: Iterable[str | bytes] | None = None,
@@ -322,10 +325,11 @@ class Subscriber(Registration):
 
         With a `prefix` or `symbols`, only those of slices that may hold such topics. Raises as `start`.
         """
+        timeout = seconds("timeout", timeout)
         self._share.wait_confirmed(timeout, TopicChoice.of(self.feed, prefix, symbols))
 
     def run(
-        self, *, until_end: bool = False, timeout: float | None = None, silence_timeout: float | None = None
+        self, *, until_end: bool = False, timeout: Duration | None = None, silence_timeout: Duration | None = None
     ) -> None:
         """Start (unless running), wait, stop. In the main thread signals stop it; a second one terminates.
 
@@ -339,6 +343,8 @@ class Subscriber(Registration):
         SubscriberError if one of these ended it; SubscriberError if there are no callbacks. `timeout` is that of
         `start`.
         """
+        timeout = seconds("timeout", timeout)
+        silence_timeout = seconds("silence_timeout", silence_timeout)
         self._begin_live()
         if not self.callbacks and self.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
             raise SubscriberError('run was called without callbacks, add one: @subscriber.on(b"") receives all topics')
@@ -351,23 +357,25 @@ class Subscriber(Registration):
         """Raise SilentPublisherError if an open slice has been silent for `silence_timeout` seconds."""
         self._share.check_silence(silence_timeout)
 
-    def stop(self, timeout: float = 30.0) -> None:
+    def stop(self, timeout: Duration = 30.0) -> None:
         """Deliver everything received until now, then end. See `terminate` to end at once. Does not wait in a callback.
 
         Also stops a running replay, as its controls do. Raises what `run` raises; SubscriberError if callbacks take
         longer than `timeout` seconds (it then terminates).
         """
+        timeout = seconds("timeout", timeout)
         if not self._replays.stop():
             try:
                 self._share.stop(timeout)
             finally:
                 self._leave()
 
-    def terminate(self, timeout: float = 5.0) -> None:
+    def terminate(self, timeout: Duration = 5.0) -> None:
         """End now: a running callback is finished, queued messages are lost. See `stop` to lose nothing.
 
         A callback that does not return in `timeout` seconds is abandoned in its daemon thread, and an error is logged.
         """
+        timeout = seconds("timeout", timeout)
         if not self._replays.stop():
             self._share.terminate(timeout)
             self._leave()

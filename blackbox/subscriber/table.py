@@ -16,7 +16,7 @@ import numpy
 from blackbox.archive.data_frames import Frames
 from blackbox.archive.read.filter import Selection
 from blackbox.archive.serve.newest import Entry, NewestRows
-from blackbox.arguments import as_bytes, check_function
+from blackbox.arguments import Duration, as_bytes, check_function, seconds
 from blackbox.block.batch.batch import Batch
 from blackbox.block.batch.first_rows import Row, first_rows
 from blackbox.block.batch.received_block import BatchFeed, ReceivedBlock
@@ -48,9 +48,9 @@ class Puts(Protocol):
         id: bytes | None,  # noqa: A002
         *,
         ts_event: int | None,
-        timeout: float,
+        timeout: Duration,
         if_at: Place | None,
-        ttl: float | None,
+        ttl: Duration | None,
     ) -> Place:
         """Put a message; see `HubClient.put`."""
 
@@ -144,8 +144,9 @@ class Table(Frames, Mapping[bytes, bytes]):
         """True if the image is complete. From then on the table is as of `at`."""
         return self._progress.synced.is_set()
 
-    def wait_synced(self, timeout: float | None = None) -> bool:
+    def wait_synced(self, timeout: Duration | None = None) -> bool:
         """Wait until the image is complete. Return False at the timeout. Raises SubscriberError if it has ended."""
+        timeout = seconds("timeout", timeout)
         return self._progress.wait(self._progress.synced.is_set, timeout)
 
     @property
@@ -154,7 +155,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         with self._changed:
             return dict(self._progress.at)
 
-    def wait(self, until: Place | At, timeout: float = 10.0) -> bool:
+    def wait(self, until: Place | At, timeout: Duration = 10.0) -> bool:
         """Wait until the table is synced and has a message, or has reached another table's `at`. Return False if late.
 
         For a table of some keys of a slice this may take until the next heartbeat, which shows that nothing is missing.
@@ -166,6 +167,7 @@ class Table(Frames, Mapping[bytes, bytes]):
 
         Raises as `wait_synced`, and in a callback as `Subscriber.checkpoint`.
         """
+        timeout = seconds("timeout", timeout)
         end, place = time.monotonic() + timeout, until if isinstance(until, Place) else None
         at = {until.slice_id: Position(until.epoch, until.sequence + 1)} if isinstance(until, Place) else until
         if not self._progress.wait(lambda: self._progress.has(at), timeout):
@@ -203,9 +205,9 @@ class Table(Frames, Mapping[bytes, bytes]):
         *,
         id: bytes | None = None,  # noqa: A002
         if_at: Place | None = None,
-        ttl: float | None = None,
+        ttl: Duration | None = None,
         ts_event: int | None = None,
-        timeout: float = 10.0,
+        timeout: Duration = 10.0,
     ) -> Place:
         """Put a value through the hub and return its place. The table has it soon after: see `wait`.
 
@@ -223,7 +225,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         *,
         id: bytes | None = None,  # noqa: A002
         if_at: Place | None = None,
-        timeout: float = 10.0,
+        timeout: Duration = 10.0,
     ) -> Place:
         """Remove a topic through the hub by a message without a value, as `put`. Return its place."""
         return self._put(topic, None, id, if_at, None, None, timeout)
@@ -234,9 +236,9 @@ class Table(Frames, Mapping[bytes, bytes]):
         payload: bytes | None,
         put_id: bytes | None,
         if_at: Place | None,
-        ttl: float | None,
+        ttl: Duration | None,
         ts_event: int | None,
-        timeout: float,
+        timeout: Duration,
     ) -> Place:
         if self._client is None:
             raise ConfigError(f"table {self.prefix!r} had no client, expected one: table(prefix, client=client)")

@@ -23,7 +23,7 @@ SETS: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
     "record": (Recorder, Recorder.start, Recorder.run, Retention),
     "publish": (Publisher, Publisher.wait_for_subscribers),
     "relay": (Relay,),
-    "replay": (Replay, Publisher.wait_for_subscribers),
+    "replay": (Replay, Publisher, Publisher.wait_for_subscribers),
     "put": (HubClient, HubClient.put),
     "get": (HubClient, HubClient.get),
     "compact": (compact,),
@@ -33,9 +33,9 @@ SETS: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
 """The API functions that a command's options set. Other commands set no arguments with defaults."""
 ALIASES: Final = {("subscribe", "on_slow"): "action", ("subscribe", "positions"): ""}
 """Options that set an argument of another name, or no single argument."""
-DIFFER: Final = {"subscribe": {"on_slow"}, "publish": {"when_full"}}
-"""The only defaults that differ. A program ends with a status where a library raises. Publishing a file must lose
-nothing, while a live publisher must not wait for a slow subscriber."""
+DIFFER: Final = {"subscribe": {"on_slow"}, "publish": {"when_full"}, "replay": {"when_full"}}
+"""The only defaults that differ. A program ends with a status where a library raises. Publishing recorded messages must
+lose nothing, while a live publisher must not wait for a slow subscriber."""
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:

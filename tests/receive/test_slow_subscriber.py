@@ -313,6 +313,35 @@ def test_a_notebook_cell_that_holds_the_gil_ends_only_the_subscriber() -> None:
     assert output.rstrip().endswith("alive")
 
 
+def test_a_suspended_process_ends_only_its_subscriber() -> None:
+    """As when a laptop's lid is closed: a message waits for longer than `max_lag`."""
+    feed = one_slice()
+    code = """
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=0.2, start_grace=0))
+        stream = subscriber.stream(b"")
+        subscriber.start()
+        say("started")
+        try:
+            while True:
+                stream.get(timeout=200)
+        except SlowSubscriberError as error:
+            say(str(error))
+        say("alive")
+    """
+    with RawPublisher(feed) as publisher, Script(code, feed) as script:
+        script.expect("started")
+        script.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, script.process.pid, os.WSTOPPED | os.WNOWAIT)
+        sent_at = time.monotonic()
+        publisher.send(publisher.encode([(b"T", b"1")]))
+        wait_until(lambda: time.monotonic() > sent_at + 0.5)
+        script.process.send_signal(signal.SIGCONT)
+        status, output, _ = script.finish()
+    assert status == 0
+    assert "policy raise" in output
+    assert output.rstrip().endswith("alive")
+
+
 def test_the_policy_does_not_act_in_the_first_seconds_and_while_the_process_compiles() -> None:
     feed, got = one_slice(), Collector()
     subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=3_600))

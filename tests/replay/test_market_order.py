@@ -324,7 +324,7 @@ def test_a_python_callback_cannot_be_added_later_to_compiled_ones(tmp_path: Path
 
     subscriber.replay(Replay(recording, controls=Adding(1e9, clock=ManualClock(automatic=True))))
     assert refused
-    assert "expected a compiled callback" in refused[0]
+    assert "add it before the replay" in refused[0]
 
 
 def test_batches_that_are_kept_keep_their_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

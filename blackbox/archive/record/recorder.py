@@ -17,6 +17,7 @@ from blackbox.archive.record.journals import Journals, JournalsLife
 from blackbox.archive.record.resumption import other_archives, resumption
 from blackbox.archive.record.settings import JournalKeywords, JournalSettings
 from blackbox.archive.serve.server import ArchiveStatistics
+from blackbox.arguments import Duration, seconds
 from blackbox.block.batch.block_handler import BlockHandlerAt
 from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, JournalError, SubscriberError
@@ -129,13 +130,14 @@ class Recorder:
         self._guard = threading.RLock()
         self._has_reported = False
 
-    def start(self, timeout: float | None = None) -> Self:
+    def start(self, timeout: Duration | None = None) -> Self:
         """Start, and return when every publisher has confirmed. All messages sent after that are received.
 
         Waits without limit unless `timeout` seconds are given, and logs the slices that it waits for. Raises
         JournalError naming file and reason if the recording cannot be opened or another recorder owns it, and as
         `Subscriber.start`.
         """
+        timeout = seconds("timeout", timeout)
         self._open()
         try:
             self._start(timeout)
@@ -146,21 +148,24 @@ class Recorder:
         return self
 
     def run(
-        self, *, until_end: bool = False, timeout: float | None = None, silence_timeout: float | None = None
+        self, *, until_end: bool = False, timeout: Duration | None = None, silence_timeout: Duration | None = None
     ) -> None:
         """Start (unless running), record, close. In the main thread SIGINT, SIGTERM and SIGHUP end it without loss.
 
         With `until_end` it also ends when every publisher has closed; `silence_timeout` as in `Subscriber.run`. Raises
         JournalError with the number of lost messages if recording failed, and as `Subscriber.run`.
         """
+        timeout = seconds("timeout", timeout)
+        silence_timeout = seconds("silence_timeout", silence_timeout)
         if self.state is SubscriberLife.NEW:
             self._open()
         self._end_with(
             lambda: run(self._share, self._start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
         )
 
-    def stop(self, timeout: float = 30.0) -> None:
+    def stop(self, timeout: Duration = 30.0) -> None:
         """Record everything received so far, then end. Every call raises the errors of `run`."""
+        timeout = seconds("timeout", timeout)
         self._end_with(lambda: self._share.stop(timeout))
 
     @property

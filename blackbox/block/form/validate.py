@@ -94,7 +94,7 @@ FAULT_TEXT = {
     Fault.KEY_RULE: "key_bytes or channels of a block were not those of the feed",
     Fault.NUMBERS: "epoch or a time was out of range, or not key_sequence <= previous <= sequence",
     Fault.SEQUENCES: "sequence numbers were not ascending from the header's on",
-    Fault.VALIDITY: "a message without a value had a payload, or the validity had bits behind the last message",
+    Fault.VALIDITY: "a message without a value had a payload, or the validity had bits after the last message",
     Fault.SAME: "the rows of a message with several topics did not agree on its first row",
     Fault.EPOCH: "the publisher's run began in the future: one of the two clocks is wrong",
 }

@@ -130,7 +130,7 @@ def relay(
             when_full=when_full.value,
             slow_peer=slow_peer.value,
             max_peer_age=max_peer_age,
-            hold_s=hold,
+            hold=hold,
             images=images,
         )
         with monitored(metrics, running), running:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _REPORT_S: Final = 1.0
 _NAMES: Final = 65_536
-"""Topics whose names are kept."""
+"""Number of topics to keep the names of."""
 _TOP: Final = 10
 """Symbols shown by name in a line of rates."""
 

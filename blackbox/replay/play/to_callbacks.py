@@ -92,8 +92,8 @@ class CallbackPlayer:
         """
         if self._plays_apart and any(callback.kind != "compiled" for callback in callbacks):
             raise SubscriberError(
-                "a Python callback was added while slices were played in parallel to compiled callbacks, expected a "
-                "compiled callback, or one added before the replay"
+                "a Python callback was added while slices were played in parallel to compiled callbacks: add it before "
+                "the replay, or compile it"
             )
         for callback in self._callbacks:
             if callback not in callbacks:

@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from blackbox.arguments import all_as_bytes
+from blackbox.arguments import Duration, all_as_bytes, seconds
 from blackbox.block.batch.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.block.position import Position
@@ -87,11 +87,12 @@ class Carrier(ABC):
         self._subscriber._on_batch_of(self._topics, self._add)  # one call per block keeps the order
         self._subscriber.on_gap(common_prefix(covering(prefix)), symbols=symbols)(self._add_gap)  # each gap once
 
-    def start(self, timeout: float | None = None) -> Self:
+    def start(self, timeout: Duration | None = None) -> Self:
         """Continue at the last position, once the other system and publishers are reachable.
 
         Raises BridgeError if the other system refuses, or is unreachable for `timeout` seconds; as `Subscriber.start`.
         """
+        timeout = seconds("timeout", timeout)
         until = math.inf if timeout is None else time.monotonic() + timeout
 
         def give_up(error: Away) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy
 import zmq
 
+from blackbox.arguments import Duration, seconds
 from blackbox.block.batch.batch import Batch
 from blackbox.block.batch.received_block import BatchFeed, ReceivedBlock
 from blackbox.block.form.block import Block
@@ -119,11 +120,12 @@ class Tap:
         self._is_over = True
         join(self._thread)
 
-    def wait_confirmed(self, timeout: float | None = None) -> None:
+    def wait_confirmed(self, timeout: Duration | None = None) -> None:
         """Wait until every slice has confirmed the filters.
 
         Raises NotConfirmedError after `timeout` seconds, RightsError if a topic is refused.
         """
+        timeout = seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
         while missing := [each for each in self._slices if not each.is_confirmed]:
             self._check()
@@ -133,8 +135,9 @@ class Tap:
             with self._changed:
                 self._changed.wait(step_of(left))
 
-    def read(self, timeout: float = 0.2) -> list[Batch]:
+    def read(self, timeout: Duration = 0.2) -> list[Batch]:
         """Return the batches that have come; wait up to `timeout` seconds for the first. Raises as `wait_confirmed`."""
+        timeout = seconds("timeout", timeout)
         with self._changed:
             self._changed.wait_for(lambda: self._batches or self._error is not None, timeout)
             found = list(self._batches)

@@ -10,6 +10,7 @@ from typing import Final, Self
 import msgspec
 import numpy
 
+from blackbox.arguments import Duration
 from blackbox.block.batch.batch import Batch
 from blackbox.feed.feed import Feed
 from blackbox.receive.slow_subscriber import SlowPolicy
@@ -96,7 +97,7 @@ class Tracer:
         for prefix in prefixes:
             self._subscriber.on_batch(prefix, symbols=symbols)(_leave)
 
-    def start(self, timeout: float | None = None) -> None:
+    def start(self, timeout: Duration | None = None) -> None:
         """Wait until the publishers have confirmed. Raises as `Subscriber.start`."""
         self._subscriber.start(timeout)
 

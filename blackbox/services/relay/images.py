@@ -42,7 +42,7 @@ class RelayImages:
     """
 
     def __init__(self, upstream: Feed, downstream: Feed, directory: str | os.PathLike[str]) -> None:
-        """Raises ConfigError if the feed below has no archive of its own."""
+        """Raises ConfigError if the feed below has no archive, or that of the feed above."""
         if not downstream.archives or downstream.archives[0] in upstream.archives:
             raise ConfigError(
                 f"archives of feed {downstream.name!r} below the relay were {list(downstream.archives)}, expected "
@@ -126,7 +126,7 @@ class RelayImages:
                 self.error.__cause__ = error
 
     def _images_above(self) -> dict[int, SliceImage]:
-        """Return images that are not older than what is recorded, by slice; none without archives above."""
+        """Return images by slice, at least as new as what is recorded; none without archives above."""
         if not self._upstream.archives:
             return {}
         first, found = self._recorder._first_positions(), dict[int, SliceImage]()

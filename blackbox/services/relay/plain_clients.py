@@ -12,7 +12,7 @@ import msgspec
 import numpy
 import zmq
 
-from blackbox.arguments import check_integers
+from blackbox.arguments import Duration, check_integers
 from blackbox.errors import BlackBoxError, ConfigError, RelayError
 from blackbox.feed.endpoint import check_bind, check_endpoint, transport_of
 from blackbox.feed.feed import Feed, check_is_feed
@@ -100,7 +100,7 @@ class PlainRelay:
         self._what = f"plain relay of feed {upstream.name!r}"
         self._thread = threading.Thread(target=self._run, name="blackbox-plain", daemon=True)
 
-    def start(self, timeout: float | None = None) -> Self:
+    def start(self, timeout: Duration | None = None) -> Self:
         """Bind the endpoint, and return when every publisher has confirmed the subscription.
 
         Messages are forwarded at once. Raises EndpointError naming an endpoint that cannot be bound, else the same

@@ -14,6 +14,7 @@ from typing import Literal, Self
 import msgspec
 
 from blackbox.archive.serve.server import ArchiveStatistics
+from blackbox.arguments import Duration, duration_ns
 from blackbox.errors import ConfigError, RelayError
 from blackbox.feed.endpoint import SHARED_MEMORY, transport_of
 from blackbox.feed.feed import Feed, check_is_feed
@@ -139,7 +140,7 @@ class Relay:
 
     `when_full`, `hwm_blocks`, `slow_peer` and `max_peer_age` are as in `Publisher`: "drop" a block for a subscriber
     that does not keep up, or "wait" for it, which delays the source. A filter without subscribers stays active above
-    for `hold_s` seconds. `name` is sent to peers below.
+    for the time `hold`. `name` is sent to peers below.
 
     With `images`, a directory, the relay takes the whole feed and serves the newest message of each topic at the first
     of `downstream.archives`, so that subscribers below start with `snapshot="latest"` without the source's archive.
@@ -158,12 +159,11 @@ class Relay:
         hwm_blocks: int | None = None,
         slow_peer: Literal["keep", "disconnect"] = "keep",
         max_peer_age: float | timedelta | None = None,
-        hold_s: float = 0.0,
+        hold: Duration = 0.0,
         images: str | os.PathLike[str] | None = None,
     ) -> None:
         policy = QueuePolicy.of(when_full, hwm_blocks, slow_peer, max_peer_age)
-        if hold_s < 0:
-            raise ValueError(f"hold_s was {hold_s}, expected 0 or more")
+        hold_s = duration_ns("hold", hold, 0.0) / 1e9
         for feed in (upstream, downstream, *spares):
             check_is_feed(feed)
         for feed in (upstream, *spares):

@@ -252,7 +252,7 @@ final class Block {
             return "sequence numbers were not ascending from the header's on";
         }
         if (nulls && !isValidity()) {
-            return "a message without a value had a payload, or the validity had bits behind the last message";
+            return "a message without a value had a payload, or the validity had bits after the last message";
         }
         if (grouped && !isSame()) {
             return "the rows of a message with several topics did not agree on its first row";

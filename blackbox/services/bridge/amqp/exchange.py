@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Final, Self
 
+from blackbox.arguments import Duration, seconds
 from blackbox.block.batch.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.block.position import Position
@@ -77,11 +78,12 @@ class AmqpExchange(Carrier):
         self._lines: dict[int, _Line] = {}
         """Connection of each slice; used by its worker."""
 
-    def start(self, timeout: float | None = None) -> Self:
+    def start(self, timeout: Duration | None = None) -> Self:
         """Start as `Carrier.start`.
 
         With a name, the position to continue from is saved by then, even in case of a kill.
         """
+        timeout = seconds("timeout", timeout)
         super().start(timeout)
         until = math.inf if timeout is None else time.monotonic() + timeout
         while self._keeps:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self, Unpack
 
+from blackbox.arguments import Duration
 from blackbox.block.batch.batch import Message
 from blackbox.block.position import Place
 from blackbox.errors import NotStoredError
@@ -55,7 +56,7 @@ class AsyncHubClient:
         *,
         ts_event: int | None = None,
         if_at: Place | None = None,
-        ttl: float | None = None,
+        ttl: Duration | None = None,
     ) -> Place:
         """As `HubClient.put`. A cancelled put may have been sent."""
         put = self.client._checks.single(topic, payload, id, ts_event, if_at, ttl)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypedDict
 
 import numpy
 
-from blackbox.arguments import check_integers
+from blackbox.arguments import Duration, check_integers, seconds
 from blackbox.block.batch.batch import Message
 from blackbox.block.position import Place
 from blackbox.errors import ConfigError
@@ -104,8 +104,9 @@ class HubClient:
             self._is_started = True
         return self
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: Duration = 10.0) -> None:
         """Wait until the hub has answered all puts, and end. Raises NotStoredError if some have no answer in time."""
+        timeout = seconds("timeout", timeout)
         try:
             if self._is_started:
                 self.flush(timeout)
@@ -139,9 +140,9 @@ class HubClient:
         id: bytes | None = None,  # noqa: A002
         *,
         ts_event: int | None = None,
-        timeout: float = 10.0,
+        timeout: Duration = 10.0,
         if_at: Place | None = None,
-        ttl: float | None = None,
+        ttl: Duration | None = None,
     ) -> Place:
         """Put a message, and return its place once the hub has it. Payload None removes the topic's value.
 
@@ -161,6 +162,7 @@ class HubClient:
         or the payload is too large or no record of the feed's schema; RefusedError, such as ConflictError, if the hub
         refuses it; HubError if the client has ended.
         """
+        timeout = seconds("timeout", timeout)
         until = time.monotonic() + timeout
         put = self._checks.single(topic, payload, id, ts_event, if_at, ttl)
         self._sender.put(put, until)
@@ -175,15 +177,16 @@ class HubClient:
         id: bytes | None = None,  # noqa: A002
         *,
         ts_event: int | None = None,
-        timeout: float = 10.0,
+        timeout: Duration = 10.0,
         if_at: Place | None = None,
-        ttl: float | None = None,
+        ttl: Duration | None = None,
     ) -> Future[Place]:
         """Queue a message, and return at once if there is room. `flush` waits for all queued messages.
 
         The future returns its place, or raises HubError, such as RefusedError. Raises as `put`; NotStoredError if
         there is no room in time.
         """
+        timeout = seconds("timeout", timeout)
         put = self._checks.single(topic, payload, id, ts_event, if_at, ttl)
         self._sender.put_soon(put, timeout)
         return put
@@ -196,10 +199,10 @@ class HubClient:
         ts_event: Any = None,
         offsets: Any = None,
         ids: Sequence[bytes] = (),
-        timeout: float = 60.0,
+        timeout: Duration = 60.0,
         *,
         if_at: Place | Sequence[Place | None] | Places | None = None,
-        ttl: Any = None,
+        ttl: Duration | Any = None,
     ) -> Places:
         """Put n messages in columns, as `Publisher.publish_many`; return their places: `slice`, `epoch`, `sequence`.
 
@@ -222,6 +225,7 @@ class HubClient:
         Raises as `put`; some messages may then be stored, and with `ids` all can be put again. Raises ValueError for a
         column that does not fit.
         """
+        timeout = seconds("timeout", timeout)
         until = time.monotonic() + timeout
         rows = self._checks.rows(topics, topic_index, payloads, offsets).having(ts_event, ids, if_at, ttl)
         futures = list[Future[Stored]]()
@@ -239,19 +243,21 @@ class HubClient:
             raise error_of(rows.topics[rows.topic_index[row]], expected, place, why.split("\n"), places)
         return places
 
-    def flush(self, timeout: float = 60.0) -> None:
+    def flush(self, timeout: Duration = 60.0) -> None:
         """Wait until the hub has answered all puts. Futures of refused puts raise.
 
         Raises NotStoredError after `timeout` seconds; HubError if the client has ended.
         """
+        timeout = seconds("timeout", timeout)
         self._sender.flush(time.monotonic() + timeout)
 
-    def published_count(self, timeout: float = 10.0) -> int:
+    def published_count(self, timeout: Duration = 10.0) -> int:
         """Return the number of puts that the hub has judged, in order, from all processes with this client's name.
 
         A process that restarts after a kill continues with the next put. Call it before the first put.
         Raises NotStoredError, HubError.
         """
+        timeout = seconds("timeout", timeout)
         return self._ask(timeout).last
 
     # Get
@@ -259,7 +265,7 @@ class HubClient:
     def subscribe(
         self,
         prefix: Prefixes | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         *,
         symbols: Iterable[str | bytes] | None = None,
     ) -> None:
@@ -269,6 +275,7 @@ class HubClient:
 
         Raises NotStoredError if the hub does not answer within `timeout` seconds, ConfigError, PositionError.
         """
+        timeout = seconds("timeout", timeout)
         self._durable.subscribe(prefix, symbols, lambda prefix: self._ask(timeout, prefix))
 
     def unsubscribe(self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None) -> None:
@@ -287,7 +294,7 @@ class HubClient:
     def get(
         self,
         prefix: Prefixes | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         *,
         symbols: Iterable[str | bytes] | None = None,
     ) -> Message:
@@ -298,14 +305,16 @@ class HubClient:
         Raises TimeoutError if none arrives in `timeout` seconds (None: no limit), HubError if it is not subscribed to
         or the client has ended, SubscriberError if the subscriber fails: the next call resumes at the last commit.
         """
+        timeout = seconds("timeout", timeout)
         return self._durable.get(prefix, symbols, timeout)
 
-    def commit(self, timeout: float = 10.0) -> None:
+    def commit(self, timeout: Duration = 10.0) -> None:
         """Commit the messages that `get` has returned, of all subscriptions: a crash does not repeat them.
 
         Call it in the thread that gets. Raises PositionError, SubscriberError, TimeoutError, HubError if the client
         is closed.
         """
+        timeout = seconds("timeout", timeout)
         self._durable.commit(timeout)
 
     def _ask(self, timeout: float | None, prefix: bytes | None = None) -> Welcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 import numpy
@@ -49,6 +50,8 @@ def as_ttl_ns(ttl: Any, count: int) -> NDArray[numpy.int64] | None:
     """Return int64[count], ns, from seconds, one value for all or a column; None if not given. Raises ValueError."""
     if ttl is None:
         return None
+    if isinstance(ttl, timedelta):
+        ttl = ttl.total_seconds()
     seconds = numpy.asarray(ttl, float)  # None becomes NaN
     if seconds.shape not in ((), (count,)):
         raise ValueError(f"ttl had shape {seconds.shape}, expected one number, or {count}")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.arguments import all_as_bytes, as_bytes
+from blackbox.arguments import Duration, all_as_bytes, as_bytes, seconds
 from blackbox.block.form.rows import as_integers, as_topic_index
 from blackbox.block.position import Place
 from blackbox.errors import ConfigError, HubError
@@ -116,9 +116,10 @@ class PutChecks:
         put_id: bytes | None,
         ts_event: int | None,
         if_at: Place | None,
-        ttl: float | None,
+        ttl: Duration | None,
     ) -> Put:
         """Return a put. Raises ConfigError, TypeError, ValueError."""
+        ttl = seconds("ttl", ttl)
         more: Sequence[bytes] = ()
         if type(topic) is not bytes or topic not in self._known:
             topic, *more = as_topics(topic)
