@@ -82,6 +82,11 @@ class Script:
         out, errors = self.process.communicate(timeout=timeout)
         return self.process.returncode, out, errors
 
+    def suspend(self) -> None:
+        """SIGSTOP, and wait until all its threads are stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
     def kill(self) -> None:
         """SIGKILL."""
         self.process.kill()

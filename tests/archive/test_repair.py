@@ -357,7 +357,7 @@ def test_repair_after_a_night_of_pause_loses_no_archived_message(tmp_path: Path)
             count += 500
             publisher.flush()
             wait_recorded(recorder, count)
-            os.kill(script.process.pid, signal.SIGSTOP)
+            script.suspend()
             for _ in range(60):  # more than the publisher and the connection can queue
                 publish_numbered(publisher, count, 5_000)
                 count += 5_000

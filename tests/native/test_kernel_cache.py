@@ -6,7 +6,6 @@ import os
 import pwd
 import re
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -251,7 +250,7 @@ def test_a_stopped_compiling_process_does_not_block_others_for_ever(
     lock = tmp_path / "kernel.lock"
     with Script(HOLD.format(path=str(lock))) as holder:
         holder.expect("held")
-        holder.process.send_signal(signal.SIGSTOP)
+        holder.suspend()
         began = time.monotonic()
         with kernel_cache.held_by_one_process(lock):
             assert time.monotonic() - began >= 0.2

@@ -35,7 +35,7 @@ def test_connections_wait_while_the_process_is_stopped() -> None:
     """
     with Script(code, feed) as script, ExitStack() as stack:
         places = [urlsplit(place) for place in script.read().split()]
-        script.process.send_signal(signal.SIGSTOP)
+        script.suspend()
         poller = select.poll()
         crowd = {}
         for where in places:

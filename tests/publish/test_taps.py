@@ -42,7 +42,7 @@ def stopped_tap(feed: Feed, hop: Publisher | Relay) -> Iterator[Script]:
     with Script(TAP, feed) as tap:
         tap.expect("confirmed")
         wait_until(lambda: any(each.is_tap for each in hop.statistics().peers))
-        tap.process.send_signal(signal.SIGSTOP)
+        tap.suspend()
         yield tap
 
 

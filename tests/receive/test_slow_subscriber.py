@@ -330,8 +330,7 @@ def test_a_suspended_process_ends_only_its_subscriber() -> None:
     """
     with RawPublisher(feed) as publisher, Script(code, feed) as script:
         script.expect("started")
-        script.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, script.process.pid, os.WSTOPPED | os.WNOWAIT)
+        script.suspend()
         sent_at = time.monotonic()
         publisher.send(publisher.encode([(b"T", b"1")]))
         wait_until(lambda: time.monotonic() > sent_at + 0.5)

@@ -178,7 +178,7 @@ def test_a_waiting_relay_waits_for_a_stopped_reader_and_not_for_a_killed_one() -
         def stop_it_and_wait() -> None:
             nonlocal published
             waits = relay.statistics().waits
-            stopped.process.send_signal(signal.SIGSTOP)
+            stopped.suspend()
             while relay.statistics().waits == waits:
                 publish_numbers(publisher, published, published + 200)
                 published += 200
@@ -266,7 +266,7 @@ def test_blocks_missed_by_a_stopped_relay_are_a_gap_and_a_killed_one_releases_it
     with Publisher(source, when_full="drop", hwm_blocks=4) as publisher:
         with relay_script(source, below) as relay:
             reader.subscriber.start(PATIENCE_S)
-            relay.process.send_signal(signal.SIGSTOP)
+            relay.suspend()
             for first in range(0, 10_000, 200):
                 publish_numbers(publisher, first, first + 200)
             publisher.flush()
@@ -274,7 +274,7 @@ def test_blocks_missed_by_a_stopped_relay_are_a_gap_and_a_killed_one_releases_it
             wait_until(lambda: len(reader.numbers) + reader.subscriber.statistics().received.gaps == 10_000)
             assert reader.subscriber.statistics().received.gaps > 0
             assert shared_state(publisher).readers == 1
-            relay.process.send_signal(signal.SIGSTOP)
+            relay.suspend()
             publish_numbers(publisher, 0, 1_000)
             relay.kill()
         wait_until(lambda: shared_state(publisher).readers == 0)
@@ -293,7 +293,7 @@ def test_a_stopped_subscriber_below_pins_no_places_of_the_source() -> None:
     ):
         stopped.expect("tcp")
         other.subscriber.start(PATIENCE_S)
-        stopped.process.send_signal(signal.SIGSTOP)
+        stopped.suspend()
         for stop in range(20_000, 420_000, 20_000):
             publish_numbers(publisher, stop - 20_000, stop)
             # The relay drops blocks for a subscriber 2,000 blocks behind: only the stopped one may be.
