@@ -354,8 +354,7 @@ class Publisher:
         too few subscribers. Slices with only multicast lines are not waited for: their subscribers are unknown.
         """
         timeout = seconds("timeout", timeout)
-        began = time.monotonic()
-        deadline, warn_at = math.inf if timeout is None else began + timeout, began + _WARN_S
+        deadline, warn_at = math.inf if timeout is None else time.monotonic() + timeout, time.monotonic() + _WARN_S
         starts = TopicChoice.of(self.feed, prefix, symbols).starts
         wanted = starts_by_slice(self.feed, [each for each in starts if not each[1]] or starts)
         for slice_id, (start, whole) in ((each, start) for each, starts in sorted(wanted.items()) for start in starts):
@@ -382,8 +381,7 @@ class Publisher:
 
         Raises PublisherError after `timeout` seconds if a subscriber is too slow (`when_full="wait"`).
         """
-        timeout = seconds("timeout", timeout)
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + seconds("timeout", timeout)
         for each in self._running():
             each.flush(deadline)
 
@@ -397,25 +395,22 @@ class Publisher:
         lists the position of each recorder. A further call waits for the same messages, except those published before
         any recorder was connected: these are reported once and given up.
         """
-        timeout = seconds("timeout", timeout)
-        self._wait_acknowledged("recorded", timeout, by)
+        self._wait_acknowledged("recorded", seconds("timeout", timeout), by)
 
     def wait_synced(self, timeout: Duration = 10.0, by: int = 1) -> None:
         """Wait as `wait_recorded`, until the messages are on the disks of `by` recorders and survive a power cut.
 
         A recorder syncs as its `fsync` says: "interval" once a second, so this takes that long; "never" does not count.
         """
-        timeout = seconds("timeout", timeout)
-        self._wait_acknowledged("synced", timeout, by)
+        self._wait_acknowledged("synced", seconds("timeout", timeout), by)
 
     def _wait_acknowledged(self, what: What, timeout: float, by: int) -> None:
         if by < 1:
             raise ValueError(f"by was {by}, expected 1 or more")
         deadline = time.monotonic() + timeout
         self.flush(timeout)
-        slices = self._running()
-        asked = [each.ask_recorders() for each in slices]
-        for each, sent in zip(slices, asked, strict=True):
+        asked = [(each, each.ask_recorders()) for each in self._running()]
+        for each, sent in asked:
             each.wait_acknowledged(what, by, sent, timeout, deadline)
 
     def new_epoch(self, timeout: Duration = 60.0) -> None:
@@ -425,11 +420,10 @@ class Publisher:
         slice, or until the timeout with `when_full="wait"`; a subscriber still without room reports a gap. Waits
         another second for confirmations. Raises as `flush`, and for a twin; slices may then be in different epochs.
         """
-        timeout = seconds("timeout", timeout)
         self._running()
         refuse(self._twin, "a new epoch was begun")
         with self._epoch_lock:
-            deadline = time.monotonic() + timeout
+            deadline = time.monotonic() + seconds("timeout", timeout)
             self.epoch += 1
             for each in self._slices:
                 each.flush(deadline, self.epoch)

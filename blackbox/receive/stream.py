@@ -123,11 +123,10 @@ class Stream:
         Raises TimeoutError if none arrives within `timeout` seconds (None: no limit); SubscriberError or the
         subscriber's error after the end of the stream.
         """
-        timeout = seconds("timeout", timeout)
         item = next(self._current, _NOTHING)
         if item is not _NOTHING:
             return item
-        if not self._turn_over(timeout):
+        if not self._turn_over(seconds("timeout", timeout)):
             self._raise_what_ended_it()
             raise SubscriberError(f"stream of {self.prefix!r}: get was called after its end")
         return next(self._current)

@@ -286,6 +286,16 @@ def test_threads_left_behind_do_not_block_the_exit_of_the_interpreter() -> None:
     assert output.rstrip().endswith("alive")
 
 
+READ_UNTIL_SLOW = """
+        try:
+            while True:
+                stream.get(timeout=200)
+        except SlowSubscriberError as error:
+            say(str(error))
+        say("alive")
+"""
+
+
 def test_a_notebook_cell_that_holds_the_gil_ends_only_the_subscriber() -> None:
     """`PyDLL` holds the GIL while `read` waits for a line of the test."""
     feed = one_slice()
@@ -296,14 +306,8 @@ def test_a_notebook_cell_that_holds_the_gil_ends_only_the_subscriber() -> None:
         subscriber.start()
         say("started")
         ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
-        try:
-            while True:
-                stream.get(timeout=200)
-        except SlowSubscriberError as error:
-            say(str(error))
-        say("alive")
     """
-    with RawPublisher(feed) as publisher, Script(code, feed) as script:
+    with RawPublisher(feed) as publisher, Script(code + READ_UNTIL_SLOW, feed) as script:
         script.expect("started")
         late(publisher, b"late")
         script.tell("x")
@@ -321,14 +325,8 @@ def test_a_suspended_process_ends_only_its_subscriber() -> None:
         stream = subscriber.stream(b"")
         subscriber.start()
         say("started")
-        try:
-            while True:
-                stream.get(timeout=200)
-        except SlowSubscriberError as error:
-            say(str(error))
-        say("alive")
     """
-    with RawPublisher(feed) as publisher, Script(code, feed) as script:
+    with RawPublisher(feed) as publisher, Script(code + READ_UNTIL_SLOW, feed) as script:
         script.expect("started")
         script.suspend()
         sent_at = time.monotonic()

@@ -53,7 +53,6 @@ CountOption = Annotated[int, typer.Option("--count", metavar="N", min=0, help="E
 WaitTimeout = Annotated[
     float | None,
     typer.Option(
-        "--timeout",
         metavar="SECONDS",
         min=0,
         help="Time limit of that wait. Default: no limit.",

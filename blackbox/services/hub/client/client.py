@@ -162,8 +162,7 @@ class HubClient:
         or the payload is too large or no record of the feed's schema; RefusedError, such as ConflictError, if the hub
         refuses it; HubError if the client has ended.
         """
-        timeout = seconds("timeout", timeout)
-        until = time.monotonic() + timeout
+        until = time.monotonic() + seconds("timeout", timeout)
         put = self._checks.single(topic, payload, id, ts_event, if_at, ttl)
         self._sender.put(put, until)
         if not is_done_in(put, until - time.monotonic()):
@@ -186,9 +185,8 @@ class HubClient:
         The future returns its place, or raises HubError, such as RefusedError. Raises as `put`; NotStoredError if
         there is no room in time.
         """
-        timeout = seconds("timeout", timeout)
         put = self._checks.single(topic, payload, id, ts_event, if_at, ttl)
-        self._sender.put_soon(put, timeout)
+        self._sender.put_soon(put, seconds("timeout", timeout))
         return put
 
     def put_many(
@@ -225,8 +223,7 @@ class HubClient:
         Raises as `put`; some messages may then be stored, and with `ids` all can be put again. Raises ValueError for a
         column that does not fit.
         """
-        timeout = seconds("timeout", timeout)
-        until = time.monotonic() + timeout
+        until = time.monotonic() + seconds("timeout", timeout)
         rows = self._checks.rows(topics, topic_index, payloads, offsets).having(ts_event, ids, if_at, ttl)
         futures = list[Future[Stored]]()
         for request, future in rows.requests():
@@ -248,8 +245,7 @@ class HubClient:
 
         Raises NotStoredError after `timeout` seconds; HubError if the client has ended.
         """
-        timeout = seconds("timeout", timeout)
-        self._sender.flush(time.monotonic() + timeout)
+        self._sender.flush(time.monotonic() + seconds("timeout", timeout))
 
     def published_count(self, timeout: Duration = 10.0) -> int:
         """Return the number of puts that the hub has judged, in order, from all processes with this client's name.
@@ -257,8 +253,7 @@ class HubClient:
         A process that restarts after a kill continues with the next put. Call it before the first put.
         Raises NotStoredError, HubError.
         """
-        timeout = seconds("timeout", timeout)
-        return self._ask(timeout).last
+        return self._ask(seconds("timeout", timeout)).last
 
     # Get
 
@@ -305,8 +300,7 @@ class HubClient:
         Raises TimeoutError if none arrives in `timeout` seconds (None: no limit), HubError if it is not subscribed to
         or the client has ended, SubscriberError if the subscriber fails: the next call resumes at the last commit.
         """
-        timeout = seconds("timeout", timeout)
-        return self._durable.get(prefix, symbols, timeout)
+        return self._durable.get(prefix, symbols, seconds("timeout", timeout))
 
     def commit(self, timeout: Duration = 10.0) -> None:
         """Commit the messages that `get` has returned, of all subscriptions: a crash does not repeat them.
@@ -314,8 +308,7 @@ class HubClient:
         Call it in the thread that gets. Raises PositionError, SubscriberError, TimeoutError, HubError if the client
         is closed.
         """
-        timeout = seconds("timeout", timeout)
-        self._durable.commit(timeout)
+        self._durable.commit(seconds("timeout", timeout))
 
     def _ask(self, timeout: float | None, prefix: bytes | None = None) -> Welcome:
         answer = self._sender.ask(prefix)
